@@ -1,0 +1,83 @@
+"""asynchooks: monitored training sessions and their hooks for `async`/`await`.
+
+    L6  testing                 fakes: a recording hook, a scripted raw session
+    L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
+    L4  hooks                   one file per purpose
+    L3  _session                MonitoredSession: a reader starts here
+    L2  _connection, _hook_list, _merge, _raw_session, _function_session, _shared_session,
+        _hook, _coordinator, _runner, _or_stop, _step_fn, _recovery
+    L1  _global_step, _gate, _waiters, _timer, _lock
+    L0  _engine, _stop, _errors     the one way to wait, and every exception
+
+Imports point down only. TensorFlow's names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._coordinator import Coordinator
+from ._errors import (
+    FeedError,
+    FetchError,
+    GraphStackError,
+    LateVariableError,
+    PreemptionError,
+    StepFunctionError,
+    StepUnreachableError,
+    StopTraining,
+)
+from ._function_session import FunctionSessionCreator
+from ._global_step import GlobalStep, GlobalStepStatistics
+from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._raw_session import RawSession, SessionCreator
+from ._recovery import Recovery
+from ._session import MonitoredSession
+from ._shared_session import SharedSessionCreator
+from ._step_fn import StepContext
+from ._timer import SecondOrStepTimer
+from .hooks import GlobalStepWaiterHook, StepCounterHook, StopAtStepHook
+
+if TYPE_CHECKING:
+    from .tf import ChiefSessionCreator
+
+_FROM_TF = ("ChiefSessionCreator",)
+
+__all__ = [
+    "ChiefSessionCreator",
+    "Coordinator",
+    "FeedError",
+    "FetchError",
+    "FunctionSessionCreator",
+    "GlobalStep",
+    "GlobalStepStatistics",
+    "GlobalStepWaiterHook",
+    "GraphStackError",
+    "LateVariableError",
+    "MonitoredSession",
+    "PreemptionError",
+    "RawSession",
+    "Recovery",
+    "SecondOrStepTimer",
+    "SessionCreator",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "SharedSessionCreator",
+    "StepContext",
+    "StepCounterHook",
+    "StepFunctionError",
+    "StepUnreachableError",
+    "StopAtStepHook",
+    "StopTraining",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_TF:
+        return getattr(importlib.import_module(".tf", __name__), name)
+    if name == "tf":
+        return importlib.import_module(".tf", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,206 @@
+"""Connection: a session's raw session and coordinator: created, lost, recreated, released.
+
+It runs no step, and calls no hook but after_create_session.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ._coordinator import Coordinator
+from ._engine import STOPPED, Engine, Slot
+from ._errors import is_preemption
+from ._hook_list import HookList
+from ._raw_session import Lease, RawSession
+from ._recovery import Recovery
+from ._stop import Stop
+
+logger = logging.getLogger("asynchooks")
+
+T = TypeVar("T")
+
+
+class Connection:
+    """The raw session of one `MonitoredSession`, which makes it, with what stops it.
+
+    A lost raw session takes its coordinator with it, and a stop that a hook asked for; what the
+    caller asked for stays.
+    """
+
+    def __init__(
+        self, lease: Lease, hooks: HookList, recovery: Recovery, grace_secs: float, stop: Stop
+    ) -> None:
+        self._lease = lease
+        self._hooks = hooks
+        self._recovery = recovery
+        self._grace_secs = grace_secs
+        self.engine: Engine  # the session sets it when it opens
+        self.raw: RawSession | None = None
+        self.coord: Coordinator | None = None
+        self._lost: RawSession | None = None  # what the next raw session replaces
+        self._is_broken = False  # recreating failed for good; the next run tries again
+        self.hook_asked_stop = False
+        self._caller_asked_stop = False
+        # what the session's waits end at: set by the caller and by the present coordinator
+        self.stop = stop
+
+    @property
+    def exposed(self) -> Any:
+        """The raw session as hooks see it, None if there is none."""
+        return None if self.raw is None else self.raw.exposed
+
+    def should_stop(self) -> bool:
+        if self._is_broken or self.hook_asked_stop or self._caller_asked_stop:
+            return True
+        coord = self.coord  # one that holds a preemption is replaced at the next run
+        return coord is not None and coord.should_stop() and not is_preemption(coord.error)
+
+    def request_stop(self, error: BaseException | None) -> None:
+        self._caller_asked_stop = True
+        self.stop.set()
+        if self.coord is not None:
+            self.coord.request_stop(error)
+
+    async def recovering(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make the attempt on a raw session; recreate a lost one and try again, within bounds.
+
+        Raises:
+            Exception: what the attempt raised, if recreating cannot cure it, or did not.
+        """
+        failures = 0
+        while True:
+            try:
+                if self.coord is not None and is_preemption(self.coord.error):
+                    await self._drop()
+                return await attempt()
+            except Exception as error:
+                if not is_preemption(error):
+                    raise
+                failures += 1
+                await self._recover_from(error, failures)
+
+    async def acquire(self) -> None:
+        """Have a raw session; its hooks are not told yet."""
+        if self.raw is None:
+            lost, self._lost = self._lost, None
+            self.raw = await self._lease.acquire(self.engine, self._grace_secs, lost)
+
+    async def create(self) -> RawSession:
+        """Have a raw session with a coordinator, of which all hooks were told."""
+        if self.raw is not None and self.coord is not None:
+            return self.raw
+        try:
+            await self.acquire()
+            raw = self.raw
+            assert raw is not None
+            coord = self.coord = self._lease.new_coordinator()
+            coord.attach(self._on_change, lambda task: self._lease.drive(task, _side_task))
+            if self._caller_asked_stop:
+                coord.request_stop()
+            self._lease.start_threads(raw, coord)
+            await self._lease.drive(
+                self._hooks.after_create_session(raw.exposed, coord), self._hooks.culprit
+            )
+        except BaseException as error:
+            self._is_broken = not is_preemption(error)
+            raise
+        self._is_broken = False
+        return raw
+
+    def judge(self, error: Exception) -> Exception:
+        """The error that leaves a run: the coordinator may know the cause, or a worse one.
+
+        Source: TensorFlow's `_CoordinatedSession.run`.
+        """
+        held = None if self.coord is None else self.coord.error
+        if isinstance(held, Exception) and is_preemption(held) != is_preemption(error):
+            return held
+        return error
+
+    async def end(self, error: BaseException | None) -> BaseException | None:
+        """Stop side tasks and threads, within the grace period; returns what leaves.
+
+        The coordinator's error goes before the one given; a preemption is only logged.
+        """
+        coord = self.coord
+        if coord is None:
+            return error
+        coord.detach()
+        until = self.engine.now() + self._grace_secs
+        if error is None:
+            try:
+                await coord.end(self.engine, until, cancel_tasks=False)
+            except BaseException as cancellation:
+                error = cancellation
+        if not coord.joined:
+            with self.engine.shielded(float("inf")):
+                is_cancelled = not isinstance(error, Exception)
+                await coord.end(self.engine, until, cancel_tasks=is_cancelled)
+        held = coord.error
+        if held is None or held is error:
+            return error
+        if is_preemption(held):
+            logger.error("A preemption was reported while the session ended: %r", held)
+            return error
+        held.__context__ = error
+        return held
+
+    async def release(self) -> None:
+        """Give the raw session back, closed within the grace period."""
+        raw = self.raw or self._lost
+        self.raw = self._lost = self.coord = None
+        with self.engine.shielded(self._grace_secs):
+            await self._lease.release(raw, self.engine, grace_secs=0.0)
+
+    async def _recover_from(self, error: Exception, failures: int) -> None:
+        """Drop the raw session and wait as long as the next attempt should be waited for."""
+        if failures > self._recovery.max_attempts:
+            self._is_broken = True
+            error.add_note(f"recreating the session was given up after {failures - 1} attempts")
+            raise error
+        pause = self._recovery.pause_before(failures)
+        logger.info(
+            "The session was lost (%s: %s); recreating it, attempt %d of %d, in %g s",
+            type(error).__name__, error, failures, self._recovery.max_attempts, pause,
+        )  # fmt: skip
+        await self._drop()
+        if not pause:
+            return
+        slot = Slot(self.engine, "the next attempt to recreate the session")
+        with self.stop.ends(slot):
+            if await self.engine.park(slot, self.engine.now() + pause) is STOPPED:
+                self._is_broken = True
+                raise error
+
+    async def _drop(self) -> None:
+        """Let go of a lost raw session: join its threads and side tasks first.
+
+        Raises:
+            BaseException: the coordinator holds an error that is no preemption.
+        """
+        coord = self.coord
+        if coord is not None:
+            coord.detach()
+            until = self.engine.now() + self._grace_secs
+            await coord.end(self.engine, until, cancel_tasks=False)
+            if coord.error is not None and not is_preemption(coord.error):
+                raise coord.error
+        self._lost = self.raw or self._lost
+        self.raw = self.coord = None
+        self.hook_asked_stop = False
+        if not self._caller_asked_stop:
+            self.stop.clear()
+
+    def _on_change(self, is_set: bool) -> None:
+        """The coordinator was asked to stop, or its stop was cleared; in any thread."""
+        coord = self.coord
+        if is_set and not (coord is not None and is_preemption(coord.error)):
+            self.stop.set()
+        elif not is_set and not self._caller_asked_stop:
+            self.stop.clear()
+
+
+def _side_task() -> str:
+    return "a side task"

@@ -1,0 +1,294 @@
+"""Coordinator: one stop for threads and side tasks; the first error wins.
+
+It decides nothing about sessions: what a session does with a stop stands in `_session.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
+from ._errors import StopTraining, out_of_range_types
+from ._stop import Stop, surrounding_stop
+
+logger = logging.getLogger("asynchooks")
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+SideTask = Callable[..., Awaitable[Any]]
+
+
+class Coordinator:
+    """Stops a set of threads and side tasks together, and holds the first error among them.
+
+    A session makes one for each raw session and gives it to `after_create_session`; you may make
+    one for your own threads. Every method but `start_soon`, `wait_stopped` and `end` works
+    from any thread and without an event loop.
+
+    Args:
+        clean_stop_exception_types: errors that count as a stop without an error when reported;
+            None means TensorFlow's OutOfRangeError. A session's own coordinator has none.
+
+    Source: TensorFlow's `tf.compat.v1.train.Coordinator`; side tasks are ours.
+
+    Example:
+        coord = Coordinator()
+        with coord.stop_on_exception():  # in each thread
+            while not coord.should_stop():
+                work()
+        coord.join(threads)              # raises the first error
+    """
+
+    def __init__(
+        self, clean_stop_exception_types: Iterable[type[BaseException]] | None = None
+    ) -> None:
+        given = clean_stop_exception_types
+        self._clean_types = None if given is None else tuple(given)
+        self._changed = threading.Condition()  # guards all that follows
+        self._error: BaseException | None = None
+        self._threads: set[threading.Thread] = set()
+        self._joined = False
+        # what waits beside this coordinator ends with it; side tasks are born with it
+        self.stop = Stop()
+        self._tasks: list[EngineTask] = []
+        # a session's own additions: who is told of a stop, and how a coroutine of its hooks runs
+        self._on_change: Callable[[bool], None] = _nothing
+        self._drive: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _as_it_is
+
+    def attach(
+        self,
+        on_change: Callable[[bool], None],
+        drive: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
+    ) -> None:
+        """Belong to a session: tell it of each stop set or cleared, run side tasks its way."""
+        self._on_change, self._drive = on_change, drive
+
+    def detach(self) -> None:
+        """The session has moved on: stops of this coordinator concern it no more."""
+        self._on_change = _nothing
+
+    @property
+    def joined(self) -> bool:
+        """Whether `join` has returned or raised."""
+        return self._joined
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error reported, unless it was of a clean type."""
+        return self._error
+
+    def should_stop(self) -> bool:
+        """Whether a stop was requested."""
+        return self.stop.is_set
+
+    def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
+        """Ask everybody to stop; the first error given is kept, also after a stop without one.
+
+        Args:
+            ex: an exception, the tuple of `sys.exc_info()`, or None.
+
+        Raises:
+            BaseException: `ex` itself, after `join`: nobody else would ever see it.
+            TypeError: `ex` is something else.
+        """
+        error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
+        if error is not None and not isinstance(error, BaseException):
+            raise TypeError(
+                f"request_stop got {ex!r}; give an exception, sys.exc_info(), or nothing"
+            )
+        clean_types = out_of_range_types() if self._clean_types is None else self._clean_types
+        if error is not None and isinstance(error, clean_types):
+            error = None
+        with self._changed:
+            if self._joined and error is not None:
+                raise error
+            if error is not None and self._error is None:
+                logger.info("Error reported to Coordinator: %s, %s", type(error).__name__, error)
+                self._error = error
+            elif error is not None and error is not self._error:
+                assert self._error is not None
+                self._error.add_note(f"then, reported to the coordinator too: {error!r}")
+            self.stop.set()
+            self._changed.notify_all()
+        self._on_change(True)
+
+    def clear_stop(self) -> None:
+        """Forget the stop and its error, so that the coordinator can be used again."""
+        with self._changed:
+            self._joined = False
+            self._error = None
+            self.stop.clear()
+        self._on_change(False)
+
+    def raise_requested_exception(self) -> None:
+        """Raise the error that was reported, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def stop_on_exception(self) -> Iterator[None]:
+        """Report what is raised in the block, and swallow it; for threads as for tasks.
+
+        KeyboardInterrupt, SystemExit and cancellation pass through.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.request_stop(error)
+
+    def wait_for_stop(self, timeout: float | None = None) -> bool:
+        """Block this thread until a stop, `timeout` seconds at most; returns whether it came.
+
+        Unlike `wait_stopped`, this is for threads: it would block an event loop.
+        """
+        with self._changed:
+            return self._changed.wait_for(self.should_stop, timeout)
+
+    async def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Suspend until a stop, `timeout` seconds at most; returns whether it came.
+
+        Cancellation safe. Unlike `wait_for_stop`, this is for tasks.
+        """
+        engine = current_engine()
+        slot = Slot(engine, "a stop")
+        until = float("inf") if timeout is None else engine.now() + timeout
+        with self.stop.ends(slot):
+            return await engine.park(slot, until) is STOPPED
+
+    def register_thread(self, thread: threading.Thread) -> None:
+        """Have `join` wait for this thread, too."""
+        with self._changed:
+            self._threads.add(thread)
+
+    def join(
+        self,
+        threads: Iterable[threading.Thread] | None = None,
+        stop_grace_period_secs: float = 120,
+        ignore_live_threads: bool = False,
+    ) -> None:
+        """Block this thread until all threads have ended; after a stop, for the grace period.
+
+        Args:
+            threads: threads to wait for beside the registered ones.
+            stop_grace_period_secs: seconds that they get after the stop, >= 0.
+            ignore_live_threads: whether threads that live on are only logged.
+
+        Raises:
+            BaseException: the error that was reported.
+            RuntimeError: threads live on (names them).
+        """
+        with self._changed:
+            waited = [t for t in self._threads | set(threads or ()) if t.is_alive()]
+        ended = when_ended(waited, self._notify)
+        with self._changed:
+            self._changed.wait_for(lambda: self.should_stop() or ended.is_set())
+        ended.wait(max(0.0, stop_grace_period_secs))
+        self.finish_join(waited)
+        self.raise_requested_exception()
+        stragglers = [t.name for t in waited if t.is_alive()]
+        if stragglers and not ignore_live_threads:
+            raise RuntimeError(
+                f"Coordinator stopped with threads still running: {' '.join(stragglers)} "
+                f"({stop_grace_period_secs} s after the stop; let them look at should_stop())"
+            )
+
+    async def end(self, engine: Engine, until: float, *, cancel_tasks: bool) -> None:
+        """Stop, then wait for all threads and side tasks, on the engine's clock until `until`.
+
+        What `join` is for threads, for a session. Side tasks that live on are cancelled then (at
+        once with `cancel_tasks`) and waited for; threads that live on are logged and left.
+        Cancellation leaves at once; call it again, shielded, to finish.
+        """
+        self.request_stop()
+        for task in self._tasks:
+            if cancel_tasks or not await task.wait(until):
+                task.cancel()
+        for task in self._tasks:
+            await task.wait()
+        self._tasks.clear()
+        with self._changed:
+            waited = [t for t in self._threads if t.is_alive()]
+        if waited and engine.is_virtual:
+            when_ended(waited, _nothing).wait(max(0.0, until - engine.now()))
+        elif waited:
+            slot = Slot(engine, f"the threads {', '.join(t.name for t in waited)}")
+            when_ended(waited, slot.wake)
+            await engine.park(slot, until)
+        self.finish_join(waited)
+
+    def finish_join(self, waited: Iterable[threading.Thread]) -> None:
+        """Take note that the threads were waited for; errors are raised at the reporter now."""
+        with self._changed:
+            self._joined = True
+            self._threads.clear()
+        stragglers = [t.name for t in waited if t.is_alive()]
+        if stragglers:
+            logger.info("Coordinator stopped with threads still running: %s", " ".join(stragglers))
+
+    def start_soon(self, fn: SideTask, *args: Any) -> None:
+        """Start `fn(*args)` as a side task of the session: it never outlives it.
+
+        An error in it is a stop, and leaves the session at its end as itself. At the end of the
+        session it is told (every wait of asynchooks in it raises StopTraining), gets the grace
+        period, and is cancelled then.
+
+        Raises:
+            RuntimeError: the coordinator was joined: the session is over.
+        """
+        if self._joined:
+            raise RuntimeError(
+                f"start_soon({fn!r}) after the coordinator was joined; "
+                "start side tasks while the session is open"
+            )
+        self._tasks.append(current_engine().start(self._supervise, fn, args))
+
+    async def _supervise(self, fn: SideTask, args: tuple[Any, ...]) -> None:
+        """Run a side task; its error goes to the coordinator, never to whoever runs beside it."""
+        surrounding_stop.set(self.stop)
+        try:
+            await self._drive(_call(fn, args))
+        except StopTraining:
+            pass  # it was told to stop, and did
+        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
+            error.add_note(f"in the side task {getattr(fn, '__qualname__', fn)!r}")
+            if self._joined:
+                logger.error("A side task failed after its session had ended", exc_info=error)
+            else:
+                self.request_stop(error)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def when_ended(threads: list[threading.Thread], callback: Callable[[], object]) -> threading.Event:
+    """An event that is set, and a callback called, when the threads have ended: no polling."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        for thread in threads:
+            thread.join()
+        ended.set()
+        callback()
+
+    if threads:
+        threading.Thread(target=watch, name="asynchooks-join", daemon=True).start()
+    else:
+        ended.set()
+    return ended
+
+
+def _nothing(*_: object) -> None:
+    """What happens at a stop where no session asked to be told."""
+
+
+def _as_it_is(coroutine: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+    return coroutine
+
+
+async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:
+    return await fn(*args)

@@ -1,0 +1,85 @@
+"""Every exception of asynchooks; each docstring says whose fault it is.
+
+TensorFlow's error types count where they mean the same, but only once TensorFlow is loaded:
+nothing here imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class StopTraining(Exception):  # noqa: N818 - like StopIteration, it is no error
+    """Nobody's fault: training ends here. `async with MonitoredSession` swallows it, `end` runs.
+
+    `session.run` raises it when the input ended, when the last step was reached elsewhere, and
+    when a stop was asked for while it waited; `step_context.request_stop()` raises it too.
+    """
+
+
+class StepUnreachableError(RuntimeError):
+    """The program's fault: somebody waits for a global step that can no longer come."""
+
+
+class PreemptionError(RuntimeError):
+    """The machine's fault: the raw session is lost and a new one may work.
+
+    For step functions: raise it, or a subclass, and `MonitoredSession` recreates its raw session
+    and runs again, as it does for TensorFlow's `AbortedError` and `UnavailableError`.
+    """
+
+
+class GraphStackError(RuntimeError):
+    """A hook's fault: it held a default graph (`with graph.as_default():`) across an `await`."""
+
+
+class LateVariableError(RuntimeError):
+    """A hook's fault: its `begin` added variables to a graph that is already being run."""
+
+
+class StepFunctionError(TypeError):
+    """The step function's fault: it returned no mapping, or a bad "global_step"."""
+
+
+class FetchError(ValueError):
+    """The caller's fault: a fetch that the step function's outputs do not hold."""
+
+
+class FeedError(ValueError):
+    """The caller's fault: a feed that the step function has no parameter for, or one missing."""
+
+
+def tensorflow_errors() -> Any:
+    """`tensorflow.errors` when TensorFlow is loaded, else None."""
+    return getattr(sys.modules.get("tensorflow"), "errors", None)
+
+
+def is_preemption(error: BaseException | None) -> bool:
+    """Whether recreating the raw session may cure the error."""
+    if isinstance(error, PreemptionError):
+        return True
+    errors = tensorflow_errors()
+    return errors is not None and isinstance(error, (errors.AbortedError, errors.UnavailableError))
+
+
+def out_of_range_types() -> tuple[type[BaseException], ...]:
+    """The types by which an input queue says that it has ended: TensorFlow's, once loaded."""
+    errors = tensorflow_errors()
+    return () if errors is None else (errors.OutOfRangeError,)
+
+
+def is_clean_end(error: BaseException | None) -> bool:
+    """Whether the end of a block with this error counts as clean; exact types only."""
+    clean = (StopTraining, StopIteration, StopAsyncIteration, *out_of_range_types())
+    return error is None or type(error) in clean
+
+
+def is_input_end(error: BaseException) -> bool:
+    """Whether an iterator ended in a coroutine or a function.
+
+    Source: PEP 479 turns StopIteration into a RuntimeError at the edge of a coroutine.
+    """
+    if type(error) is RuntimeError and str(error) == "coroutine raised StopIteration":
+        return type(error.__cause__) is StopIteration
+    return type(error) in (StopIteration, StopAsyncIteration)

@@ -1,0 +1,177 @@
+"""Sessions on any step function: NumPy, tf.function, anything that returns named outputs."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ._errors import FeedError, FetchError, StepFunctionError
+from ._global_step import GlobalStep
+from ._raw_session import RawSession, SessionCreator
+from ._runner import is_async
+
+StepFunction = Callable[..., Any]
+
+
+class FunctionSessionCreator(SessionCreator):
+    """Makes sessions whose step is a call of `step_fn`. Close: the session does it.
+
+    Fetches are names of its outputs (nested in lists, tuples and dicts as you like), feeds are
+    its parameters by name. Each run moves the global step by 1, unless the outputs hold
+    "global_step": then that is the step after the run.
+
+    Args:
+        step_fn: a function, method or callable object, sync or async, that returns a mapping of
+            named outputs. A sync one runs on the event loop or in a thread, as the session's
+            `step_runner` says; several workers that share it call it from several threads.
+        initial_step: the global step before the first run, >= 0.
+
+    Raises:
+        TypeError: `step_fn` cannot be called.
+
+    Example:
+        def step(rate=0.1):
+            return {"loss": model.train(rate)}
+
+        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+            loss = await session.run("loss", feed_dict={"rate": 0.01})
+    """
+
+    def __init__(self, step_fn: StepFunction, *, initial_step: int = 0) -> None:
+        if not callable(step_fn):
+            raise TypeError(f"step_fn is {step_fn!r}; give a function that returns a mapping")
+        self._step_fn = step_fn
+        self._initial_step = initial_step
+
+    def create_session(self) -> FunctionSession:
+        return FunctionSession(self._step_fn, self._initial_step)
+
+
+class FunctionSession(RawSession):
+    """One step function with its count of steps. Its creator makes it."""
+
+    closes_at_once = True
+
+    def __init__(self, step_fn: StepFunction, initial_step: int = 0) -> None:
+        super().__init__()
+        self._step_fn = step_fn
+        self.is_async = is_async(step_fn)
+        self._parameters = _Parameters(step_fn)
+        self._count_lock = threading.Lock()  # guards the count: workers may share the session
+        self._count = initial_step
+        self._epoch = 0
+
+    def attach(self, global_step: GlobalStep) -> None:
+        self.global_step = global_step
+        self._count = max(self._count, global_step.value)
+        self._epoch = global_step.epoch
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Call the step function once and pick the fetches out of its outputs.
+
+        Returns:
+            The outputs named, nested as `fetches`; a coroutine of that if the function is async.
+
+        Raises:
+            FetchError: the outputs do not hold a name (the step counts all the same).
+            FeedError: a feed is no parameter of the function, or a parameter is missing.
+            StepFunctionError: the function returned no mapping.
+            ValueError: options or run_metadata were given.
+        """
+        if options is not None or run_metadata is not None:
+            self.merge_options([])
+        feeds = self._parameters.check(feed_dict)
+        outputs = self._step_fn(**feeds)
+        if not isinstance(outputs, dict) and inspect.isawaitable(outputs):
+            return self._finish(outputs, fetches)
+        self._take_count(outputs)
+        return pick(outputs, fetches)
+
+    async def _finish(self, pending: Awaitable[Any], fetches: Any) -> Any:
+        outputs = await pending
+        self._take_count(outputs)
+        return pick(outputs, fetches)
+
+    def _take_count(self, outputs: Any) -> None:
+        if not isinstance(outputs, Mapping):
+            raise StepFunctionError(
+                f"the step function {self._step_fn!r} returned {outputs!r}; expected a mapping of "
+                'named outputs, such as {"loss": loss}'
+            )
+        with self._count_lock:
+            if "global_step" not in outputs:
+                self._count += 1
+            else:
+                self._count = max(self._count, _as_step(outputs["global_step"]))
+            self.global_step.publish(self._count, epoch=self._epoch)
+
+    def read_step(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        """Nothing to free: the function belongs to whoever wrote it."""
+
+
+class _Parameters:
+    """Which feeds a step function takes."""
+
+    def __init__(self, step_fn: StepFunction) -> None:
+        self._step_fn = step_fn
+        try:
+            parameters = inspect.signature(step_fn).parameters.values()
+        except (TypeError, ValueError):  # a callable without a signature, from C: it will tell
+            self._names: frozenset[str] = frozenset()
+            self._required: frozenset[str] = frozenset()
+            self._takes_any = True
+            return
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self._names = frozenset(p.name for p in named)
+        self._required = frozenset(p.name for p in named if p.default is p.empty)
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def check(self, feed_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        feeds = feed_dict or {}
+        unknown = [] if self._takes_any else [key for key in feeds if key not in self._names]
+        missing = [name for name in sorted(self._required) if name not in feeds]
+        if unknown or missing:
+            raise FeedError(
+                f"the feeds {sorted(map(str, feeds))} do not fit the step function "
+                f"{self._step_fn!r}: unknown {unknown}, missing {missing}; "
+                f"it takes {sorted(self._names)}"
+            )
+        return feeds
+
+
+def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
+    """The outputs by name, nested as the fetches are."""
+    if isinstance(fetches, str):
+        try:
+            return outputs[fetches]
+        except KeyError:
+            known = ", ".join(sorted(map(repr, outputs))) or "nothing"
+            raise FetchError(
+                f"fetch {fetches!r} is not among the step function's outputs: {known}"
+            ) from None
+    if isinstance(fetches, Mapping):
+        return {key: pick(outputs, each) for key, each in fetches.items()}
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):  # a named tuple
+        return type(fetches)(*(pick(outputs, each) for each in fetches))
+    if isinstance(fetches, (list, tuple)):
+        return type(fetches)(pick(outputs, each) for each in fetches)
+    raise FetchError(
+        f"fetch {fetches!r} is of type {type(fetches).__name__}; give the name of an output, or "
+        "names nested in lists, tuples and dicts"
+    )
+
+
+def _as_step(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise StepFunctionError(
+            f'the output "global_step" is {value!r}; expected the integer step after the run'
+        ) from error

@@ -1,0 +1,142 @@
+"""SessionRunHook and what it is given: the protocol between a session and its hooks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ._coordinator import Coordinator
+    from ._global_step import GlobalStep
+
+
+class SessionRunArgs(NamedTuple):
+    """What a hook adds to a run, or what the caller asked of it.
+
+    Args:
+        fetches: as for `session.run`: for graph sessions what `tf.compat.v1.Session.run` takes,
+            for function sessions names of outputs, nested in lists, tuples and dicts. None adds
+            nothing.
+        feed_dict: values to feed, by tensor or by name of a parameter; None or a mapping.
+        options: a `tf.compat.v1.RunOptions` to merge into the run's, for graph sessions.
+    """
+
+    fetches: Any
+    feed_dict: Any = None
+    options: Any = None
+
+
+class SessionRunValues(NamedTuple):
+    """What a run gave the hook: `results` nested as its fetches, None if it asked for nothing.
+
+    `options` and `run_metadata` are the run's own, merged over all hooks (None for function
+    sessions).
+    """
+
+    results: Any
+    options: Any
+    run_metadata: Any
+
+
+class SessionRunContext:
+    """One run, as its hooks see it; the same object in `before_run` and in `after_run`.
+
+    `MonitoredSession.run` makes it; it lives as long as that call.
+    """
+
+    __slots__ = ("_is_stop_requested", "_original_args", "_session", "_step")
+
+    def __init__(self, original_args: SessionRunArgs, session: Any, global_step: GlobalStep):
+        self._original_args = original_args
+        self._session = session
+        self._step = global_step
+        self._is_stop_requested = False
+
+    @property
+    def original_args(self) -> SessionRunArgs:
+        """What the caller of `run` asked for."""
+        return self._original_args
+
+    @property
+    def session(self) -> Any:
+        """The raw session; running it bypasses the hooks."""
+        return self._session
+
+    @property
+    def global_step(self) -> GlobalStep:
+        """The session's global step. Waiting for it here counts as the worker's own waiting."""
+        return self._step
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a hook asked, during this run, to stop."""
+        return self._is_stop_requested
+
+    def request_stop(self) -> None:
+        """Let training stop after this run: every `after_run` still takes place."""
+        self._is_stop_requested = True
+
+
+class SessionRunHook:
+    """Extends `MonitoredSession.run`; override the coroutines you need.
+
+    You make it and give it to a session, which calls its methods in the order of the list. A
+    method that is left alone is never called. Source: TensorFlow's `SessionRunHook`; `on_error`
+    is ours.
+
+    Example:
+        class LogLoss(SessionRunHook):
+            async def before_run(self, run_context):
+                return SessionRunArgs("loss")
+
+            async def after_run(self, run_context, run_values):
+                print(run_context.global_step.value, run_values.results)
+    """
+
+    needs_global_step = False
+    """Whether opening fails, in this hook's begin, when the graph has no global step."""
+
+    async def begin(self) -> None:
+        """Called once, before the raw session exists; may still add ops to the default graph.
+
+        Not called again when a lost session is recreated.
+        """
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        """Called for each raw session, also for one that replaces a lost one.
+
+        Args:
+            session: the raw session (a TensorFlow session, or what the creator made), with the
+                attribute `global_step`.
+            coord: its new coordinator, for threads, side tasks and stopping.
+        """
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Called before each run; returns what to add to it, or None.
+
+        Raising StopIteration, StopAsyncIteration or StopTraining here ends the training cleanly.
+        """
+        return None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Called after each run that did not fail; may ask `run_context` to stop."""
+
+    async def end(self, session: Any) -> None:
+        """Called once at a clean end, while the raw session is still open."""
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        """Called once instead, or after `end`, when an error leaves the session.
+
+        For each hook whose begin was called, in reverse order, shielded from cancellation, within
+        the grace period. Free here what begin took; what is raised here becomes a note of the
+        error.
+
+        Args:
+            session: the raw session, None if there was none (any more).
+            exception: what leaves the session: an error, KeyboardInterrupt or a cancellation.
+        """
+
+
+def overrides(hook: SessionRunHook, method: str) -> bool:
+    """Whether the hook has a method of its own, so that calling it is worth anything."""
+    own = getattr(hook, method)
+    return getattr(own, "__func__", own) is not getattr(SessionRunHook, method)

@@ -1,0 +1,103 @@
+"""One raw run out of what the caller and the hooks ask for. It runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from ._hook import SessionRunArgs, SessionRunHook, SessionRunValues
+from ._raw_session import RawSession
+
+
+class MergedRun:
+    """The arguments of a raw run, and the way back from its outputs to who asked for them.
+
+    What the caller passed is never changed, and goes through untouched if no hook adds to it.
+    """
+
+    __slots__ = (
+        "_caller", "_feeders", "_hook_fetches", "_option_requests", "_raw", "feed_dict",
+        "run_metadata",
+    )  # fmt: skip
+
+    def __init__(self, raw: RawSession, caller: SessionRunArgs, run_metadata: Any) -> None:
+        self._raw = raw
+        self._caller = caller
+        self._hook_fetches: dict[int, Any] = {}  # by the hook's place: hooks may compare equal
+        self._feeders: dict[Hashable, str] | None = None
+        self._option_requests: list[Any] = []
+        self.feed_dict = caller.feed_dict
+        self.run_metadata = run_metadata
+
+    def add(self, place: int, hook: SessionRunHook, request: SessionRunArgs | None) -> None:
+        """Add what the hook at this place in the list asks for.
+
+        Raises:
+            TypeError: the request is no SessionRunArgs.
+            RuntimeError: it feeds what the caller or another hook feeds.
+        """
+        if request is None:
+            return
+        if not isinstance(request, SessionRunArgs):
+            raise TypeError(
+                f"{type(hook).__name__}.before_run returned {request!r}; "
+                "expected SessionRunArgs(fetches, feed_dict, options) or None"
+            )
+        if request.fetches is not None:
+            self._hook_fetches[place] = request.fetches
+        if request.options is not None:
+            self._option_requests.append(request.options)
+        if request.feed_dict:
+            self._add_feeds(request.feed_dict, type(hook).__name__)
+
+    def _add_feeds(self, feeds: Mapping[Any, Any], feeder: str) -> None:
+        if self._feeders is None:
+            own = self._caller.feed_dict or {}
+            self._feeders = {name: "" for key in own for name in self._raw.feed_names(key)}
+            self.feed_dict = dict(own)
+        names = [name for key in feeds for name in self._raw.feed_names(key)]
+        clashes = sorted({str(name) for name in names if name in self._feeders})
+        if clashes:
+            by_caller = any(self._feeders[name] == "" for name in names if name in self._feeders)
+            who = "a SessionRunHook and user" if by_caller else "two hooks"
+            raise RuntimeError(
+                f"Same tensor is fed by {who}. Conflict(s): {', '.join(clashes)}; "
+                f"{feeder} feeds them, too: leave them to one of the two"
+            )
+        self._feeders.update(dict.fromkeys(names, feeder))
+        self.feed_dict.update(feeds)
+
+    @property
+    def fetches(self) -> Any:
+        """The caller's own, or a list of the caller's and each hook's."""
+        if not self._hook_fetches:
+            return self._caller.fetches
+        return [self._caller.fetches, *self._hook_fetches.values()]
+
+    def finish_options(self) -> Any:
+        """The merged run options, None if nobody asked; makes room for the metadata they bring."""
+        if not self._option_requests:
+            return self._caller.options
+        requests = self._option_requests
+        if self._caller.options is not None:
+            requests = [self._caller.options, *requests]
+        options = self._raw.merge_options(requests)
+        if self.run_metadata is None:
+            self.run_metadata = self._raw.new_run_metadata()
+        return options
+
+    def split(self, outputs: Any) -> tuple[Any, dict[int, Any]]:
+        """(what the caller gets, what each hook that asked gets by its place)."""
+        if not self._hook_fetches:
+            return outputs, {}
+        caller, *others = outputs
+        return caller, dict(zip(self._hook_fetches, others, strict=True))
+
+    def values(self, results: Any, options: Any) -> SessionRunValues:
+        """What a hook is given after the run."""
+        no_options, no_metadata = self._raw.no_options
+        return SessionRunValues(
+            results,
+            no_options if options is None else options,
+            no_metadata if self.run_metadata is None else self.run_metadata,
+        )

@@ -1,0 +1,50 @@
+"""or_stop: a foreign wait that ends when training does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ._engine import STOPPED, Engine, Slot
+from ._errors import StopTraining
+from ._runner import Outcome
+from ._stop import Stop
+
+T = TypeVar("T")
+
+
+async def or_stop(engine: Engine, stop: Stop, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Run `fn(*args)` in a task of its own until it ends, or cancel it at a stop.
+
+    Cancellation cancels it, too; in both cases it has ended when this returns.
+
+    Raises:
+        StopTraining: a stop came first, or had come before.
+        BaseException: what `fn` raised.
+    """
+    if stop.is_set:
+        raise StopTraining(f"a stop was requested before {fn!r} was called")
+    slot = Slot(engine, f"{fn!r} or a stop")
+    outcome: Outcome | None = None
+
+    async def run() -> None:
+        nonlocal outcome
+        try:
+            outcome = Outcome(await fn(*args))
+        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
+            outcome = Outcome(error=error)
+        finally:
+            slot.wake()
+
+    task = engine.start(run)
+    try:
+        with stop.ends(slot):
+            await engine.park(slot)
+    finally:
+        task.cancel()
+        with engine.shielded(float("inf")):
+            await task.wait()
+    if outcome is not None and (slot.value is not STOPPED or outcome.error is not None):
+        value: T = outcome.unwrap()
+        return value
+    raise StopTraining(f"a stop was requested while waiting for {fn!r}")

@@ -1,0 +1,230 @@
+"""Raw sessions, the creators that make them, and the leases by which sessions hold them.
+
+Nothing here runs a step or calls a hook.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from ._coordinator import Coordinator
+from ._engine import Engine
+from ._global_step import GlobalStep
+from ._runner import Outcome, run_blocking
+
+logger = logging.getLogger("asynchooks")
+
+
+class RawSession(ABC):
+    """Runs steps, without hooks. A creator makes it; who holds its lease closes it.
+
+    Subclass it for a backend of your own: `run` and `close` are enough.
+    """
+
+    is_async = False
+    """Whether `run` is a coroutine function that suspends instead of blocking."""
+    closes_at_once = False
+    """Whether `close` never blocks."""
+    no_options: tuple[Any, Any] = (None, None)
+    """The run options and metadata that hooks see when nobody asked for any."""
+
+    def __init__(self) -> None:
+        self.global_step = GlobalStep()
+        self._lock = threading.Lock()  # guards the next two
+        self._num_runs = 0
+        self._is_retired = False
+
+    @abstractmethod
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Run one step and return what was fetched, nested as `fetches`; may be a coroutine."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the session holds; may block. Called once."""
+
+    @property
+    def exposed(self) -> Any:
+        """What hooks are given as the session."""
+        return self
+
+    def attach(self, global_step: GlobalStep) -> None:
+        """Count on this global step from now on."""
+        self.global_step = global_step
+
+    def read_step(self) -> int | None:
+        """The global step now; None if this session does not count. May block."""
+        return None
+
+    def read_step_after(self, error: BaseException) -> int | None:
+        """The global step after a run that failed; None if it did not move or cannot be told."""
+        return None
+
+    def run_key(self, fetches: Any) -> Hashable:
+        """Equal for runs that take about the same time."""
+        return None
+
+    def feed_names(self, key: Any) -> tuple[Hashable, ...]:
+        """What a key of a feed_dict stands for: two keys clash when they share a name."""
+        return (key,)
+
+    def merge_options(self, requests: list[Any]) -> Any:
+        """One set of run options out of several, the caller's first; none is changed."""
+        raise ValueError(
+            f"run options were given to {type(self).__name__}, which has none; "
+            "leave them out, or use a TensorFlow graph session"
+        )
+
+    def new_run_metadata(self) -> Any:
+        """An empty object for a run to put its metadata in."""
+        return None
+
+    def enter_run(self) -> None:
+        """A run begins, in whichever thread; `leave_run` ends it."""
+        with self._lock:
+            self._num_runs += 1
+
+    def leave_run(self) -> None:
+        with self._lock:
+            self._num_runs -= 1
+            is_last = self._is_retired and self._num_runs == 0
+        if is_last:
+            self.close()
+
+    def retire(self) -> bool:
+        """Close no later than the last run ends; returns whether the caller must close it now."""
+        with self._lock:
+            self._is_retired = True
+            return self._num_runs == 0
+
+
+class SessionCreator(ABC):
+    """Makes raw sessions, the first one and those that replace a lost one."""
+
+    @abstractmethod
+    def create_session(self) -> Any:
+        """Make one `RawSession`; may be a coroutine."""
+
+    def lease(self, num_workers: int | None = None) -> Lease:
+        """The hold of one `MonitoredSession`, made together with it."""
+        return Lease(self, GlobalStep(num_workers=num_workers))
+
+
+class Lease:
+    """One `MonitoredSession`'s hold on its creator, and what surrounds its hooks.
+
+    The session makes it in its constructor, asks it for raw sessions and closes it at its end. It
+    may be opened again afterwards.
+    """
+
+    graph: Any = None
+    """The TensorFlow graph that is run, if any."""
+
+    def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
+        self.creator = creator
+        self.global_step = global_step
+        self._has_created = False
+
+    @property
+    def has_global_step(self) -> bool:
+        """Whether there is anything that counts steps."""
+        return True
+
+    def opening(self) -> AbstractAsyncContextManager[None]:
+        """Around the hooks' begin and the first `acquire`: nobody else changes the model."""
+        return _nothing()
+
+    async def acquire(
+        self, engine: Engine, grace_secs: float, lost: RawSession | None = None
+    ) -> RawSession:
+        """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
+        if lost is not None:
+            await close_raw(lost, engine, grace_secs)
+        raw, value = await self._create(engine, grace_secs)
+        if self._has_created:
+            self.global_step.restart(value)
+        else:
+            self.global_step.publish(value)
+        self._has_created = True
+        raw.attach(self.global_step)
+        return raw
+
+    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+        """A raw session and the global step that it begins with."""
+        raw = self.creator.create_session()
+        if inspect.isawaitable(raw):
+            raw = await raw
+        if not isinstance(raw, RawSession):
+            raise TypeError(
+                f"{type(self.creator).__name__}.create_session() returned {raw!r}; "
+                "expected an asynchooks.RawSession"
+            )
+        return raw, max(raw.read_step() or 0, self.global_step.value)
+
+    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+        """The session is over: close its raw session, if it has one."""
+        if raw is not None:
+            await close_raw(raw, engine, grace_secs)
+
+    def close(self) -> None:
+        """Undo what `opening` did to the model; called once for each `opening`, at the end."""
+
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        """The coroutine, run in what surrounds this session; `culprit` names it in errors."""
+        return coroutine
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        """Call a plain function in what surrounds this session, in any thread."""
+        return fn()
+
+    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
+        """Start the threads that belong to a new raw session (a graph's queue runners)."""
+
+    def new_coordinator(self) -> Coordinator:
+        """A coordinator for one raw session; it has no clean stop types."""
+        return Coordinator(clean_stop_exception_types=())
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield
+
+
+async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
+    """Close a raw session off the event loop, within the grace period; its errors are logged."""
+
+    def log_error(outcome: Outcome) -> None:
+        if outcome.error is not None:
+            logger.error("Closing %s failed: %r", type(raw).__name__, outcome.error)
+
+    def close() -> None:
+        try:
+            raw.close()
+        except Exception as error:
+            log_error(Outcome(error=error))
+
+    if raw.closes_at_once:
+        close()
+    else:
+        await run_blocking(engine, close, grace_secs, "asynchooks-close", log_error)
+
+
+def default_creator() -> SessionCreator:
+    """TensorFlow's ChiefSessionCreator: the one place that reaches up, when nobody gave one.
+
+    Raises:
+        ImportError: TensorFlow is not installed (names the extra).
+    """
+    tf = importlib.import_module(".tf", __package__)
+    creator: SessionCreator = tf.ChiefSessionCreator()
+    return creator

@@ -1,0 +1,37 @@
+"""How often, and after which pauses, a lost raw session is recreated. It recreates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Bounds on recreating a raw session; a successful run starts the count anew.
+
+    The first attempt comes at once, the second after `first_pause_secs`, each further one after
+    twice the pause before it. TensorFlow recreates for ever and without a pause.
+
+    Args:
+        max_attempts: attempts in a row before the error leaves, >= 0 (0: never recreate).
+        first_pause_secs: seconds, >= 0.
+        longest_pause_secs: seconds, >= first_pause_secs.
+    """
+
+    max_attempts: int = 20
+    first_pause_secs: float = 0.1
+    longest_pause_secs: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 0 or not 0 <= self.first_pause_secs <= self.longest_pause_secs:
+            raise ValueError(
+                f"got {self!r}; give max_attempts >= 0 and "
+                "0 <= first_pause_secs <= longest_pause_secs"
+            )
+
+    def pause_before(self, attempt: int) -> float:
+        """Seconds to wait before the attempt with this number, counted from 1."""
+        if attempt == 1:
+            return 0.0
+        doubled = self.first_pause_secs * 2.0 ** min(attempt - 2, 60)
+        return min(doubled, self.longest_pause_secs)

@@ -1,0 +1,266 @@
+"""Step runners: where a blocking step runs, and how cancellation passes a thread by.
+
+One thread a session, made at its first threaded step: more would never be used, and fewer for
+all sessions together would deadlock steps that wait for each other. Nothing here knows what a
+step is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import queue
+import threading
+from collections.abc import Callable, Hashable
+from contextvars import Context, copy_context
+from typing import Any, Literal, get_args
+
+from ._engine import Engine, Slot, use_engine
+
+logger = logging.getLogger("asynchooks")
+
+StepRunnerName = Literal["auto", "inline", "thread"]
+
+INLINE_SECS = 0.002
+"""A step slower than this leaves the event loop; a hop to a thread and back costs 0.1 ms."""
+_FIRST_PROBE, _LAST_PROBE = 16, 1024
+_MAX_KEYS = 256
+
+
+class Outcome:
+    """What a call came to: a value or an error. StopIteration passes a future no other way."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
+        self.value = value
+        self.error = error
+
+    def unwrap(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def call(fn: Callable[[], Any]) -> Outcome:
+    """Call the function here and keep whatever it comes to."""
+    try:
+        return Outcome(fn())
+    except BaseException as error:
+        return Outcome(error=error)
+
+
+class WorkThread:
+    """A daemon thread that calls one function at a time for one owner, who closes it.
+
+    Daemon, so that a step that never ends cannot hold the process's exit.
+    """
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Context, Callable[[], Any], Slot] | None] | None = None
+
+    async def run(
+        self,
+        fn: Callable[[], Any],
+        grace_secs: float,
+        when_late: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> Any:
+        """Call `fn` in the thread and return its value, or raise its error.
+
+        A cancellation waits for the call for the grace period, then the thread is abandoned and
+        the cancellation leaves; a second one leaves at once.
+
+        Args:
+            fn: what to call; runs in a copy of the caller's context.
+            grace_secs: seconds, >= 0.
+            when_late: gets the outcome, in the thread, of a call that was abandoned.
+        """
+        slot = Slot(self._engine, f"a call in the thread {self._name}")
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            args = (self._jobs, self._engine)
+            threading.Thread(target=_serve, args=args, name=self._name, daemon=True).start()
+        job = _Job(fn, when_late)
+        self._jobs.put((copy_context(), job, slot))
+        try:
+            outcome = await self._engine.park(slot)
+        except BaseException:
+            # a scope opened before the cancellation came would cost each step 10 us
+            try:
+                with self._engine.shielded(grace_secs):
+                    await self._engine.park(slot)
+            finally:
+                if not slot.is_woken:
+                    self.close()
+                    job.abandon()
+                    logger.warning(
+                        "A call in the thread %s was cancelled and did not end within %g s: "
+                        "the thread is left to itself", self._name, grace_secs,
+                    )  # fmt: skip
+                elif slot.value.error is not None:
+                    logger.warning("A cancelled call failed: %r", slot.value.error)
+            raise
+        return outcome.unwrap()
+
+    def close(self) -> None:
+        """Let the thread end after its present call; the next `run` begins a new one."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._jobs = None
+
+
+class _Job:
+    """One call; its outcome goes to whoever waits, or to `when_late` once nobody does."""
+
+    def __init__(self, fn: Callable[[], Any], when_late: Callable[[Outcome], None]) -> None:
+        self._fn = fn
+        self._when_late = when_late
+        self._lock = threading.Lock()
+        self._outcome: Outcome | None = None
+        self._is_abandoned = False
+
+    def __call__(self) -> Outcome:
+        outcome = call(self._fn)
+        with self._lock:
+            self._outcome = outcome
+            is_late = self._is_abandoned
+        if is_late:
+            self._when_late(outcome)
+        return outcome
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            outcome = self._outcome
+        if outcome is not None:
+            self._when_late(outcome)
+
+
+def _serve(jobs: queue.SimpleQueue[Any], engine: Engine) -> None:
+    while (item := jobs.get()) is not None:
+        context, job, slot = item
+        slot.wake(context.run(_call_in, engine, job))
+        del item, context, job, slot  # an idle thread must not keep the last step's arrays
+
+
+def _call_in(engine: Engine, job: Callable[[], Outcome]) -> Outcome:
+    with use_engine(engine):
+        return job()
+
+
+async def run_blocking(
+    engine: Engine,
+    fn: Callable[[], Any],
+    grace_secs: float,
+    name: str,
+    when_late: Callable[[Outcome], None] = lambda outcome: None,
+) -> Any:
+    """Call a blocking function once, off the event loop; inline where time is simulated."""
+    if engine.is_virtual:
+        return fn()
+    thread = WorkThread(engine, name)
+    try:
+        return await thread.run(fn, grace_secs, when_late)
+    finally:
+        thread.close()
+
+
+class _Probe:
+    """What "auto" knows of one kind of step."""
+
+    __slots__ = ("calls", "fastest", "in_thread", "next_probe", "since_probe")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.in_thread = True  # the first call is slow: it compiles
+        self.fastest = float("inf")  # smallest threaded time: wall time in a thread lies upwards
+        self.since_probe = 0
+        self.next_probe = _FIRST_PROBE
+
+
+class StepRunner:
+    """Runs a session's blocking steps where they are best run. The session makes and closes it.
+
+    Args:
+        engine: the session's engine; a virtual one runs everything inline.
+        name: "inline" runs on the event loop, "thread" in a thread of the session's own, "auto"
+            chooses for each kind of step: the first call in a thread, the second inline, then in
+            a thread if that took more than 2 ms. No step can be bounded beforehand, so the
+            inline call may hold the loop once.
+        grace_secs: seconds that a cancellation waits for a step in a thread.
+    """
+
+    def __init__(self, engine: Engine, name: StepRunnerName, grace_secs: float) -> None:
+        self._engine = engine
+        self._name = "inline" if engine.is_virtual else name
+        self._grace_secs = grace_secs
+        self._thread = WorkThread(engine, "asynchooks-step")
+        self._probes: dict[Hashable, _Probe] = {}
+
+    async def run(self, fn: Callable[[], Any], key: Hashable) -> Any:
+        """Call `fn` and return its value; steps of one `key` take about the same time."""
+        if self._name == "inline":
+            return fn()
+        if self._name == "thread":
+            return await self._thread.run(fn, self._grace_secs)
+        probe = self._probes.get(key)
+        if probe is None:
+            if len(self._probes) >= _MAX_KEYS:
+                self._probes.clear()
+            probe = self._probes[key] = _Probe()
+        return await self._run_measured(fn, probe)
+
+    async def _run_measured(self, fn: Callable[[], Any], probe: _Probe) -> Any:
+        probe.calls += 1
+        if probe.calls == 1:
+            return await self._thread.run(fn, self._grace_secs)
+        is_probe = probe.calls == 2 or (
+            probe.in_thread
+            and probe.since_probe >= probe.next_probe
+            and probe.fastest < INLINE_SECS
+        )
+        begun = self._engine.now()
+        if is_probe or not probe.in_thread:
+            try:
+                return fn()
+            finally:
+                self._learn(probe, self._engine.now() - begun)
+        probe.since_probe += 1
+        try:
+            return await self._thread.run(fn, self._grace_secs)
+        finally:
+            probe.fastest = min(probe.fastest, self._engine.now() - begun)
+
+    def _learn(self, probe: _Probe, inline_secs: float) -> None:
+        if inline_secs <= INLINE_SECS:
+            probe.in_thread = False
+            probe.next_probe = _FIRST_PROBE
+            return
+        if probe.in_thread and probe.calls > 2:  # it looked fast in the thread, and was not
+            probe.next_probe = min(2 * probe.next_probe, _LAST_PROBE)
+        probe.in_thread = True
+        probe.since_probe = 0
+        probe.fastest = float("inf")
+
+    def close(self) -> None:
+        """Let the thread end; a step that still runs there is not waited for."""
+        self._thread.close()
+
+
+def check_runner(name: object) -> StepRunnerName:
+    """The name of a step runner, or an error that lists them."""
+    for known in get_args(StepRunnerName):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise ValueError(f"step_runner is {name!r}; give one of {', '.join(get_args(StepRunnerName))}")
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling it only makes a coroutine (also an object, or a partial of one)."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    called: Any = fn if inspect.isroutine(fn) else fn.__call__  # type: ignore[operator]
+    return inspect.iscoroutinefunction(called)

@@ -1,0 +1,414 @@
+"""MonitoredSession: training under hooks. A reader starts here.
+
+Timeline of a session:
+
+    normal   begin · create · after_create_session · (before_run · raw run · after_run)* · end ·
+             side tasks and threads stop · close
+    stop     a hook's request_stop: the run it asked in still completes, the next one is refused.
+             Any other stop: should_stop() is True and every wait ends; runs still work
+    failure  what the body, a run or a side task raised: no end, on_error in reverse order, side
+             tasks and threads stop, close; the error leaves as itself
+    lost     AbortedError, UnavailableError or PreemptionError in a run: side tasks and threads
+             stop, close, create · after_create_session, and the whole run again
+    cancel   as failure; clean-up is shielded, for the grace period at most
+
+Where a step runs, how requests are merged and who may run now stand in other files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from enum import Enum, auto
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ._connection import Connection
+from ._engine import Engine, Slot, current_engine
+from ._errors import StopTraining, is_clean_end, is_input_end
+from ._global_step import GlobalStep
+from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from ._hook_list import HookList
+from ._merge import MergedRun
+from ._or_stop import or_stop
+from ._raw_run import run_raw
+from ._raw_session import RawSession, SessionCreator, default_creator
+from ._recovery import Recovery
+from ._runner import StepRunner, StepRunnerName, check_runner, is_async
+from ._step_fn import StepContext, check_step_fn
+from ._stop import Stop
+
+logger = logging.getLogger("asynchooks")
+
+T = TypeVar("T")
+
+
+class _Phase(Enum):
+    NEW = auto()
+    OPENING = auto()
+    OPEN = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+
+
+class MonitoredSession:
+    """A training session: hooks around every run, recovery, and an orderly end.
+
+    You make it, `async with` opens and closes it. It holds no task group or cancel scope, so that
+    several may be opened and closed in any order, from different tasks.
+
+    Args:
+        hooks: an iterable of `SessionRunHook`; called in this order at every moment.
+        session_creator: makes the raw session; None means TensorFlow's `ChiefSessionCreator` on
+            the graph that is the default one now.
+        stop_grace_period_secs: seconds, >= 0, that threads and side tasks get to stop at the end,
+            and a step in a thread when it is cancelled.
+        step_runner: where a blocking step runs: "auto" measures and chooses, "inline" is the event
+            loop, "thread" a thread of the session's own.
+        recovery: how often and after which pauses a lost raw session is recreated.
+
+    Raises:
+        TypeError, ValueError: an argument is not what it should be.
+        ImportError: no creator was given and TensorFlow is not installed.
+
+    Source: TensorFlow's `tf.compat.v1.train.MonitoredSession`.
+
+    Example:
+        async with MonitoredSession([StopAtStepHook(last_step=100)], creator) as session:
+            while not session.should_stop():
+                loss = await session.run("loss")
+    """
+
+    def __init__(
+        self,
+        hooks: Iterable[SessionRunHook] | None = None,
+        session_creator: SessionCreator | None = None,
+        stop_grace_period_secs: float = 120,
+        *,
+        step_runner: StepRunnerName = "auto",
+        recovery: Recovery | None = None,
+    ) -> None:
+        stop = Stop()
+        self._hooks = HookList(hooks, is_stopping=lambda: stop.is_set)
+        if session_creator is None:
+            session_creator = default_creator()
+        if not isinstance(session_creator, SessionCreator):
+            raise TypeError(
+                f"session_creator is {session_creator!r}; give an asynchooks.SessionCreator, such "
+                "as ChiefSessionCreator() or FunctionSessionCreator(step_fn)"
+            )
+        if not stop_grace_period_secs >= 0:
+            raise ValueError(
+                f"stop_grace_period_secs is {stop_grace_period_secs}; give seconds >= 0"
+            )
+        self._grace_secs = float(stop_grace_period_secs)
+        self._runner_name = check_runner(step_runner)
+        self._lease = session_creator.lease()
+        self._connection = Connection(
+            self._lease, self._hooks, recovery or Recovery(), self._grace_secs, stop
+        )
+        self._stop = stop
+        self._step = self._lease.global_step.bound(stop)
+        self._phase = _Phase.NEW
+        self._is_running = False
+        self._idle: Slot | None = None  # of a task that waits for the run to end
+
+    @property
+    def graph(self) -> Any:
+        """The TensorFlow graph that is run; None for step functions, and outside of the block."""
+        return None if self._connection.raw is None else self._lease.graph
+
+    @property
+    def global_step(self) -> GlobalStep:
+        """The step, as this session sees it: waiting for it ends when the session is stopped."""
+        return self._step
+
+    def raw_session(self) -> Any:
+        """The raw session, which bypasses hooks and recovery; None outside of the block."""
+        return self._connection.exposed
+
+    def should_stop(self) -> bool:
+        """Whether the training loop should end; never raises, never does work."""
+        limit = self._step.limit
+        is_at_limit = limit is not None and self._step.value >= limit
+        return self._phase is _Phase.CLOSED or is_at_limit or self._connection.should_stop()
+
+    def request_stop(self, reason: str | BaseException | None = None) -> None:
+        """Ask the training loop to end: should_stop() turns True and every wait ends.
+
+        From any thread or task, before or after opening.
+
+        Args:
+            reason: what to say in the log; an exception leaves at the end of the block.
+        """
+        if not isinstance(reason, (str, BaseException, type(None))):
+            raise TypeError(f"reason is {reason!r}; give a text, an exception, or nothing")
+        logger.info("Stop requested: %s", "no reason given" if reason is None else reason)
+        self._connection.request_stop(reason if isinstance(reason, BaseException) else None)
+
+    async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
+
+        It runs in a task of its own, which has ended when this returns or raises.
+
+        Raises:
+            StopTraining: the session was asked to stop; `fn` was cancelled.
+            BaseException: what `fn` raised.
+        """
+        self._check_open("or_stop")
+        return await or_stop(self._engine, self._stop, fn, *args)
+
+    async def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Run one step with all hooks, and return what was fetched.
+
+        Cancellation waits for a step that is under way, for the grace period at most; its step
+        counts.
+
+        Args:
+            fetches: what to compute: as for `tf.compat.v1.Session.run` on a graph; names of
+                outputs, nested as you like, on a step function.
+            feed_dict: values by tensor or name; never changed.
+            options: `tf.compat.v1.RunOptions`, for graphs; never changed.
+            run_metadata: `tf.compat.v1.RunMetadata` to fill, for graphs.
+
+        Raises:
+            StopTraining: the input or the training has ended; the block ends cleanly by it.
+            RuntimeError: the session is not open, runs already, or a hook asked it to stop.
+            BaseException: what a hook or the step raised, with a note of which it was.
+        """
+        with _Running(self, "run"):
+            args = SessionRunArgs(fetches, feed_dict, options)
+            return await self._connection.recovering(lambda: self._run(args, run_metadata))
+
+    async def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
+        """Call a function that runs steps on the raw session, with or without hooks.
+
+        Args:
+            step_fn: takes exactly `step_context` (plus `self`), sync or async; its value is
+                returned. A sync one runs where steps run. After a recovery it is called again.
+
+        Raises:
+            ValueError: it takes something else.
+            StopTraining: it called `step_context.request_stop()`, or its input ended.
+        """
+        check_step_fn(step_fn)
+        with _Running(self, "run_step_fn"):
+            return await self._connection.recovering(lambda: self._call_step_fn(step_fn))
+
+    async def _run(self, args: SessionRunArgs, run_metadata: Any) -> Any:
+        """One run, top to bottom, on whatever raw session there is."""
+        raw = await self._connection.create()
+        if self._connection.hook_asked_stop:
+            raise RuntimeError(
+                "Run called even after should_stop requested. "
+                "Look at session.should_stop() before each run."
+            )
+        coroutine = self._run_hooked(raw, args, run_metadata)
+        if self._hooks.own_hooks_only:
+            return await coroutine
+        return await self._lease.drive(coroutine, self._hooks.culprit)
+
+    async def _run_hooked(self, raw: RawSession, args: SessionRunArgs, run_metadata: Any) -> Any:
+        original = SessionRunArgs(args.fetches, args.feed_dict)
+        context = SessionRunContext(original, raw.exposed, self._run_step)
+        merged = MergedRun(raw, args, run_metadata)
+        try:
+            await self._hooks.before_run(context, merged)
+            options = merged.finish_options()
+            await self._engine.turn()
+            # asked for only now: a hook that waits for data must not keep others from running
+            ticket = self._run_step.take_ticket_nowait() or await self._run_step.take_ticket()
+            outputs = await run_raw(self._runner, raw, merged, options, self._run_step, ticket)
+            mine, results = merged.split(outputs)
+            await self._hooks.after_run(context, merged, results, options)
+        except StopTraining:
+            raise
+        except Exception as error:
+            leaving = self._connection.judge(error)
+            if leaving is error:
+                raise
+            raise leaving from error
+        if context.stop_requested:
+            self._connection.hook_asked_stop = True
+        return mine
+
+    async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
+        raw = await self._connection.create()
+
+        async def run_with_hooks(
+            fetches: Any, feed_dict: Any, options: Any, run_metadata: Any
+        ) -> Any:
+            return await self._run(SessionRunArgs(fetches, feed_dict, options), run_metadata)
+
+        async def call() -> Any:
+            context = StepContext(raw.exposed, run_with_hooks)
+            if is_async(step_fn):
+                return await step_fn(context)
+            result = await self._runner.run(
+                lambda: self._lease.call(lambda: step_fn(context)), key=step_fn
+            )
+            return await result if isinstance(result, Awaitable) else result
+
+        try:
+            return await self._lease.drive(call(), lambda: f"the step_fn {step_fn!r}")
+        except BaseException as error:
+            if is_input_end(error):
+                raise StopTraining(f"the input ended in {step_fn!r}") from error
+            raise
+
+    async def __aenter__(self) -> Self:
+        """Call begin of all hooks, create the raw session, call their after_create_session.
+
+        When that fails or is cancelled, the raw session is closed and every hook whose begin was
+        called is told by on_error.
+        """
+        if self._phase is not _Phase.NEW:
+            raise RuntimeError(
+                f"the session is {self._phase.name.lower()} already and can be opened only once; "
+                "make a new MonitoredSession for each `async with`"
+            )
+        self._phase = _Phase.OPENING
+        self._engine: Engine = current_engine()
+        self._connection.engine = self._engine
+        self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
+        self._worker = self._lease.global_step.open_worker()
+        self._run_step = self._lease.global_step.bound(self._stop, self._worker)
+        try:
+            async with self._lease.opening():
+                await self._lease.drive(
+                    self._hooks.begin(lambda: self._lease.has_global_step), self._hooks.culprit
+                )
+                await self._connection.recovering(self._connection.acquire)
+            await self._connection.recovering(self._connection.create)
+        except BaseException as error:
+            leaving = await self._close(error)
+            if leaving is error:
+                raise
+            assert leaving is not None
+            raise leaving from error
+        self._phase = _Phase.OPEN
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End cleanly, or clean up after an error; swallows what only says that training is over.
+
+        Raises:
+            BaseException: the first error of a side task or thread, else of an `end`.
+        """
+        if self._phase is _Phase.CLOSED:  # closed within the block
+            return is_clean_end(exc)
+        error = None if is_clean_end(exc) else exc
+        if self._is_running:  # by another task, which may wait for a step: wake it
+            self._stop.set()
+            self._idle = Slot(self._engine, "the run that another task has under way")
+            with self._engine.shielded(self._grace_secs):
+                await self._engine.park(self._idle)
+        leaving = await self._close(error)
+        if leaving is not None and leaving is not exc:
+            raise leaving
+        return leaving is None
+
+    async def close(self) -> None:
+        """End cleanly, now; leaving the block afterwards does nothing more.
+
+        Raises:
+            RuntimeError: the session is not open, or a run is under way.
+            BaseException: as `__aexit__`.
+        """
+        if self._phase is _Phase.CLOSED:
+            raise RuntimeError("Session is already closed.")
+        self._check_open("close")
+        if self._is_running:
+            raise RuntimeError("close() while a run is under way; close the session afterwards")
+        leaving = await self._close(None)
+        if leaving is not None:
+            raise leaving
+
+    async def _close(self, error: BaseException | None) -> BaseException | None:
+        """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
+        self._phase = _Phase.CLOSING
+        session = self._connection.exposed
+        try:
+            if error is None:
+                error = await self._end_hooks(session)
+            told = error
+            error = await self._tell(session, told) or error
+            error = await self._connection.end(error)
+            if told is None:
+                told = error
+                error = await self._tell(session, told) or error
+            try:
+                await self._connection.release()
+            except BaseException as cancellation:
+                error = error or cancellation
+            if told is None:
+                error = await self._tell(None, error) or error
+        finally:
+            self._runner.close()
+            self._lease.close()
+            self._lease.global_step.close_worker(self._worker)
+            self._phase = _Phase.CLOSED
+        return error
+
+    async def _tell(self, session: Any, error: BaseException | None) -> BaseException | None:
+        """Call on_error of all hooks, if there is an error; returns what interrupted that."""
+        if error is None:
+            return None
+        told = self._hooks.on_error(session, error, self._engine, self._grace_secs)
+        try:
+            await self._lease.drive(told, self._hooks.culprit)
+        except BaseException as interruption:
+            return interruption
+        return None
+
+    async def _end_hooks(self, session: Any) -> BaseException | None:
+        try:
+            first: BaseException | None = await self._lease.drive(
+                self._hooks.end(session), self._hooks.culprit
+            )
+        except BaseException as error:  # of what surrounds the hooks
+            return error
+        return first
+
+    def _check_open(self, what: str) -> None:
+        if self._phase in (_Phase.OPEN, _Phase.OPENING):
+            return
+        if self._phase is _Phase.NEW:
+            raise RuntimeError(
+                f"{what}() before the session was opened; use it within `async with session:`"
+            )
+        raise RuntimeError(
+            f"{what}() after the session was closed. Session is already closed; "
+            "make a new MonitoredSession"
+        )
+
+
+class _Running:
+    """One run at a time: hooks and the global step of two would be told apart by nobody."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: MonitoredSession, what: str) -> None:
+        self._session = session
+        session._check_open(what)
+        if session._is_running:
+            raise RuntimeError(
+                f"{what}() while another run of this session is under way. A session runs one "
+                "step at a time: give each task a session of its own (SharedSessionCreator lends "
+                "them one model), and within a step_fn use step_context.run_with_hooks()"
+            )
+
+    def __enter__(self) -> None:
+        self._session._is_running = True
+
+    def __exit__(self, *_: object) -> None:
+        self._session._is_running = False
+        if self._session._idle is not None:
+            self._session._idle.wake()

@@ -1,0 +1,140 @@
+"""SharedSessionCreator: one raw session and one global step for many workers of an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ._coordinator import Coordinator
+from ._engine import Engine
+from ._lock import Lock
+from ._raw_session import Lease, RawSession, SessionCreator, close_raw
+
+
+class SharedSessionCreator(SessionCreator):
+    """Lends one raw session and one global step to many `MonitoredSession`s.
+
+    You make it and give it to each worker's session. The first to open creates the raw session,
+    the last to close closes it. When it is lost, it is recreated once and all workers go on.
+
+    Args:
+        creator: makes the raw session.
+        num_workers: how many sessions will open, when known: then a worker that waits for a step
+            that can no longer come gets a StepUnreachableError as soon as all wait.
+
+    Example:
+        creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=8)
+        async with anyio.create_task_group() as group:
+            for i in range(8):
+                group.start_soon(worker, i, creator)
+    """
+
+    def __init__(self, creator: SessionCreator, num_workers: int | None = None) -> None:
+        if not isinstance(creator, SessionCreator) or isinstance(creator, SharedSessionCreator):
+            raise TypeError(
+                f"SharedSessionCreator got {creator!r}; give it the creator of the session to "
+                "share, such as FunctionSessionCreator(step_fn)"
+            )
+        if num_workers is not None and num_workers < 1:
+            raise ValueError(f"num_workers is {num_workers}; give at least 1, or None if unknown")
+        self._creator = creator
+        self._num_workers = num_workers
+        self._common: _Common | None = None
+
+    def create_session(self) -> Any:
+        return self._creator.create_session()
+
+    def lease(self, num_workers: int | None = None) -> Lease:
+        if self._common is None:
+            self._common = _Common(self._creator.lease(self._num_workers))
+        return _SharedLease(self, self._common)
+
+
+class _Common:
+    """What the workers share; only tasks of their event loop touch it."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.lock = Lock("the shared session")  # whoever opens, recreates or closes it
+        self.raw: RawSession | None = None
+        self.num_users = 0
+
+
+class _SharedLease(Lease):
+    """One worker's share."""
+
+    def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
+        super().__init__(creator, common.lease.global_step)
+        self._common = common
+        self._is_opening = False
+        self._is_user = False
+
+    @property
+    def graph(self) -> Any:
+        return self._common.lease.graph
+
+    @property
+    def has_global_step(self) -> bool:
+        return self._common.lease.has_global_step
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        # counted from the first moment: the others may finish while this one still opens
+        self._is_user = True
+        self._common.num_users += 1
+        async with self._common.lock:
+            self._is_opening = True
+            try:
+                async with self._common.lease.opening():
+                    yield
+            finally:
+                self._is_opening = False
+
+    async def acquire(
+        self, engine: Engine, grace_secs: float, lost: RawSession | None = None
+    ) -> RawSession:
+        if self._is_opening:
+            return await self._acquire(engine, grace_secs, lost)
+        async with self._common.lock:
+            return await self._acquire(engine, grace_secs, lost)
+
+    async def _acquire(
+        self, engine: Engine, grace_secs: float, lost: RawSession | None
+    ) -> RawSession:
+        common = self._common
+        if common.raw is not None and common.raw is lost:  # the first to notice recreates it
+            common.raw = None
+            if lost.retire():
+                await close_raw(lost, engine, grace_secs)
+        if common.raw is None:
+            common.raw = await common.lease.acquire(engine, grace_secs)
+        return common.raw
+
+    async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
+        common = self._common
+        if not self._is_user:
+            return
+        self._is_user = False
+        common.num_users -= 1
+        if common.num_users == 0 and common.raw is not None:
+            last, common.raw = common.raw, None
+            if last.retire():  # else a thread still runs on it, and closes it when it is done
+                await close_raw(last, engine, grace_secs)
+
+    def close(self) -> None:
+        self._common.lease.close()
+
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        return self._common.lease.drive(coroutine, culprit)
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        return self._common.lease.call(fn)
+
+    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
+        self._common.lease.start_threads(raw, coord)
+
+    def new_coordinator(self) -> Coordinator:
+        return self._common.lease.new_coordinator()

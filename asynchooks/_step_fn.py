@@ -1,0 +1,63 @@
+"""What `run_step_fn` gives to a step_fn, and the check of its signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from ._errors import StopTraining
+
+
+class StepContext:
+    """One execution of a step_fn. The session makes it and drops it afterwards.
+
+    Source: TensorFlow's `MonitoredSession.StepContext`.
+    """
+
+    __slots__ = ("_run_with_hooks", "_session")
+
+    def __init__(self, session: Any, run_with_hooks: Callable[..., Awaitable[Any]]) -> None:
+        self._session = session
+        self._run_with_hooks = run_with_hooks
+
+    @property
+    def session(self) -> Any:
+        """The raw session; running it bypasses the hooks."""
+        return self._session
+
+    async def run_with_hooks(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Same as `MonitoredSession.run`, within this step."""
+        return await self._run_with_hooks(fetches, feed_dict, options, run_metadata)
+
+    def request_stop(self) -> NoReturn:
+        """End the training here.
+
+        Raises:
+            StopTraining: always; it leaves `async with` cleanly.
+        """
+        raise StopTraining("step_fn has requested the iterations to stop")
+
+
+def check_step_fn(step_fn: Callable[..., Any]) -> None:
+    """Raise ValueError unless it takes exactly `step_context` (plus `self` for a method)."""
+    try:
+        names = _parameter_names(step_fn)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"step_fn is {step_fn!r}, whose parameters cannot be told; "
+            "give a function with the one parameter `step_context`"
+        ) from None
+    if names not in (["step_context"], ["self", "step_context"]):
+        raise ValueError(
+            f"step_fn {step_fn!r} takes {names}; it must take exactly `step_context` "
+            "(plus `self` for a method)"
+        )
+
+
+def _parameter_names(step_fn: Callable[..., Any]) -> list[str]:
+    bound = step_fn.keywords if isinstance(step_fn, functools.partial) else {}
+    return [name for name in inspect.signature(step_fn).parameters if name not in bound]

@@ -1,0 +1,102 @@
+"""StepCounterHook: steps per second, in the log and in TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .._coordinator import Coordinator
+from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from .._timer import SecondOrStepTimer
+from ._summaries import EventFileWriter, SummaryWriter, open_writer, scalar_summary
+
+logger = logging.getLogger("asynchooks")
+
+_MAX_WARNINGS = 5
+
+
+class StepCounterHook(SessionRunHook):
+    """Logs how many global steps pass per second, under the tag `<global step's name>/sec`.
+
+    The first run only starts the clock. Each value is labelled with the step after the run.
+
+    Args:
+        every_n_steps: steps between two values, >= 0.
+        every_n_secs: seconds between two values, >= 0; exactly one of the two is given, so this
+            one needs every_n_steps=None.
+        output_dir: directory for an event file, if no writer is given.
+        summary_writer: a writer with `add_summary(summary, global_step)` and `flush()`, such as
+            `tf.compat.v1.summary.FileWriter`; it stays open.
+
+    Raises:
+        ValueError: both or neither interval are given.
+        ImportError: in begin: output_dir needs TensorBoard, which is not installed.
+
+    Source: TensorFlow's `tf.compat.v1.train.StepCounterHook`.
+
+    Example:
+        hooks = [StepCounterHook(every_n_steps=50, output_dir="logs")]
+    """
+
+    needs_global_step = True
+
+    def __init__(
+        self,
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        output_dir: str | None = None,
+        summary_writer: SummaryWriter | None = None,
+    ) -> None:
+        if (every_n_steps is None) == (every_n_secs is None):
+            raise ValueError(
+                f"got every_n_steps={every_n_steps} and every_n_secs={every_n_secs}; give exactly "
+                "one (every_n_secs needs every_n_steps=None)"
+            )
+        self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
+        self._output_dir = output_dir
+        self._writer = summary_writer
+        self._own_writer: EventFileWriter | None = None
+        self._tag = "global_step/sec"
+        self._last_step: int | None = None
+        self._num_warnings = 0
+
+    async def begin(self) -> None:
+        if self._writer is None and self._output_dir is not None:
+            self._writer = open_writer(self._output_dir)
+            if isinstance(self._writer, EventFileWriter):
+                self._own_writer = self._writer
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._tag = f"{session.global_step.name}/sec"
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        step = run_context.global_step.value
+        if self._timer.should_trigger_for_step(step):
+            seconds, steps = self._timer.update_last_triggered_step(step)
+            if seconds and steps is not None:  # a clock that has not moved gives no rate
+                self._record(steps / seconds, step)
+        if step == self._last_step and self._num_warnings < _MAX_WARNINGS:
+            self._num_warnings += 1
+            logger.warning(
+                "It seems that the global step has not been increased: it is %d after this run as "
+                "after the last. Does the run contain the op that moves it?", step,
+            )  # fmt: skip
+        self._last_step = step
+
+    def _record(self, steps_per_sec: float, step: int) -> None:
+        if self._writer is not None:
+            self._writer.add_summary(scalar_summary(self._tag, steps_per_sec), step)
+        logger.info("%s: %g", self._tag, steps_per_sec)
+
+    async def end(self, session: Any) -> None:
+        self._finish()
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+        if self._own_writer is not None:
+            self._own_writer.close()
+            self._own_writer = self._writer = None

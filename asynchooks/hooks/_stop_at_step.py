@@ -1,0 +1,62 @@
+"""StopAtStepHook: ends training exactly at a global step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._coordinator import Coordinator
+from .._errors import StopTraining
+from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from ._arguments import as_step
+
+
+class StopAtStepHook(SessionRunHook):
+    """Stops training at a global step, exactly, however many workers of this process share it.
+
+    It sets a limit on the global step: `session.run` starts no step that could lead beyond it,
+    and raises StopTraining once it is reached. Where a run moves the step by k, the stop is within
+    k - 1. Unlike TensorFlow's, it runs nothing when the step is there already. Only runs that
+    move the step count.
+
+    Args:
+        num_steps: steps to run, counted from the step found when the session is first created
+            (not again when it is recreated; a hook that is used again keeps its last step).
+        last_step: the global step to stop at; exactly one of the two is given.
+
+    Raises:
+        ValueError: both or neither are given.
+        TypeError: no integer.
+
+    Example:
+        async with MonitoredSession([StopAtStepHook(last_step=1000)], creator) as session:
+            while not session.should_stop():
+                await session.run(train_op)
+    """
+
+    needs_global_step = True
+
+    def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
+        if (num_steps is None) == (last_step is None):
+            raise ValueError(
+                f"got num_steps={num_steps} and last_step={last_step}; give exactly one of them"
+            )
+        self._num_steps = None if num_steps is None else as_step("num_steps", num_steps)
+        self._last_step = None if last_step is None else as_step("last_step", last_step)
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        if self._last_step is None:
+            assert self._num_steps is not None
+            self._last_step = session.global_step.value + self._num_steps
+        session.global_step.raise_limit(self._last_step)
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        # with several hooks on one step the largest limit holds; this one may be smaller
+        if self._is_there(run_context):
+            raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._is_there(run_context):
+            run_context.request_stop()
+
+    def _is_there(self, run_context: SessionRunContext) -> bool:
+        return self._last_step is not None and run_context.global_step.value >= self._last_step

@@ -1,0 +1,62 @@
+"""GlobalStepWaiterHook: a worker that starts when the others have come far enough."""
+
+from __future__ import annotations
+
+import logging
+
+from .._hook import SessionRunContext, SessionRunHook
+from ._arguments import as_step
+
+logger = logging.getLogger("asynchooks")
+
+_LOG_EVERY_STEPS = 1000
+
+
+class GlobalStepWaiterHook(SessionRunHook):
+    """Suspends a worker's first run until the global step is reached; for a gradual start.
+
+    Unlike TensorFlow's, which sleeps half a second between two looks, it is woken by the step.
+    The wait ends with StopTraining when the session is stopped, and with StepUnreachableError
+    when nobody is left who could bring the step.
+
+    Args:
+        wait_until_step: the global step to wait for; <= 0 returns at once.
+
+    Raises:
+        TypeError: no integer.
+
+    Example:
+        hooks = [GlobalStepWaiterHook(int(100 * math.log(worker + 1)))]
+    """
+
+    needs_global_step = True
+
+    def __init__(self, wait_until_step: int) -> None:
+        self._wait_until_step = as_step("wait_until_step", wait_until_step)
+        self._has_started = False
+
+    async def begin(self) -> None:
+        self._has_started = False
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        if self._has_started:
+            return
+        if self._wait_until_step > 0:
+            await self._wait(run_context)
+        self._has_started = True
+
+    async def _wait(self, run_context: SessionRunContext) -> None:
+        step = run_context.global_step
+        logger.info("Waiting for global step %d before starting training.", self._wait_until_step)
+        logged = 0
+        while True:
+            reached = await step.wait_for(
+                min(self._wait_until_step, max(logged, step.value) + _LOG_EVERY_STEPS)
+            )
+            if reached >= self._wait_until_step:
+                return
+            logged = reached
+            logger.info(
+                "Waiting for global step %d before starting training. Current step is %d.",
+                self._wait_until_step, reached,
+            )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Fakes for tests of hooks and of programs that train: a recording hook, a scripted session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ._coordinator import Coordinator
+from ._function_session import pick
+from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._raw_session import RawSession, SessionCreator
+
+__all__ = ["RecordingHook", "ScriptedSession", "ScriptedSessionCreator"]
+
+
+class RecordingHook(SessionRunHook):
+    """Writes every moment into one log, as (name, moment), in the order of calls.
+
+    Args:
+        name: how this hook is called in the log.
+        log: a list to share between hooks, so that their order is seen.
+        fetches: what to ask for in each run, if anything; the results go to `results`.
+
+    Example:
+        log = []
+        async with MonitoredSession([RecordingHook("a", log)], creator) as session: ...
+        assert log == [("a", "begin"), ("a", "after_create_session"), ("a", "end")]
+    """
+
+    def __init__(
+        self, name: str, log: list[tuple[str, str]] | None = None, fetches: Any = None
+    ) -> None:
+        self.name = name
+        self.log: list[tuple[str, str]] = [] if log is None else log
+        self.fetches = fetches
+        self.results: list[Any] = []
+        self.errors: list[BaseException] = []
+
+    async def begin(self) -> None:
+        self.log.append((self.name, "begin"))
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self.log.append((self.name, "after_create_session"))
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        self.log.append((self.name, "before_run"))
+        return None if self.fetches is None else SessionRunArgs(self.fetches)
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.log.append((self.name, "after_run"))
+        self.results.append(run_values.results)
+
+    async def end(self, session: Any) -> None:
+        self.log.append((self.name, "end"))
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        self.log.append((self.name, "on_error"))
+        self.errors.append(exception)
+
+
+class ScriptedSession(RawSession):
+    """A raw session that plays a script: each run takes the next entry.
+
+    Args:
+        script: outputs by name, or exceptions to raise; after the last one every run gives {}.
+
+    Each run that gives outputs moves the global step by 1.
+    """
+
+    def __init__(self, script: Iterable[Mapping[str, Any] | BaseException] = ()) -> None:
+        super().__init__()
+        self._script = iter(script)
+        self.num_runs = 0
+        self.is_closed = False
+        self._step = 0
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        if self.is_closed:
+            raise RuntimeError("Attempted to use a closed session.")
+        entry = next(self._script, {})
+        self.num_runs += 1
+        if isinstance(entry, BaseException):
+            raise entry
+        self._step += 1
+        return pick(entry, fetches)
+
+    def read_step(self) -> int:
+        return self._step
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class ScriptedSessionCreator(SessionCreator):
+    """Gives out the sessions, or raises the exceptions, of a list, one for each creation.
+
+    Args:
+        sessions: raw sessions and exceptions, in order.
+
+    Raises:
+        AssertionError: when opening: more sessions were asked for than there are.
+    """
+
+    def __init__(self, sessions: Iterable[RawSession | BaseException]) -> None:
+        self._sessions = iter(sessions)
+
+    def create_session(self) -> RawSession:
+        entry = next(self._sessions, None)
+        if entry is None:
+            raise AssertionError("the script has no further session to give")
+        if isinstance(entry, BaseException):
+            raise entry
+        return entry

@@ -1,0 +1,25 @@
+"""TensorFlow graphs under `MonitoredSession`; the only part of asynchooks that imports it.
+
+TensorFlow's default graph is a stack of the thread, and all tasks of an event loop share one
+thread. So every coroutine that a session drives (hooks, step_fn, side tasks) has its session's
+graph as the default one whenever it runs, and leaves the stack as it was whenever it waits; use
+`in_graph` for coroutines of your own. What cannot be cured: scopes of names, devices and control
+dependencies belong to the graph and the thread, not to the task. On a graph that several workers
+share, leave them before the first `await`.
+"""
+
+from __future__ import annotations
+
+try:
+    import tensorflow  # noqa: F401  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ImportError(
+        "TensorFlow is not installed, and this needs it: pip install 'asynchooks[tensorflow]'. "
+        "Without it, train a step function: "
+        "MonitoredSession(hooks, FunctionSessionCreator(step_fn))"
+    ) from error
+
+from ._creators import ChiefSessionCreator
+from ._graph import in_graph
+
+__all__ = ["ChiefSessionCreator", "in_graph"]

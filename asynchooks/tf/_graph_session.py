@@ -1,0 +1,126 @@
+"""GraphSession: a TensorFlow session as a raw session, run through compiled callables."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import tensorflow as tf
+
+from .._errors import is_preemption
+from .._global_step import GlobalStep
+from .._raw_session import RawSession
+
+_MAX_CALLABLES = 64
+_UNKNOWN = object()
+
+
+class GraphSession(RawSession):
+    """Runs a TensorFlow session. The creator makes it, its lease closes it.
+
+    Hooks are given the TensorFlow session itself, with an attribute `global_step`.
+
+    Args:
+        session: a `tf.compat.v1.Session`, initialised.
+    """
+
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self._session = session
+        self._graph: tf.Graph = session.graph
+        # A run without feeds costs 30 us through a callable, 64 to 140 through Session.run. The
+        # fetches are kept beside it: the keys hold their ids.
+        self._callables: OrderedDict[Hashable, tuple[Any, Callable[[], Any]]] = OrderedDict()
+        with self._graph.as_default():
+            step = tf.compat.v1.train.get_global_step()
+        self._read: Callable[[], Any] | None = None
+        if step is not None:
+            self._read = session.make_callable(step)
+        self.no_options = (tf.compat.v1.RunOptions(), tf.compat.v1.RunMetadata())
+
+    @property
+    def exposed(self) -> Any:
+        return self._session
+
+    def attach(self, global_step: GlobalStep) -> None:
+        self.global_step = self._session.global_step = global_step
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `tf.compat.v1.Session.run`; blocks."""
+        if feed_dict or options is not None or run_metadata is not None:
+            return self._session.run(fetches, feed_dict, options, run_metadata)
+        key = self.run_key(fetches)
+        if key is None:
+            return self._session.run(fetches)
+        try:
+            return self._callables[key][1]()
+        except KeyError:
+            pass
+        compiled = self._session.make_callable(fetches)
+        self._callables[key] = (fetches, compiled)
+        if len(self._callables) > _MAX_CALLABLES:
+            self._callables.popitem(last=False)
+        return compiled()
+
+    def run_key(self, fetches: Any) -> Hashable:
+        key = _key(fetches)
+        return None if key is _UNKNOWN else key
+
+    def read_step(self) -> int | None:
+        return None if self._read is None else int(self._read())
+
+    def read_step_after(self, error: BaseException) -> int | None:
+        # the train op may have run beside the op that failed; a lost server would only block
+        if not isinstance(error, tf.errors.OpError) or is_preemption(error):
+            return None
+        try:
+            return self.read_step()
+        except tf.errors.OpError:
+            return None
+
+    def feed_names(self, key: Any) -> tuple[Hashable, ...]:
+        if isinstance(key, tf.SparseTensor):
+            return (key.indices.name, key.values.name, key.dense_shape.name)
+        if isinstance(key, str):
+            return (self._graph.as_graph_element(key, allow_operation=False).name,)
+        return (getattr(key, "name", key),)
+
+    def merge_options(self, requests: list[Any]) -> Any:
+        """Source: TensorFlow's `_HookedSession._merge_run_options`."""
+        merged = tf.compat.v1.RunOptions()
+        merged.CopyFrom(requests[0])
+        for request in requests[1:]:
+            for field in ("trace_level", "timeout_in_ms", "inter_op_thread_pool"):
+                setattr(merged, field, max(getattr(merged, field), getattr(request, field)))
+            for field in ("output_partition_graphs", "report_tensor_allocations_upon_oom"):
+                setattr(merged, field, getattr(merged, field) or getattr(request, field))
+            debug = merged.debug_options
+            debug.debug_tensor_watch_opts.extend(request.debug_options.debug_tensor_watch_opts)
+            if request.debug_options.reset_disk_byte_usage:
+                debug.reset_disk_byte_usage = True
+        return merged
+
+    def new_run_metadata(self) -> Any:
+        return tf.compat.v1.RunMetadata()
+
+    def close(self) -> None:
+        self._callables.clear()
+        self._session.close()
+
+
+def _key(fetches: Any) -> Any:
+    """What the compiled callable depends on; `_UNKNOWN` for what TensorFlow converts itself."""
+    if isinstance(fetches, str):
+        return fetches
+    if isinstance(fetches, (tf.Tensor, tf.Operation, tf.Variable, tf.SparseTensor)):
+        return id(fetches)
+    if type(fetches) is dict:
+        keys = [(name, _key(each)) for name, each in fetches.items()]
+        return _UNKNOWN if any(key is _UNKNOWN for _, key in keys) else (dict, *keys)
+    if isinstance(fetches, (list, tuple)):
+        parts = [_key(each) for each in fetches]
+        return _UNKNOWN if any(key is _UNKNOWN for key in parts) else (type(fetches), *parts)
+    return _UNKNOWN
