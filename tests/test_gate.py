@@ -1,0 +1,188 @@
+"""The gate as a state machine, driven without tasks: exact stops, fairness, epochs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks._engine import Engine, Slot
+from asynchooks._gate import Answer, Asker, Gate, Ticket
+
+
+class NoEngine(Engine):
+    """Slots need an engine; the gate never uses it."""
+
+    def now(self) -> float:
+        raise NotImplementedError
+
+    async def park(self, slot: Slot, until: float = 0.0) -> object:
+        raise NotImplementedError
+
+    def wake(self, slot: Slot, value: object = None) -> None:
+        raise NotImplementedError
+
+    def start(self, fn: object, *args: object) -> object:  # type: ignore[override]
+        raise NotImplementedError
+
+    def shielded(self, seconds: float) -> object:  # type: ignore[override]
+        raise NotImplementedError
+
+    async def turn(self) -> None:
+        raise NotImplementedError
+
+
+def asker(*, is_exclusive: bool = False) -> Asker:
+    return Asker(Slot(NoEngine(), "a test"), is_exclusive)
+
+
+class World:
+    """Workers that run steps of one stride at the true counter, in a random order."""
+
+    def __init__(self, limit: int, stride: int, workers: int, seed: int) -> None:
+        self.gate = Gate(0)
+        self.gate.limit = limit
+        self.true_step = 0
+        self.stride = stride
+        self.random = random.Random(seed)
+        self.idle = workers
+        self.queue: list[Asker] = []
+        # runs under way: has the counter moved yet, and what was read after the run
+        self.running: list[tuple[Ticket, int | None]] = []
+        self.refused = 0
+
+    def answer(self) -> None:
+        for each in self.gate.answer_askers():
+            self.queue.remove(each)
+            if each.answer is Answer.REFUSED:
+                self.refused += 1
+            else:
+                assert each.ticket is not None
+                self.running.append((each.ticket, None))
+
+    def ask(self) -> None:
+        self.idle -= 1
+        self.queue.append(asker())
+        self.gate.askers.append(self.queue[-1])
+        self.answer()
+
+    def move(self, index: int) -> None:
+        ticket, read = self.running[index]
+        assert read is None
+        self.true_step += self.stride
+        self.running[index] = (ticket, self.true_step)
+
+    def finish(self, index: int, fails: bool) -> None:
+        ticket, read = self.running.pop(index)
+        self.gate.settle(ticket, None if fails else read)
+        self.idle += 1
+        self.answer()
+
+    def play(self, failure_rate: float) -> None:
+        for _ in range(20_000):
+            moves = [i for i, (_, read) in enumerate(self.running) if read is None]
+            done = [i for i, (_, read) in enumerate(self.running) if read is not None]
+            choices = ["ask"] * (self.idle > 0) + ["move"] * bool(moves) + ["end"] * bool(done)
+            if not choices:
+                return
+            choice = self.random.choice(choices)
+            if choice == "ask":
+                self.ask()
+            elif choice == "end":
+                self.finish(self.random.choice(done), fails=False)
+            elif self.random.random() < failure_rate:
+                self.finish(self.random.choice(moves), fails=True)
+            else:
+                self.move(self.random.choice(moves))
+
+
+@given(
+    limit=st.integers(1, 60),
+    stride=st.integers(1, 5),
+    workers=st.integers(1, 16),
+    seed=st.integers(0, 2**32),
+    failure_rate=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_workers_stop_within_one_stride_of_the_limit_and_never_hang(
+    limit: int, stride: int, workers: int, seed: int, failure_rate: float
+) -> None:
+    world = World(limit, stride, workers, seed)
+    world.play(failure_rate)
+    assert limit <= world.true_step <= limit + stride - 1
+    assert world.refused == workers
+    assert world.gate.tickets == 0
+    assert not world.gate.askers
+
+
+def test_the_first_run_under_a_limit_is_alone_until_the_stride_is_known() -> None:
+    gate = Gate(0)
+    gate.limit = 100
+    first = gate.grant()
+    assert gate.decide(is_exclusive=False) is Answer.WAIT
+    gate.settle(first, 2)
+    assert gate.stride == 2
+    gate.grant()
+    assert gate.decide(is_exclusive=False) is Answer.GRANTED
+
+
+def test_a_run_that_does_not_move_the_step_teaches_no_stride() -> None:
+    gate = Gate(0)
+    gate.limit = 10
+    gate.settle(gate.grant(), 0)
+    assert gate.stride is None
+
+
+def test_a_run_beside_another_teaches_no_stride() -> None:
+    gate = Gate(0)
+    first, second = gate.grant(), gate.grant()
+    gate.settle(first, 2)
+    gate.settle(second, 2)
+    assert gate.stride is None
+
+
+def test_without_a_limit_everybody_is_granted() -> None:
+    gate = Gate(0)
+    for _ in range(5):
+        assert gate.decide(is_exclusive=False) is Answer.GRANTED
+        gate.grant()
+
+
+def test_exclusive_waits_for_runs_and_holds_later_askers_back() -> None:
+    gate = Gate(0)
+    ticket = gate.grant()
+    writer, reader = asker(is_exclusive=True), asker()
+    gate.askers.extend([writer, reader])
+    assert gate.answer_askers() == []
+    gate.settle(ticket, 1)
+    assert gate.answer_askers() == [writer]
+    assert gate.is_exclusive
+    assert reader.answer is Answer.WAIT
+    gate.is_exclusive = False
+    assert gate.answer_askers() == [reader]
+    assert reader.ticket is not None
+
+
+def test_a_ticket_of_an_older_epoch_settles_nothing() -> None:
+    gate = Gate(0)
+    old = gate.grant()
+    gate.restart(5)
+    assert (gate.epoch, gate.value, gate.tickets) == (1, 5, 0)
+    gate.settle(old, 99)
+    assert (gate.value, gate.tickets) == (5, 0)
+
+
+def test_a_ticket_settles_once() -> None:
+    gate = Gate(0)
+    ticket, _ = gate.grant(), gate.grant()
+    gate.settle(ticket, 1)
+    gate.settle(ticket, 7)
+    assert (gate.value, gate.tickets) == (1, 1)
+
+
+@pytest.mark.parametrize(("value", "answer"), [(9, Answer.GRANTED), (10, Answer.REFUSED)])
+def test_at_the_limit_runs_are_refused(value: int, answer: Answer) -> None:
+    gate = Gate(value)
+    gate.limit = 10
+    assert gate.decide(is_exclusive=False) is answer

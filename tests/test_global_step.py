@@ -1,0 +1,339 @@
+"""GlobalStep: waiting, publishing, tickets, exclusive access, and steps that cannot come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks import GlobalStep, StepUnreachableError, StopTraining
+from asynchooks._stop import Stop
+
+from .helpers import Box, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def into(box: Box, fn: Callable[..., Awaitable[object]], *args: object) -> None:
+    try:
+        box.value = await fn(*args)
+    except Exception as error:
+        box.error = error
+
+
+async def test_a_step_that_is_reached_returns_at_once() -> None:
+    assert await GlobalStep(5).wait_for(5) == 5
+    assert await GlobalStep(5).wait_for(-3) == 5
+
+
+async def test_a_waiter_gets_the_value_that_woke_it_though_the_step_has_gone_back() -> None:
+    step, box = GlobalStep(), Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.wait_for, 10)
+        await settle()
+        step.publish(12)
+        step.restart(3)
+    assert box.value == 12
+    assert (step.value, step.epoch) == (3, 1)
+
+
+async def test_only_waiters_that_are_due_wake_and_in_order_of_their_steps() -> None:
+    step, woken = GlobalStep(), []
+
+    async def wait(name: str, target: int) -> None:
+        await step.wait_for(target)
+        woken.append(name)
+
+    async with anyio.create_task_group() as group:
+        for name, target in [("late", 9), ("second", 5), ("first", 3), ("third", 5)]:
+            group.start_soon(wait, name, target)
+            await settle()
+        step.publish(5)
+        await settle()
+        assert sorted(woken) == ["first", "second", "third"]
+        assert step.statistics().tasks_waiting_for_step == 1
+        step.publish(9)
+    assert woken[-1] == "late"
+
+
+async def test_a_value_below_or_of_another_epoch_is_ignored() -> None:
+    step = GlobalStep(5)
+    step.publish(3)
+    assert step.value == 5
+    step.publish(9, epoch=1)
+    assert step.value == 5
+    step.restart(2)
+    step.publish(9, epoch=0)
+    assert step.value == 2
+    step.publish(3, epoch=1)
+    assert step.value == 3
+
+
+async def test_a_thread_publishes() -> None:
+    step, box = GlobalStep(), Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.wait_for, 100)
+        await settle()
+        thread = threading.Thread(target=lambda: [step.publish(n) for n in range(101)])
+        thread.start()
+    thread.join()
+    assert box.value == 100
+
+
+async def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
+    step = GlobalStep()
+    async with anyio.create_task_group() as group:
+        group.start_soon(step.wait_for, 7)
+        await settle()
+        assert step.statistics().tasks_waiting_for_step == 1
+        group.cancel_scope.cancel()
+    assert step.statistics().tasks_waiting_for_step == 0
+    step.publish(7)
+
+
+async def test_a_waiter_ends_on_its_timeout() -> None:
+    step = GlobalStep()
+    with pytest.raises(TimeoutError, match=r"global_step 7 did not come within 0 s"):
+        await step.wait_for(7, timeout=0)
+    assert step.statistics().tasks_waiting_for_step == 0
+
+
+async def test_a_stop_ends_the_waits_that_are_bound_to_it_and_no_others() -> None:
+    step, stop = GlobalStep(), Stop()
+    bound, free = Box(), Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, bound, step.bound(stop).wait_for, 7)
+        group.start_soon(into, free, step.wait_for, 7)
+        await settle()
+        stop.set()
+        await settle()
+        assert isinstance(bound.error, StopTraining)
+        assert free.error is None
+        step.publish(7)
+    assert free.value == 7
+    with pytest.raises(StopTraining, match="stop was requested while waiting for global_step 8"):
+        await step.bound(stop).wait_for(8)
+
+
+async def test_a_closed_step_ends_every_wait_with_an_error_that_names_it() -> None:
+    step, box = GlobalStep(3), Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.wait_for, 7)
+        await settle()
+        step.close()
+    assert isinstance(box.error, StepUnreachableError)
+    assert "global_step 7 can no longer come" in str(box.error)
+    with pytest.raises(StepUnreachableError):
+        await step.wait_for(4)
+    assert await step.wait_for(3) == 3
+
+
+async def test_with_the_number_unknown_a_step_is_lost_when_all_others_have_closed() -> None:
+    step, box = GlobalStep(), Box()
+    waiter = step.open_worker()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.bound(Stop(), waiter).wait_for, 7)
+        await settle()
+        assert box.error is None  # nobody else has come yet
+        first, second = step.open_worker(), step.open_worker()
+        step.close_worker(first)
+        await settle()
+        assert box.error is None
+        step.close_worker(second)
+    assert isinstance(box.error, StepUnreachableError)
+
+
+async def test_with_the_number_known_a_step_is_lost_when_all_have_come_and_wait() -> None:
+    step = GlobalStep(num_workers=2)
+    first, second = step.open_worker(), step.open_worker()
+    boxes = [Box(), Box()]
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, boxes[0], step.bound(Stop(), first).wait_for, 7)
+        await settle()
+        assert boxes[0].error is None
+        group.start_soon(into, boxes[1], step.bound(Stop(), second).wait_for, 9)
+    assert [type(box.error) for box in boxes] == [StepUnreachableError] * 2
+
+
+async def test_with_the_number_known_those_who_have_not_come_are_awaited() -> None:
+    step, box = GlobalStep(num_workers=3), Box()
+    first, second = step.open_worker(), step.open_worker()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.bound(Stop(), first).wait_for, 7)
+        await settle()
+        step.close_worker(second)
+        await settle()
+        assert box.error is None
+        step.publish(7)
+    assert box.value == 7
+
+
+async def test_an_onlooker_is_told_when_the_last_worker_closes() -> None:
+    step, box = GlobalStep(), Box()
+    worker = step.open_worker()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.wait_for, 7)
+        await settle()
+        step.close_worker(worker)
+    assert isinstance(box.error, StepUnreachableError)
+
+
+async def test_tickets_near_the_limit_are_given_one_at_a_time() -> None:
+    step, box = GlobalStep(), Box()
+    step.raise_limit(2)
+    first = await step.take_ticket()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.take_ticket)
+        await settle()
+        assert box.value is None
+        step.settle(first, 1)
+        await settle()
+        assert box.value is not None
+        step.settle(box.value, 2)
+    with pytest.raises(StopTraining, match="has reached its limit"):
+        await step.take_ticket()
+    with pytest.raises(StopTraining, match="has reached its limit"):
+        step.take_ticket_nowait()
+
+
+async def test_a_cancelled_asker_passes_its_ticket_on() -> None:
+    step = GlobalStep()
+    step.raise_limit(5)
+    first = await step.take_ticket()
+    heir = Box()
+    async with anyio.create_task_group() as group:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(step.take_ticket)
+                await settle()
+                group.start_soon(into, heir, step.take_ticket)
+                await settle()
+                scope.cancel()
+                step.settle(first, 0)  # granted to a task that is being cancelled
+        await settle()
+        assert heir.value is not None
+    step.settle(heir.value, 1)
+    assert step.statistics().tickets == 0
+
+
+async def test_a_stop_ends_the_wait_for_a_ticket() -> None:
+    step, stop, box = GlobalStep(), Stop(), Box()
+    step.raise_limit(5)
+    await step.take_ticket()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.bound(stop).take_ticket)
+        await settle()
+        stop.set()
+    assert isinstance(box.error, StopTraining)
+    assert step.statistics().tasks_waiting_for_ticket == 0
+
+
+async def test_exclusive_lets_runs_finish_and_none_begin() -> None:
+    step, log = GlobalStep(), []
+
+    async def exclusively() -> None:
+        async with step.exclusive():
+            log.append("in")
+            await settle()
+            log.append("out")
+
+    async def run() -> None:
+        ticket = await step.take_ticket()
+        log.append("run")
+        step.settle(ticket, 2)
+
+    running = await step.take_ticket()
+    async with anyio.create_task_group() as group:
+        group.start_soon(exclusively)
+        await settle()
+        group.start_soon(run)
+        await settle()
+        assert log == []
+        step.settle(running, 1)
+    assert log == ["in", "out", "run"]
+    assert not step.statistics().is_exclusive
+
+
+async def test_a_cancelled_wait_for_exclusive_lets_the_queue_go_on() -> None:
+    step, box = GlobalStep(), Box()
+    running = await step.take_ticket()
+    async with anyio.create_task_group() as group:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as inner:
+
+                async def wait() -> None:
+                    async with step.exclusive():
+                        raise AssertionError("never entered")
+
+                inner.start_soon(wait)
+                await settle()
+                group.start_soon(into, box, step.take_ticket)
+                await settle()
+                scope.cancel()
+        await settle()
+        assert box.value is not None
+    step.settle(running)
+    step.settle(box.value)
+    assert step.statistics().tickets == 0
+
+
+async def test_the_largest_limit_holds_until_the_last_worker_closes() -> None:
+    step = GlobalStep()
+    worker = step.open_worker()
+    step.raise_limit(10)
+    step.raise_limit(4)
+    assert step.limit == 10
+    step.close_worker(worker)
+    assert step.limit is None
+
+
+@given(st.lists(st.integers(0, 20), max_size=30), st.lists(st.integers(0, 25), max_size=30))
+async def test_everybody_due_wakes_once_and_nobody_else(
+    targets: list[int], published: list[int]
+) -> None:
+    step, woken = GlobalStep(), []
+
+    async def wait(index: int, target: int) -> None:
+        woken.append((index, await step.wait_for(target)))
+
+    async with anyio.create_task_group() as group:
+        for index, target in enumerate(targets):
+            group.start_soon(wait, index, target)
+        await settle()
+        reached = 0
+        for value in published:
+            reached = max(reached, value)
+            step.publish(value)
+            await settle()
+            due = {i for i, target in enumerate(targets) if target <= reached}
+            assert {index for index, _ in woken} == due | {
+                i for i, target in enumerate(targets) if target <= 0
+            }
+        group.cancel_scope.cancel()
+    assert len(woken) == len({index for index, _ in woken})
+    assert all(value >= targets[index] for index, value in woken)
+    assert step.statistics().tasks_waiting_for_step == 0
+
+
+def test_a_number_of_workers_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_workers is 0; give at least 1"):
+        GlobalStep(num_workers=0)
+
+
+def test_statistics_say_all_that_is_under_way() -> None:
+    step = GlobalStep(4, num_workers=3)
+    step.open_worker()
+    step.raise_limit(9)
+    ticket = step.take_ticket_nowait()
+    assert ticket is not None
+    step.settle(ticket, 6)
+    step.take_ticket_nowait()
+    statistics = step.statistics()
+    assert (statistics.value, statistics.epoch, statistics.limit) == (6, 0, 9)
+    assert (statistics.stride, statistics.tickets) == (2, 1)
+    assert (statistics.workers_opened, statistics.workers_open) == (1, 1)
+    assert "at 6, limit 9, epoch 0, workers: 1 open, 1 opened of 3 expected" in repr(step)
