@@ -72,7 +72,8 @@ class Connection:
         failures = 0
         while True:
             try:
-                if self.coord is not None and is_preemption(self.coord.error):
+                is_replaced = self.raw is not None and self.raw.is_retired
+                if is_replaced or (self.coord is not None and is_preemption(self.coord.error)):
                     await self._drop()
                 return await attempt()
             except Exception as error:
@@ -151,8 +152,7 @@ class Connection:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
         self.raw = self._lost = self.coord = None
-        with self.engine.shielded(self._grace_secs):
-            await self._lease.release(raw, self.engine, grace_secs=0.0)
+        await self._lease.release(raw, self.engine, self._grace_secs)
 
     async def _recover_from(self, error: Exception, failures: int) -> None:
         """Drop the raw session and wait as long as the next attempt should be waited for."""

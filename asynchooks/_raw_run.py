@@ -33,7 +33,11 @@ async def run_raw(
     def run() -> Any:
         outputs: Any = None
         value = None
-        raw.enter_run()
+        try:
+            raw.enter_run()
+        except BaseException:
+            step.settle(ticket)
+            raise
         try:
             outputs = raw.run(merged.fetches, merged.feed_dict, options, merged.run_metadata)
             if not isinstance(outputs, Awaitable):

@@ -16,6 +16,7 @@ from typing import Any
 
 from ._coordinator import Coordinator
 from ._engine import Engine
+from ._errors import PreemptionError
 from ._global_step import GlobalStep
 from ._runner import Outcome, run_blocking
 
@@ -87,9 +88,20 @@ class RawSession(ABC):
         """An empty object for a run to put its metadata in."""
         return None
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether it was given up, and replaced, by a worker that shares it."""
+        return self._is_retired
+
     def enter_run(self) -> None:
-        """A run begins, in whichever thread; `leave_run` ends it."""
+        """A run begins, in whichever thread; `leave_run` ends it.
+
+        Raises:
+            PreemptionError: the session is retired; its successor may run.
+        """
         with self._lock:
+            if self._is_retired:
+                raise PreemptionError("the shared session was lost and replaced meanwhile")
             self._num_runs += 1
 
     def leave_run(self) -> None:
@@ -216,7 +228,8 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
     if raw.closes_at_once:
         close()
     else:
-        await run_blocking(engine, close, grace_secs, "asynchooks-close", log_error)
+        until = engine.now() + grace_secs
+        await run_blocking(engine, close, grace_secs, "asynchooks-close", log_error, until)
 
 
 def default_creator() -> SessionCreator:

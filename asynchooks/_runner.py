@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from typing import Any, Literal, get_args
 
-from ._engine import Engine, Slot, use_engine
+from ._engine import TIMED_OUT, Engine, Slot, use_engine
 
 logger = logging.getLogger("asynchooks")
 
@@ -67,6 +68,7 @@ class WorkThread:
         fn: Callable[[], Any],
         grace_secs: float,
         when_late: Callable[[Outcome], None] = lambda outcome: None,
+        until: float = math.inf,
     ) -> Any:
         """Call `fn` in the thread and return its value, or raise its error.
 
@@ -77,33 +79,37 @@ class WorkThread:
             fn: what to call; runs in a copy of the caller's context.
             grace_secs: seconds, >= 0.
             when_late: gets the outcome, in the thread, of a call that was abandoned.
+            until: when to abandon it in any case, on the engine's clock; then this returns None.
         """
-        slot = Slot(self._engine, f"a call in the thread {self._name}")
+        engine = self._engine
+        slot = Slot(engine, f"a call in the thread {self._name}")
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
-            args = (self._jobs, self._engine)
+            args = (self._jobs, engine)
             threading.Thread(target=_serve, args=args, name=self._name, daemon=True).start()
         job = _Job(fn, when_late)
         self._jobs.put((copy_context(), job, slot))
         try:
-            outcome = await self._engine.park(slot)
+            outcome = await engine.park(slot, until)
         except BaseException:
             # a scope opened before the cancellation came would cost each step 10 us
             try:
-                with self._engine.shielded(grace_secs):
-                    await self._engine.park(slot)
+                with engine.shielded(max(0.0, min(grace_secs, until - engine.now()))):
+                    await engine.park(slot)
             finally:
                 if not slot.is_woken:
-                    self.close()
-                    job.abandon()
-                    logger.warning(
-                        "A call in the thread %s was cancelled and did not end within %g s: "
-                        "the thread is left to itself", self._name, grace_secs,
-                    )  # fmt: skip
+                    self._abandon(job)
                 elif slot.value.error is not None:
                     logger.warning("A cancelled call failed: %r", slot.value.error)
             raise
+        if outcome is TIMED_OUT:
+            return self._abandon(job)
         return outcome.unwrap()
+
+    def _abandon(self, job: _Job) -> None:
+        self.close()
+        job.abandon()
+        logger.warning("A call in the thread %s did not end in time and is left alone", self._name)
 
     def close(self) -> None:
         """Let the thread end after its present call; the next `run` begins a new one."""
@@ -157,13 +163,14 @@ async def run_blocking(
     grace_secs: float,
     name: str,
     when_late: Callable[[Outcome], None] = lambda outcome: None,
+    until: float = math.inf,
 ) -> Any:
     """Call a blocking function once, off the event loop; inline where time is simulated."""
     if engine.is_virtual:
         return fn()
     thread = WorkThread(engine, name)
     try:
-        return await thread.run(fn, grace_secs, when_late)
+        return await thread.run(fn, grace_secs, when_late, until)
     finally:
         thread.close()
 

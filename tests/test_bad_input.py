@@ -1,0 +1,242 @@
+"""Misuse: each a typed error that says what was got, what was expected and what to do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    FunctionSessionCreator,
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SharedSessionCreator,
+    StepContext,
+    StepUnreachableError,
+    StopTraining,
+)
+
+from .helpers import counting_creator, settle
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        ([3], r"hooks\[0\] is 3 of type int; expected an instance"),
+        ([SessionRunHook(), "x"], r"hooks\[1\] is 'x'"),
+        ([SessionRunHook], r"is the class SessionRunHook; give an instance"),
+        (SessionRunHook(), "give a list of hooks"),
+        (3, "give an iterable of SessionRunHook"),
+        (counting_creator(), "Hooks come first here"),
+    ],
+)
+def test_hooks_that_are_none_are_refused(hooks: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        MonitoredSession(hooks, counting_creator())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"session_creator": 3}, TypeError, "give an asynchooks.SessionCreator"),
+        ({"stop_grace_period_secs": -1}, ValueError, "is -1; give seconds >= 0"),
+        ({"stop_grace_period_secs": float("nan")}, ValueError, "is nan; give seconds >= 0"),
+        ({"step_runner": "fast"}, ValueError, "'fast'; give one of auto, inline, thread"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        MonitoredSession([], **{"session_creator": counting_creator(), **arguments})
+
+
+def test_a_shared_creator_of_a_shared_creator_is_refused() -> None:
+    with pytest.raises(TypeError, match="give it the creator of the session to share"):
+        SharedSessionCreator(SharedSessionCreator(counting_creator()))
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        SharedSessionCreator(counting_creator(), num_workers=0)
+
+
+async def test_use_before_entering_is_told() -> None:
+    session = MonitoredSession([], counting_creator())
+    for call in (session.run("calls"), session.run_step_fn(step_fn), session.or_stop(settle)):
+        with pytest.raises(RuntimeError, match="before the session was opened"):
+            await call
+    with pytest.raises(RuntimeError, match="before the session was opened"):
+        await session.close()
+    assert not session.should_stop()
+
+
+async def test_use_after_leaving_is_told() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        pass
+    for call in (session.run("calls"), session.run_step_fn(step_fn), session.or_stop(settle)):
+        with pytest.raises(RuntimeError, match="after the session was closed"):
+            await call
+    with pytest.raises(RuntimeError, match="can be opened only once"):
+        await session.__aenter__()
+
+
+async def test_opening_twice_at_once_is_told() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        with pytest.raises(RuntimeError, match="the session is open already"):
+            await session.__aenter__()
+        assert await session.run("calls") == 1
+
+
+async def test_two_runs_at_once_are_told_and_the_first_goes_on() -> None:
+    gate = anyio.Event()
+
+    async def step() -> dict[str, int]:
+        await gate.wait()
+        return {"x": 1}
+
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, "x")
+            await settle()
+            with pytest.raises(RuntimeError, match="another run of this session is under way"):
+                await session.run("x")
+            with pytest.raises(RuntimeError, match="a run is under way"):
+                await session.close()
+            gate.set()
+        assert await session.run("x") == 1
+
+
+async def test_a_run_within_a_step_fn_is_told_what_to_use() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+
+        async def nested(step_context: StepContext) -> None:
+            await session.run("calls")
+
+        with pytest.raises(RuntimeError, match="use step_context.run_with_hooks"):
+            await session.run_step_fn(nested)
+
+
+@pytest.mark.parametrize("returned", [3, "loss", ["loss"], {"fetches": "loss"}])
+async def test_before_run_that_returns_something_else_is_told(returned: Any) -> None:
+    class Wrong(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> Any:
+            return returned
+
+    async with MonitoredSession([Wrong()], counting_creator()) as session:
+        with pytest.raises(TypeError, match="Wrong.before_run returned .* expected SessionRunArgs"):
+            await session.run("calls")
+
+
+async def test_a_moment_that_cannot_be_awaited_is_told() -> None:
+    class Wrong(SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> Any:
+            return 3
+
+    async with MonitoredSession([Wrong()], counting_creator()) as session:
+        with pytest.raises(TypeError, match=r"Wrong.after_run returned 3.* write `async def"):
+            await session.run("calls")
+
+
+class Feeds(SessionRunHook):
+    def __init__(self, **feeds: Any) -> None:
+        self.feeds = feeds
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        return SessionRunArgs(None, self.feeds)
+
+
+async def test_feeds_that_clash_are_told() -> None:
+    def step(x: int = 0, y: int = 0) -> dict[str, int]:
+        return {"sum": x + y}
+
+    creator = FunctionSessionCreator(step)
+    feed_dict = {"x": 1}
+    async with MonitoredSession([Feeds(y=2)], creator) as session:
+        assert await session.run("sum", feed_dict) == 3
+        with pytest.raises(RuntimeError, match=r"Same tensor is fed by a SessionRunHook and user"):
+            await session.run("sum", {"y": 1})
+    assert feed_dict == {"x": 1}
+    async with MonitoredSession([Feeds(y=2), Feeds(y=3)], creator) as session:
+        with pytest.raises(RuntimeError, match=r"Same tensor is fed by two hooks.*: y"):
+            await session.run("sum")
+
+
+async def test_a_waiter_whose_step_can_never_come_is_told() -> None:
+    creator = SharedSessionCreator(counting_creator(), num_workers=1)
+    with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
+        async with MonitoredSession([GlobalStepWaiterHook(5)], creator) as session:
+            await session.run("calls")
+
+
+@pytest.mark.parametrize("reason", [3, ["enough"]])
+def test_a_reason_to_stop_is_a_text_or_an_error(reason: Any) -> None:
+    with pytest.raises(TypeError, match="give a text, an exception, or nothing"):
+        MonitoredSession([], counting_creator()).request_stop(reason)
+
+
+async def step_fn(step_context: StepContext) -> Any:
+    return await step_context.run_with_hooks("calls")
+
+
+class HasStep:
+    async def method(self, step_context: StepContext) -> Any:
+        return await step_context.run_with_hooks("calls")
+
+    async def __call__(self, step_context: StepContext) -> Any:
+        return await step_context.run_with_hooks("calls")
+
+
+async def with_more(number: int, step_context: StepContext, flag: bool = True) -> Any:
+    return await step_context.run_with_hooks("calls")
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        step_fn,
+        HasStep().method,
+        HasStep(),
+        functools.partial(with_more, 3, flag=False),
+        lambda step_context: step_context.run_with_hooks("calls"),
+    ],
+)
+async def test_a_step_fn_takes_exactly_step_context(good: Callable[..., Any]) -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        assert await session.run_step_fn(good) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: None,
+        lambda context: None,
+        with_more,
+        lambda step_context, other: None,
+        lambda step_context=None, *args: None,
+        functools.partial(with_more, 3),
+        3,
+    ],
+)
+async def test_any_other_step_fn_is_refused_before_anything_runs(bad: Any) -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        with pytest.raises(ValueError, match="step_context"):
+            await session.run_step_fn(bad)
+        assert session.global_step.value == 0
+
+
+async def test_step_fn_s_request_stop_reaches_the_caller_and_leaves_a_block_cleanly() -> None:
+    def stops(step_context: StepContext) -> None:
+        step_context.request_stop()
+
+    async with MonitoredSession([], counting_creator()) as session:
+        with pytest.raises(StopTraining):
+            await session.run_step_fn(stops)
+        assert not session.should_stop()
+        await session.run_step_fn(stops)
+        raise AssertionError("not reached")

@@ -1,0 +1,51 @@
+"""The examples, run as a reader runs them."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NUM_WORKERS, LAST_STEP, K = 8, 4000, 200
+
+
+def run_example(name: str, *args: str) -> str:
+    """What the example prints; its log goes to stderr."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *args],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_quickstart_starts_gradually_stops_exactly_and_learns(backend: str) -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+
+    printed = run_example("quickstart.py", "--backend", backend)
+
+    workers = re.findall(r"worker (\d) started at step +(\d+), ran +(\d+) steps", printed)
+    assert [int(number) for number, _, _ in workers] == list(range(NUM_WORKERS))
+    starts = [int(start) for _, start, _ in workers]
+    thresholds = [int(K * math.log(i + 1)) for i in range(NUM_WORKERS)]
+    assert all(start >= due for start, due in zip(starts, thresholds, strict=True)), starts
+    assert starts == sorted(starts)
+    assert sum(int(steps) for _, _, steps in workers) == LAST_STEP
+
+    end = re.search(r"final step (\d+), (\d+) steps per second\ntest accuracy ([\d.]+)", printed)
+    assert end is not None, printed
+    assert int(end[1]) == LAST_STEP
+    assert int(end[2]) > 0
+    assert float(end[3]) >= 0.95

@@ -1,0 +1,189 @@
+"""Function sessions: fetches, feeds, the step they count, sync and async functions."""
+
+from __future__ import annotations
+
+import functools
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynchooks import (
+    FeedError,
+    FetchError,
+    FunctionSessionCreator,
+    MonitoredSession,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    StepFunctionError,
+    StopAtStepHook,
+    StopTraining,
+)
+from asynchooks.testing import RecordingHook
+
+pytestmark = pytest.mark.anyio
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def step(rate: float = 0.5, *, batch: Any = None) -> dict[str, Any]:
+    return {"loss": rate, "weights": np.ones(3), "batch": batch}
+
+
+async def run_once(creator: FunctionSessionCreator, fetches: Any, feeds: Any = None) -> Any:
+    async with MonitoredSession([], creator) as session:
+        return await session.run(fetches, feeds)
+
+
+@pytest.mark.parametrize(
+    ("fetches", "expected"),
+    [
+        ("loss", 0.5),
+        (["loss", "batch"], [0.5, None]),
+        (("loss", ["loss"]), (0.5, [0.5])),
+        ({"a": "loss", "b": {"c": ("loss",)}}, {"a": 0.5, "b": {"c": (0.5,)}}),
+        (Pair("loss", "batch"), Pair(0.5, None)),
+        ([], []),
+        ({}, {}),
+    ],
+)
+async def test_outputs_come_nested_as_the_fetches(fetches: Any, expected: Any) -> None:
+    result = await run_once(FunctionSessionCreator(step), fetches)
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+async def test_outputs_are_the_function_s_own_objects() -> None:
+    weights = np.ones(3)
+    creator = FunctionSessionCreator(lambda: {"weights": weights})
+    assert await run_once(creator, "weights") is weights
+
+
+async def test_feeds_are_parameters() -> None:
+    feeds = {"rate": 2.0, "batch": [1]}
+    assert await run_once(FunctionSessionCreator(step), ["loss", "batch"], feeds) == [2.0, [1]]
+    assert feeds == {"rate": 2.0, "batch": [1]}
+
+
+class CallableObject:
+    async def __call__(self) -> dict[str, int]:
+        return {"x": 1}
+
+
+async def async_step(x: int = 1) -> dict[str, int]:
+    return {"x": x}
+
+
+@pytest.mark.parametrize(
+    "step_fn",
+    [
+        async_step,
+        functools.partial(async_step, x=1),
+        lambda: async_step(),
+        CallableObject(),
+        lambda: {"x": 1},
+    ],
+)
+@pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
+async def test_any_callable_is_a_step(step_fn: Any, step_runner: Any) -> None:
+    creator = FunctionSessionCreator(step_fn)
+    async with MonitoredSession([], creator, step_runner=step_runner) as session:
+        assert [await session.run("x") for _ in range(3)] == [1, 1, 1]
+        assert session.global_step.value == 3
+
+
+async def test_a_run_moves_the_step_by_one_or_to_the_output_global_step() -> None:
+    value = 0
+
+    def jumps() -> dict[str, Any]:
+        nonlocal value
+        value += 5
+        return {"global_step": np.int64(value)}
+
+    creator = FunctionSessionCreator(jumps)
+    async with MonitoredSession([StopAtStepHook(last_step=12)], creator) as session:
+        while not session.should_stop():
+            await session.run([])
+        assert session.global_step.value == 15
+
+
+async def test_training_may_begin_at_a_later_step_and_stops_at_once_if_it_is_there() -> None:
+    hook = RecordingHook("a")
+    creator = FunctionSessionCreator(step, initial_step=100)
+    async with MonitoredSession([StopAtStepHook(last_step=100), hook], creator) as session:
+        assert session.should_stop()
+        with pytest.raises(StopTraining):
+            await session.run("loss")
+    assert ("a", "after_run") not in hook.log
+
+
+async def test_run_context_session_bypasses_hooks_and_moves_the_step() -> None:
+    class Bypasses(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            assert run_context.session.run("loss") == 0.5
+
+    hook = RecordingHook("a")
+    async with MonitoredSession([Bypasses(), hook], FunctionSessionCreator(step)) as session:
+        await session.run("loss")
+        assert session.global_step.value == 2
+    assert hook.log.count(("a", "before_run")) == 1
+
+
+async def test_hooks_fetch_by_name_beside_the_caller() -> None:
+    hooks = [RecordingHook("a", fetches={"w": "weights"}), RecordingHook("b")]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        assert await session.run("loss") == 0.5
+    assert hooks[0].results[0]["w"].tolist() == [1, 1, 1]
+    assert hooks[1].results == [None]
+
+
+@pytest.mark.parametrize("fetches", ["los", ["loss", "los"], {"a": "los"}])
+async def test_an_unknown_fetch_names_what_there_is(fetches: Any) -> None:
+    with pytest.raises(FetchError, match="fetch 'los' is not among .* 'batch', 'loss', 'weights'"):
+        await run_once(FunctionSessionCreator(step), fetches)
+
+
+@pytest.mark.parametrize("fetches", [None, 3, [None]])
+async def test_a_fetch_that_is_no_name_says_what_to_give(fetches: Any) -> None:
+    with pytest.raises(FetchError, match="give the name of an output"):
+        await run_once(FunctionSessionCreator(step), fetches)
+
+
+@pytest.mark.parametrize("outputs", [None, 3, [("loss", 1)]])
+async def test_a_step_that_returns_no_mapping_is_told(outputs: Any) -> None:
+    with pytest.raises(StepFunctionError, match="expected a mapping"):
+        await run_once(FunctionSessionCreator(lambda: outputs), [])
+
+
+async def test_a_bad_global_step_is_told() -> None:
+    with pytest.raises(StepFunctionError, match=r'output "global_step" is None'):
+        await run_once(FunctionSessionCreator(lambda: {"global_step": None}), [])
+
+
+async def test_feeds_that_do_not_fit_are_told() -> None:
+    with pytest.raises(FeedError, match=r"unknown \['rat'\].* it takes \['batch', 'rate'\]"):
+        await run_once(FunctionSessionCreator(step), "loss", {"rat": 1})
+    with pytest.raises(FeedError, match=r"missing \['x'\]"):
+        await run_once(FunctionSessionCreator(lambda x: {"x": x}), "x")
+
+
+async def test_run_options_belong_to_graphs() -> None:
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+        with pytest.raises(ValueError, match="run options were given to FunctionSession"):
+            await session.run("loss", options=object())
+
+    class Asks(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+            return SessionRunArgs(None, options=object())
+
+    async with MonitoredSession([Asks()], FunctionSessionCreator(step)) as session:
+        with pytest.raises(ValueError, match="run options were given to FunctionSession"):
+            await session.run("loss")
+        assert session.global_step.statistics().tickets == 0
+
+
+def test_a_step_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="step_fn is 3; give a function"):
+        FunctionSessionCreator(3)  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""The README's code blocks, run, with what they print; and its two command lines."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART_COMMAND = (
+    "python3 -m venv .venv && .venv/bin/pip install '.[examples]' && "
+    ".venv/bin/python examples/quickstart.py"
+)
+TEST_COMMAND = (
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest"
+)
+
+
+class Block(NamedTuple):
+    """One block of Python in the README, and the text block straight after it, if any."""
+
+    line: int
+    code: str
+    output: str | None
+
+
+def find_blocks(text: str) -> list[Block]:
+    fenced = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.M | re.S)
+    return [
+        Block(text.count("\n", 0, found.start(1)) + 1, found[1], found[2])
+        for found in fenced.finditer(text)
+    ]
+
+
+def parameters() -> list[object]:
+    return [
+        pytest.param(
+            block,
+            id=f"line-{block.line}",
+            marks=[pytest.mark.tensorflow] if "tensorflow" in block.code else [],
+        )
+        for block in find_blocks(README)
+    ]
+
+
+@pytest.mark.parametrize("block", parameters())
+def test_block_prints_what_the_readme_shows(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "tensorflow" in block.code:
+        pytest.importorskip("tensorflow")
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+
+    # empty lines in front: an error then names the README's own line
+    code = compile("\n" * (block.line - 1) + block.code, str(ROOT / "README.md"), "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"__name__": "__main__"})
+
+    if block.output is not None:
+        assert printed.getvalue() == block.output
+
+
+def test_first_screen_holds_a_complete_example_with_its_output() -> None:
+    first = find_blocks(README)[0]
+    assert first.line < 40
+    assert first.output is not None
+    assert "tensorflow" not in first.code
+
+
+@pytest.mark.parametrize("command", [QUICKSTART_COMMAND, TEST_COMMAND])
+def test_command_line_is_one_line_of_the_readme(command: str) -> None:
+    assert command in README.splitlines()
+
+
+def test_ci_runs_the_readme_test_command() -> None:
+    assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()

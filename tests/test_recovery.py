@@ -1,0 +1,283 @@
+"""Recovery: which errors recreate the raw session, in which order, and within which bounds."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    Coordinator,
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionError,
+    Recovery,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    SharedSessionCreator,
+    StepContext,
+    StopAtStepHook,
+)
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+
+from .helpers import counting_creator
+
+pytestmark = pytest.mark.anyio
+
+LOST = PreemptionError("the machine went away")
+AT_ONCE = Recovery(first_pause_secs=0, longest_pause_secs=0)
+
+
+class KeepsCoordinators(SessionRunHook):
+    def __init__(self) -> None:
+        self.coords: list[Coordinator] = []
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self.coords.append(coord)
+
+
+async def test_a_lost_session_is_recreated_and_the_run_repeated_hooks_included() -> None:
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    hook, coords = RecordingHook("a"), KeepsCoordinators()
+    async with MonitoredSession([hook, coords], ScriptedSessionCreator(raws)) as session:
+        assert await session.run([]) == []
+        assert session.raw_session() is raws[1]
+        assert session.global_step.epoch == 1
+    assert [moment for _, moment in hook.log] == [
+        "begin", "after_create_session", "before_run", "after_create_session", "before_run",
+        "after_run", "end",
+    ]  # fmt: skip
+    assert raws[0].is_closed
+    assert coords.coords[0] is not coords.coords[1]
+    assert coords.coords[0].joined
+
+
+async def test_a_preemption_from_after_run_repeats_the_run_too() -> None:
+    class FailsOnce(SessionRunHook):
+        def __init__(self) -> None:
+            self.runs = 0
+
+        async def after_run(
+            self, run_context: SessionRunContext, run_values: SessionRunValues
+        ) -> None:
+            self.runs += 1
+            if self.runs == 1:
+                raise LOST
+
+    hook = FailsOnce()
+    raws = [ScriptedSession(), ScriptedSession()]
+    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
+        await session.run([])
+    assert hook.runs == 2
+    assert [raw.num_runs for raw in raws] == [1, 1]
+
+
+async def test_preemption_while_creating_is_retried_with_a_new_coordinator_each_time() -> None:
+    class FailsTwice(KeepsCoordinators):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            await super().after_create_session(session, coord)
+            if len(self.coords) < 3:
+                raise LOST
+
+    hook = FailsTwice()
+    raws = [LOST, ScriptedSession(), ScriptedSession(), ScriptedSession()]
+    async with MonitoredSession(
+        [hook], ScriptedSessionCreator(raws), recovery=AT_ONCE
+    ) as session:
+        assert session.raw_session() is raws[3]
+    assert len(set(map(id, hook.coords))) == 3
+
+
+async def test_a_preemption_from_begin_leaves() -> None:
+    class Fails(SessionRunHook):
+        async def begin(self) -> None:
+            raise LOST
+
+    with pytest.raises(PreemptionError, match="the machine went away"):
+        async with MonitoredSession([Fails()], counting_creator()):
+            raise AssertionError("not reached")
+
+
+async def test_another_error_while_recreating_leaves_and_the_next_run_tries_again() -> None:
+    raws = [ScriptedSession([LOST]), ValueError("cannot create"), ScriptedSession()]
+    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
+        with pytest.raises(ValueError, match="cannot create"):
+            await session.run([])
+        assert session.should_stop()
+        assert await session.run([]) == []
+        assert not session.should_stop()
+
+
+async def test_recreating_is_bounded_and_success_starts_the_count_anew() -> None:
+    raws = [ScriptedSession([LOST]), ScriptedSession([{}, LOST]), ScriptedSession([LOST]), LOST]
+    recovery = Recovery(max_attempts=2, first_pause_secs=0)
+    async with MonitoredSession([], ScriptedSessionCreator(raws), recovery=recovery) as session:
+        await session.run([])
+        with pytest.raises(PreemptionError) as caught:
+            await session.run([])
+        assert "given up after 2 attempts" in "".join(caught.value.__notes__)
+        assert session.should_stop()
+
+
+async def test_a_stop_that_a_hook_asked_for_is_forgotten_when_the_session_is_lost() -> None:
+    class StopsThenFails(SessionRunHook):
+        def __init__(self) -> None:
+            self.runs = 0
+
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            self.runs += 1
+            if self.runs == 1:
+                run_context.request_stop()
+
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    async with MonitoredSession([StopsThenFails()], ScriptedSessionCreator(raws)) as session:
+        await session.run([])
+        assert not session.should_stop()
+
+
+async def test_a_stop_that_the_caller_asked_for_is_kept() -> None:
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
+        session.request_stop("enough")
+        await session.run([])
+        assert session.should_stop()
+
+
+async def test_a_run_error_while_the_coordinator_holds_a_preemption_recovers() -> None:
+    hook = KeepsCoordinators()
+
+    class Reports(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            if len(hook.coords) == 1:
+                hook.coords[0].request_stop(LOST)
+
+    raws = [ScriptedSession([ValueError("a consequence")]), ScriptedSession()]
+    async with MonitoredSession([hook, Reports()], ScriptedSessionCreator(raws)) as session:
+        assert await session.run([]) == []
+        assert not session.should_stop()
+    assert len(hook.coords) == 2
+
+
+async def test_a_preemption_held_by_the_coordinator_recovers_at_the_next_run() -> None:
+    hook = KeepsCoordinators()
+    raws = [ScriptedSession(), ScriptedSession()]
+    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
+        hook.coords[0].request_stop(LOST)
+        assert not session.should_stop()
+        await session.run([])
+        assert session.raw_session() is raws[1]
+
+
+async def test_a_preemption_while_the_coordinator_holds_another_error_is_replaced_by_it() -> None:
+    hook = KeepsCoordinators()
+    error = ValueError("the cause")
+    session = MonitoredSession([hook], ScriptedSessionCreator([ScriptedSession([LOST])]))
+    with pytest.raises(ValueError, match="the cause") as caught:
+        async with session:
+            hook.coords[0].request_stop(error)
+            await session.run([])
+    assert caught.value is error
+
+
+async def test_any_other_run_error_stands_whatever_the_coordinator_holds() -> None:
+    hook = KeepsCoordinators()
+    raw = ScriptedSession([KeyError("of the run")])
+    with pytest.raises(ValueError, match="held"):
+        async with MonitoredSession([hook], ScriptedSessionCreator([raw])) as session:
+            hook.coords[0].request_stop(ValueError("held"))
+            with pytest.raises(KeyError, match="of the run"):
+                await session.run([])
+            assert session.should_stop()
+            assert await session.run([]) == []
+
+
+async def test_a_preemption_held_at_the_end_is_only_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hook, recording = KeepsCoordinators(), RecordingHook("a")
+    with caplog.at_level(logging.ERROR, "asynchooks"):
+        async with MonitoredSession([hook, recording], counting_creator()):
+            hook.coords[0].request_stop(LOST)
+    assert "the machine went away" in caplog.text
+    assert recording.log[-1] == ("a", "end")
+
+
+async def test_errors_from_closing_the_raw_session_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class FailsToClose(ScriptedSession):
+        def close(self) -> None:
+            raise ValueError("cannot close")
+
+    async with MonitoredSession([], ScriptedSessionCreator([FailsToClose()])):
+        pass
+    assert "cannot close" in caplog.text
+
+
+async def test_step_fn_is_called_again_with_the_new_raw_session() -> None:
+    raws = [ScriptedSession([{}, LOST]), ScriptedSession()]
+    seen = []
+
+    async def step_fn(step_context: StepContext) -> str:
+        seen.append(step_context.session)
+        await step_context.run_with_hooks([])
+        await step_context.run_with_hooks([])
+        return "done"
+
+    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
+        assert await session.run_step_fn(step_fn) == "done"
+    assert seen == raws
+
+
+async def test_a_shared_session_is_recreated_once_for_all_workers() -> None:
+    script: list[Any] = [{}] * 6 + [LOST]
+    raws = [ScriptedSession(script), ScriptedSession()]
+    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
+    coords = KeepsCoordinators()
+
+    async def worker() -> None:
+        async with MonitoredSession([coords, StopAtStepHook(last_step=20)], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+                await anyio.lowlevel.checkpoint()
+            assert session.global_step.value == 20
+            assert session.global_step.epoch == 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(worker)
+    assert raws[0].is_closed
+    assert raws[1].is_closed
+    assert raws[1].read_step() == 20
+
+
+async def test_a_function_session_keeps_its_step_when_recreated() -> None:
+    calls = 0
+
+    def step() -> dict[str, int]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise LOST
+        return {"calls": calls}
+
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+        assert [await session.run("calls") for _ in range(3)] == [1, 2, 4]
+        assert (session.global_step.value, session.global_step.epoch) == (3, 1)
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    recovery = Recovery(first_pause_secs=0.5, longest_pause_secs=3)
+    assert [recovery.pause_before(n) for n in range(1, 7)] == [0, 0.5, 1, 2, 3, 3]
+    assert recovery.pause_before(10_000) == 3
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max_attempts": -1}, {"first_pause_secs": -1}, {"longest_pause_secs": 0.01}]
+)
+def test_bounds_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give max_attempts >= 0"):
+        Recovery(**bad)
