@@ -197,9 +197,7 @@ def test_a_cancellation_on_the_trampoline_leaves_nothing_behind() -> None:
         program = Program(kernel.turn, "auto")
         finished = False
 
-        async def main(
-            program: Program = program, n: int = n, kernel: Trampoline = kernel
-        ) -> None:
+        async def main(program: Program = program, n: int = n, kernel: Trampoline = kernel) -> None:
             nonlocal finished
 
             async def body() -> None:

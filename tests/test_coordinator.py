@@ -253,5 +253,3 @@ async def test_no_thread_is_waited_for_longer_than_until_it_ends() -> None:
         assert not coord.joined
         gate.set()
     assert coord.joined
-
-

@@ -78,7 +78,12 @@ async def test_a_thread_publishes() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(into, box, step.wait_for, 100)
         await settle()
-        thread = threading.Thread(target=lambda: [step.publish(n) for n in range(101)])
+
+        def publish() -> None:
+            for n in range(101):
+                step.publish(n)
+
+        thread = threading.Thread(target=publish)
         thread.start()
     thread.join()
     assert box.value == 100

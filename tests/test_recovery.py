@@ -83,10 +83,8 @@ async def test_preemption_while_creating_is_retried_with_a_new_coordinator_each_
                 raise LOST
 
     hook = FailsTwice()
-    raws = [LOST, ScriptedSession(), ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession(
-        [hook], ScriptedSessionCreator(raws), recovery=AT_ONCE
-    ) as session:
+    raws: list[Any] = [LOST, ScriptedSession(), ScriptedSession(), ScriptedSession()]
+    async with MonitoredSession([hook], ScriptedSessionCreator(raws), recovery=AT_ONCE) as session:
         assert session.raw_session() is raws[3]
     assert len(set(map(id, hook.coords))) == 3
 
@@ -102,7 +100,7 @@ async def test_a_preemption_from_begin_leaves() -> None:
 
 
 async def test_another_error_while_recreating_leaves_and_the_next_run_tries_again() -> None:
-    raws = [ScriptedSession([LOST]), ValueError("cannot create"), ScriptedSession()]
+    raws: list[Any] = [ScriptedSession([LOST]), ValueError("cannot create"), ScriptedSession()]
     async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
         with pytest.raises(ValueError, match="cannot create"):
             await session.run([])
@@ -112,7 +110,12 @@ async def test_another_error_while_recreating_leaves_and_the_next_run_tries_agai
 
 
 async def test_recreating_is_bounded_and_success_starts_the_count_anew() -> None:
-    raws = [ScriptedSession([LOST]), ScriptedSession([{}, LOST]), ScriptedSession([LOST]), LOST]
+    raws: list[Any] = [
+        ScriptedSession([LOST]),
+        ScriptedSession([{}, LOST]),
+        ScriptedSession([LOST]),
+        LOST,
+    ]
     recovery = Recovery(max_attempts=2, first_pause_secs=0)
     async with MonitoredSession([], ScriptedSessionCreator(raws), recovery=recovery) as session:
         await session.run([])

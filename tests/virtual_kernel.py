@@ -187,7 +187,11 @@ class _Task(EngineTask):
         if isinstance(kernel, Trampoline):
             kernel.at(kernel.time, lambda: kernel.step(self, Cancelled()))
         elif isinstance(kernel, AnyioKernel):
-            kernel.at(kernel.time, lambda: self.is_done or kernel._resume(self.scope.cancel))
+            kernel.at(kernel.time, lambda: self._cancel_scope(kernel))
+
+    def _cancel_scope(self, kernel: AnyioKernel) -> None:
+        if not self.is_done:
+            kernel._resume(self.scope.cancel)
 
     async def wait(self, until: float = math.inf) -> bool:
         if not self.is_done:

@@ -1,0 +1,146 @@
+"""StepCounterHook: the rate in the log and in real event files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from asynchooks import FunctionSessionCreator, MonitoredSession, StepCounterHook
+from asynchooks._engine import Engine, Slot, current_engine
+
+from ..helpers import counting_creator
+from ..virtual_kernel import Trampoline
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def on_trampoline(main: Callable[[Engine], Awaitable[None]]) -> None:
+    """Run a program in virtual time; its errors leave."""
+    kernel = Trampoline()
+    errors: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            await main(kernel)
+        except BaseException as error:
+            errors.append(error)
+
+    kernel.run(run)
+    if errors:
+        raise errors[0]
+
+
+async def slow_step() -> dict[str, int]:
+    """Takes a quarter of a virtual second."""
+    engine = current_engine()
+    await engine.park(Slot(engine, "a step"), engine.now() + 0.25)
+    return {}
+
+
+def read(directory: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(directory)).Reload()
+    assert events.Tags()["scalars"] == ["global_step/sec"]
+    return [(event.step, event.value) for event in events.Scalars("global_step/sec")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"every_n_steps": 3}, {"every_n_steps": None, "every_n_secs": 0.75}],
+)
+def test_rates_are_written_and_labelled_with_the_step_after_the_run(
+    arguments: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = StepCounterHook(output_dir=str(tmp_path), **arguments)
+
+    async def main(engine: Engine) -> None:
+        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
+            for _ in range(10):
+                await session.run([])
+
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        on_trampoline(main)
+    assert read(tmp_path) == [(4, 4.0), (7, 4.0), (10, 4.0)]
+    assert [r.getMessage() for r in caplog.records].count("global_step/sec: 4") == 3
+
+
+def test_a_clock_that_stands_still_gives_no_rate(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(engine: Engine) -> None:
+        hook = StepCounterHook(every_n_steps=1)
+        async with MonitoredSession([hook], counting_creator()) as session:
+            for _ in range(5):
+                await session.run([])
+
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        on_trampoline(main)
+    assert "/sec" not in caplog.text
+
+
+def test_a_step_that_stands_still_is_warned_of_five_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(engine: Engine) -> None:
+        creator = FunctionSessionCreator(lambda: {"global_step": 3})
+        async with MonitoredSession([StepCounterHook()], creator) as session:
+            for _ in range(9):
+                await session.run([])
+
+    on_trampoline(main)
+    warnings = [r for r in caplog.records if "has not been increased" in r.getMessage()]
+    assert len(warnings) == 5
+
+
+class Writer:
+    """Any object with the two methods will do; this one only keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, float, int]] = []
+        self.flushes = 0
+
+    def add_summary(self, summary: Any, global_step: int) -> None:
+        value = summary.value[0]
+        self.written.append((value.tag, value.simple_value, global_step))
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
+def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() -> None:
+    writer = Writer()
+    hook = StepCounterHook(every_n_steps=2, summary_writer=writer)
+
+    async def main(engine: Engine) -> None:
+        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
+            for _ in range(3):
+                await session.run([])
+        assert writer.written == [("global_step/sec", 4.0, 3)]
+        assert writer.flushes == 1
+        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)):
+            raise ValueError("in the block")
+
+    with pytest.raises(ValueError, match="in the block"):
+        on_trampoline(main)
+    assert writer.flushes == 2
+
+
+@pytest.mark.anyio
+async def test_in_real_time_the_rate_is_finite_and_positive(tmp_path: Path) -> None:
+    hook = StepCounterHook(every_n_steps=10, output_dir=str(tmp_path))
+    async with MonitoredSession([hook], counting_creator()) as session:
+        for _ in range(41):
+            await session.run([])
+    values = read(tmp_path)
+    assert [step for step, _ in values] == [11, 21, 31, 41]
+    assert all(0 < rate < 1e9 for _, rate in values)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"every_n_steps": None}, {"every_n_secs": 1.0}, {"every_n_steps": -1}]
+)
+def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give exactly one|interval is -1"):
+        StepCounterHook(**arguments)

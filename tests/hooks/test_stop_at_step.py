@@ -1,0 +1,169 @@
+"""StopAtStepHook: exact among workers, whatever fails or is cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionError,
+    Recovery,
+    SharedSessionCreator,
+    StopAtStepHook,
+    StopTraining,
+)
+from asynchooks.testing import RecordingHook
+
+from ..helpers import counting_creator
+
+pytestmark = pytest.mark.anyio
+
+
+class Counter:
+    """A step function that is safe in threads, and may fail now and then."""
+
+    def __init__(self, stride: int = 1, fail_every: int = 0) -> None:
+        self.value = 0
+        self.calls = 0
+        self.stride = stride
+        self.fail_every = fail_every
+        self.lock = threading.Lock()
+
+    def __call__(self) -> dict[str, int]:
+        with self.lock:
+            self.calls += 1
+            if self.fail_every and self.calls % self.fail_every == 0:
+                raise ValueError("now and then")
+            self.value += self.stride
+            return {"global_step": self.value}
+
+
+async def train(counter: Any, workers: int, step_runner: Any, cancel: bool = False) -> None:
+    creator = SharedSessionCreator(FunctionSessionCreator(counter))
+
+    async def worker(index: int) -> None:
+        hooks = [StopAtStepHook(last_step=200)]
+        with anyio.CancelScope() as scope:
+            async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
+                while not session.should_stop():
+                    with contextlib.suppress(ValueError):
+                        await session.run([])
+                    await anyio.lowlevel.checkpoint()
+                    if cancel and index % 3 == 1 and session.global_step.value > 50:
+                        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for index in range(workers):
+            group.start_soon(worker, index)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 64])
+@pytest.mark.parametrize("step_runner", ["inline", "thread", "auto"])
+async def test_all_workers_stop_exactly(workers: int, step_runner: Any) -> None:
+    counter = Counter()
+    await train(counter, workers, step_runner)
+    assert counter.value == 200
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64])
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+async def test_failing_and_cancelled_workers_change_nothing(workers: int, step_runner: Any) -> None:
+    counter = Counter(fail_every=7)
+    await train(counter, workers, step_runner, cancel=True)
+    assert counter.value == 200
+
+
+@pytest.mark.parametrize("stride", [3, 7])
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+async def test_with_a_stride_the_stop_is_within_it(stride: int, step_runner: Any) -> None:
+    counter = Counter(stride=stride)
+    await train(counter, 8, step_runner)
+    assert 200 <= counter.value <= 200 + stride - 1
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_async_steps_stop_exactly(workers: int) -> None:
+    calls = 0
+
+    async def step() -> dict[str, int]:
+        nonlocal calls
+        await anyio.lowlevel.checkpoint()
+        calls += 1
+        return {}
+
+    await train(step, workers, "auto")
+    assert calls == 200
+
+
+async def test_num_steps_counts_from_the_step_found_and_not_again_on_recovery() -> None:
+    calls = 0
+
+    def step() -> dict[str, int]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise PreemptionError("lost")
+        return {"calls": calls}
+
+    hook = StopAtStepHook(num_steps=5)
+    creator = FunctionSessionCreator(step, initial_step=100)
+    recovery = Recovery(first_pause_secs=0)
+    async with MonitoredSession([hook], creator, recovery=recovery) as session:
+        while not session.should_stop():
+            await session.run([])
+        assert session.global_step.value == 105
+    async with MonitoredSession([hook], counting_creator()) as session:
+        while not session.should_stop():
+            await session.run([])
+        assert session.global_step.value == 105
+
+
+async def test_each_hook_stops_its_own_session_and_the_largest_limit_holds() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    ended = {}
+
+    async def worker(last_step: int) -> None:
+        async with MonitoredSession([StopAtStepHook(last_step=last_step)], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+                await anyio.lowlevel.checkpoint()
+            ended[last_step] = session.global_step.value
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker, 10)
+        group.start_soon(worker, 40)
+    assert 10 <= ended[10] < 40
+    assert ended[40] == 40
+
+
+async def test_a_worker_that_comes_too_late_runs_nothing_and_ends_cleanly() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    hook = RecordingHook("late")
+    async with MonitoredSession([StopAtStepHook(last_step=3)], creator) as first:
+        while not first.should_stop():
+            await first.run([])
+        async with MonitoredSession([StopAtStepHook(last_step=3), hook], creator) as late:
+            with pytest.raises(StopTraining):
+                await late.run([])
+            await late.run([])
+            raise AssertionError("not reached")
+        assert first.global_step.value == 3
+    assert [moment for _, moment in hook.log] == ["begin", "after_create_session", "end"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_steps": 1, "last_step": 1}])
+def test_exactly_one_argument_is_asked_for(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="give exactly one"):
+        StopAtStepHook(**arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"num_steps": 1.5}, {"last_step": "10"}])
+def test_steps_are_integers(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="give an integer number of steps"):
+        StopAtStepHook(**arguments)

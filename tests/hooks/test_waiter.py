@@ -1,0 +1,174 @@
+"""GlobalStepWaiterHook: woken by the step, once, and told when it cannot come."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    Coordinator,
+    FunctionSessionCreator,
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    SessionRunHook,
+    SharedSessionCreator,
+    StepUnreachableError,
+    StopAtStepHook,
+)
+from asynchooks.testing import RecordingHook
+
+from ..helpers import counting_creator, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_workers_start_at_their_steps_without_polling() -> None:
+    async def step() -> dict[str, int]:
+        await anyio.lowlevel.checkpoint()
+        return {}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    started = {}
+
+    async def worker(wait_until: int) -> None:
+        hooks = [GlobalStepWaiterHook(wait_until), StopAtStepHook(last_step=100)]
+        async with MonitoredSession(hooks, creator) as session:
+            await session.run([])
+            started[wait_until] = session.global_step.value
+            while not session.should_stop():
+                await session.run([])
+
+    async with anyio.create_task_group() as group:
+        for wait_until in (-5, 0, 30, 60, 90):
+            group.start_soon(worker, wait_until)
+    assert list(started)[2:] == [30, 60, 90]
+    for wait_until in (30, 60, 90):
+        assert wait_until < started[wait_until] <= wait_until + 8
+
+
+async def test_while_all_wait_nothing_runs_and_all_resume_before_the_next_run() -> None:
+    log = []
+
+    def step() -> dict[str, int]:
+        log.append("run")
+        return {}
+
+    class Notes(SessionRunHook):
+        async def before_run(self, run_context: Any) -> None:
+            log.append("resumed")
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+
+    async def waits() -> None:
+        hooks = [GlobalStepWaiterHook(1), Notes(), StopAtStepHook(last_step=300)]
+        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+            await session.run([])
+
+    async with anyio.create_task_group() as group:
+        for _ in range(100):
+            group.start_soon(waits)
+        await settle()
+        assert log == []
+        hooks = [StopAtStepHook(last_step=300)]
+        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+            await session.run([])
+            await session.run([])
+    assert log[:101] == ["run"] + ["resumed"] * 100
+
+
+async def test_it_waits_before_the_first_run_only_and_again_after_begin() -> None:
+    hook = GlobalStepWaiterHook(3)
+    for _ in range(2):
+        async with MonitoredSession([hook], counting_creator()) as session:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run, [])
+                await settle()
+                assert session.global_step.value == 0
+                session.global_step.publish(3)
+            session.global_step.restart(0)
+            await session.run([])
+
+
+async def test_it_logs_once_and_then_every_thousand_steps(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        hooks = [GlobalStepWaiterHook(2500)]
+        async with MonitoredSession(hooks, counting_creator()) as session:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run, [])
+                for value in range(100, 2501, 100):
+                    await settle()
+                    session.global_step.publish(value)
+    lines = [r.getMessage() for r in caplog.records if "Waiting for" in r.getMessage()]
+    assert lines == [
+        "Waiting for global step 2500 before starting training.",
+        "Waiting for global step 2500 before starting training. Current step is 1000.",
+        "Waiting for global step 2500 before starting training. Current step is 2000.",
+    ]
+
+
+async def test_a_stop_ends_the_wait_cleanly() -> None:
+    recording = RecordingHook("a")
+    session = MonitoredSession([GlobalStepWaiterHook(10), recording], counting_creator())
+    async with anyio.create_task_group() as group:
+
+        async def train() -> None:
+            async with session:
+                await session.run([])
+                raise AssertionError("not reached")
+
+        group.start_soon(train)
+        await settle()
+        session.request_stop("enough")
+    assert recording.log[-1] == ("a", "end")
+
+
+async def test_an_error_in_a_side_task_ends_the_wait_and_leaves() -> None:
+    may_fail = anyio.Event()
+
+    class Starts(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(self.fail)
+
+        async def fail(self) -> None:
+            await may_fail.wait()
+            raise ValueError("in a side task")
+
+    session = MonitoredSession([Starts(), GlobalStepWaiterHook(10)], counting_creator())
+
+    async def train() -> None:
+        with pytest.raises(ValueError, match="in a side task"):
+            async with session:
+                await session.run([])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(train)
+        await settle()
+        may_fail.set()
+
+
+async def test_a_worker_left_alone_is_told_that_its_step_cannot_come() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    told = []
+
+    async def waits() -> None:
+        with pytest.raises(StepUnreachableError, match="can no longer come"):
+            async with MonitoredSession([GlobalStepWaiterHook(10)], creator) as session:
+                await session.run([])
+        told.append(True)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(waits)
+        await settle()
+        async with MonitoredSession([StopAtStepHook(last_step=5)], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+            assert not told
+    assert told == [True]
+
+
+def test_the_step_to_wait_for_is_an_integer() -> None:
+    with pytest.raises(TypeError, match=r"wait_until_step is 1\.5"):
+        GlobalStepWaiterHook(1.5)  # type: ignore[arg-type]

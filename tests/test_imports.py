@@ -1,0 +1,124 @@
+"""Imports point down, and `import asynchooks` loads neither TensorFlow nor trio."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asynchooks
+
+PACKAGE = Path(asynchooks.__file__).parent
+
+LAYERS = [
+    ["_errors", "_engine", "_stop"],
+    ["_gate", "_waiters", "_global_step", "_timer", "_lock"],
+    ["_coordinator", "_hook", "_runner", "_step_fn", "_or_stop", "_recovery", "_raw_session"],
+    ["_function_session", "_shared_session", "_merge", "_hook_list", "_raw_run", "_connection"],
+    ["_session"],
+    ["hooks"],
+    ["tf"],
+    ["testing"],
+    ["__init__"],
+]
+SAME_LAYER = {
+    ("_stop", "_engine"),
+    ("_waiters", "_engine"),
+    ("_global_step", "_gate"),
+    ("_global_step", "_waiters"),
+    ("_raw_session", "_coordinator"),
+    ("_raw_session", "_runner"),
+    ("_or_stop", "_runner"),
+    ("_hook_list", "_merge"),
+    ("_raw_run", "_merge"),
+    ("_connection", "_hook_list"),
+}
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def place_of(path: Path) -> str:
+    """The file's module, or the package that it is in."""
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(what of asynchooks a file imports, whether only for types)."""
+    tree = ast.parse(path.read_text())
+    depth = len(path.relative_to(PACKAGE).parts)
+    typing_only = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        for node in ast.walk(branch)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found += [(name.split(".")[0], id(node) in typing_only) for name in names]
+    return found
+
+
+def foreign(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_file_has_its_layer() -> None:
+    assert {place_of(path) for path in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    here = place_of(path)
+    for there, only_types in imports(path):
+        if only_types or there == here or (here, there) in SAME_LAYER:
+            continue
+        assert LEVEL[there] < LEVEL[here], f"{here} imports {there}, which is not below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path) -> None:
+    names = foreign(path)
+    if path.name not in ("_engine.py", "_runner.py"):
+        assert not names & {"asyncio", "trio"}
+    if place_of(path) != "tf":
+        assert "tensorflow" not in names
+    if path.name not in ("_engine.py", "_summaries.py"):
+        assert "time" not in names
+    if path.name != "_engine.py":
+        assert "anyio" not in names
+
+
+@pytest.mark.parametrize("module", ["asynchooks", "asynchooks.testing", "asynchooks.hooks"])
+def test_importing_loads_neither_tensorflow_nor_trio_nor_numpy(module: str) -> None:
+    code = (
+        f"import sys, {module}; "
+        "print({'tensorflow', 'trio', 'numpy', 'tensorboard'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in asynchooks.__all__:
+        if name != "ChiefSessionCreator":  # needs TensorFlow
+            assert getattr(asynchooks, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+        asynchooks.Nonsense  # noqa: B018

@@ -1,0 +1,233 @@
+"""Step runners: which thread a step runs in, and how long others wait."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
+from asynchooks._engine import current_engine
+from asynchooks._runner import StepRunner, WorkThread, check_runner, is_async
+
+from .helpers import settle
+
+pytestmark = pytest.mark.anyio
+
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+
+async def threads_of(name: Any, step: Callable[[], Any], calls: int) -> list[bool]:
+    """For each call whether it left the event loop's thread."""
+    here = threading.get_ident()
+    left: list[bool] = []
+
+    def run() -> None:
+        left.append(threading.get_ident() != here)
+        step()
+
+    runner = StepRunner(current_engine(), name, 1)
+    for _ in range(calls):
+        await runner.run(run, key=None)
+    runner.close()
+    return left
+
+
+def fast() -> None:
+    pass
+
+
+def slow() -> None:
+    until = time.perf_counter() + 0.004
+    while time.perf_counter() < until:
+        pass
+
+
+async def test_inline_and_thread_stay_where_they_are_told() -> None:
+    assert await threads_of("inline", fast, 3) == [False] * 3
+    assert await threads_of("thread", fast, 3) == [True] * 3
+
+
+async def test_auto_calls_a_fast_step_inline_after_the_first() -> None:
+    assert (await threads_of("auto", fast, 6))[:2] == [True, False]
+
+
+async def test_auto_probes_a_slow_step_inline_once_and_leaves_the_loop() -> None:
+    assert await threads_of("auto", slow, 40) == [True, False] + [True] * 38
+
+
+async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast() -> None:
+    durations = [slow] * 5 + [fast] * 60
+    steps = iter(durations)
+    left = await threads_of("auto", lambda: next(steps)(), 60)
+    assert left[2:10] == [True] * 8
+    assert left[-1] is False
+
+
+async def test_kinds_of_steps_are_told_apart() -> None:
+    here = threading.get_ident()
+    runner = StepRunner(current_engine(), "auto", 1)
+    for _ in range(3):
+        await runner.run(slow, key="slow")
+    assert await runner.run(threading.get_ident, key="fast") != here
+    assert await runner.run(threading.get_ident, key="fast") == here
+    runner.close()
+
+
+async def test_a_thread_sees_the_caller_s_context_and_engine() -> None:
+    variable.set("set")
+    thread = WorkThread(current_engine(), "asynchooks-test")
+    assert await thread.run(variable.get, 1) == "set"
+    assert await thread.run(current_engine, 1) is current_engine()
+    thread.close()
+
+
+async def test_errors_of_every_kind_come_back_as_themselves() -> None:
+    thread = WorkThread(current_engine(), "asynchooks-test")
+    for error in (ValueError("x"), StopIteration(3), KeyboardInterrupt()):
+
+        def fail(error: BaseException = error) -> None:
+            raise error
+
+        try:
+            await thread.run(fail, 1)
+        except BaseException as caught:
+            # PEP 479: what leaves a coroutine is no StopIteration
+            assert error in (caught, caught.__cause__)
+    thread.close()
+
+
+async def test_what_an_abandoned_call_comes_to_is_not_lost() -> None:
+    release, late = threading.Event(), []
+    thread = WorkThread(current_engine(), "asynchooks-test")
+    done = threading.Event()
+
+    def when_late(outcome: Any) -> None:
+        late.append(outcome.value)
+        done.set()
+
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await thread.run(lambda: release.wait(30) and "late", 0, when_late)
+    assert scope.cancelled_caught
+    release.set()
+    await anyio.to_thread.run_sync(done.wait)
+    assert late == ["late"]
+
+
+async def test_a_call_is_abandoned_when_its_time_has_come() -> None:
+    release = threading.Event()
+    engine = current_engine()
+    thread = WorkThread(engine, "asynchooks-test")
+    assert await thread.run(release.wait, 1, until=engine.now()) is None
+    release.set()
+
+
+async def test_steps_in_threads_run_side_by_side() -> None:
+    barrier = threading.Barrier(4)
+
+    def step() -> dict[str, int]:
+        barrier.wait(30)  # ends only when all four are in it
+        return {}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+
+    async def worker() -> None:
+        async with MonitoredSession([], creator, step_runner="thread") as session:
+            await session.run([])
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(worker)
+
+
+async def test_a_slow_step_in_a_thread_leaves_the_event_loop_free() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def step() -> dict[str, int]:
+        begun.set()
+        release.wait(30)
+        return {}
+
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, [])
+            await anyio.to_thread.run_sync(begun.wait)
+            await settle_some()
+            release.set()
+
+
+async def settle_some() -> None:
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_busy_inline_sessions_share_the_loop_fairly_and_let_timers_run() -> None:
+    stop = False
+    counts = [0] * 8
+    turns = 0
+
+    def step() -> dict[str, int]:
+        until = time.perf_counter() + 3e-5
+        while time.perf_counter() < until:
+            pass
+        return {}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+
+    async def worker(index: int) -> None:
+        async with MonitoredSession([], creator, step_runner="inline") as session:
+            while not stop:
+                await session.run([])
+                counts[index] += 1
+
+    async with anyio.create_task_group() as group:
+        for index in range(8):
+            group.start_soon(worker, index)
+        while sum(counts) < 4000:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+        stop = True
+    assert turns > 20
+    assert min(counts) > 0.3 * max(counts)
+
+
+async def test_a_session_uses_one_thread_and_ends_it() -> None:
+    seen = set()
+
+    def step() -> dict[str, int]:
+        seen.add(threading.current_thread())
+        return {}
+
+    async with MonitoredSession([], FunctionSessionCreator(step), step_runner="thread") as session:
+        for _ in range(5):
+            await session.run([])
+        await settle()
+    (thread,) = seen
+    assert thread.daemon
+    await anyio.to_thread.run_sync(thread.join, 5)
+    assert not thread.is_alive()
+
+
+def test_names_of_runners_are_checked() -> None:
+    assert check_runner("auto") == "auto"
+    with pytest.raises(ValueError, match="give one of auto, inline, thread"):
+        check_runner(None)
+
+
+def test_what_only_makes_a_coroutine_is_recognised() -> None:
+    class Object:
+        async def __call__(self) -> None: ...
+
+        async def method(self) -> None: ...
+
+    assert is_async(settle)
+    assert is_async(Object())
+    assert is_async(Object().method)
+    assert not is_async(fast)
+    assert not is_async(lambda: settle())

@@ -1,0 +1,81 @@
+"""SecondOrStepTimer: due at last + every, in steps or in the engine's seconds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks import SecondOrStepTimer
+from asynchooks._engine import use_engine
+
+from .virtual_kernel import Trampoline
+
+
+@given(every=st.integers(1, 20), steps=st.lists(st.integers(0, 100), max_size=40))
+def test_by_steps_it_is_due_at_last_plus_every_and_never_twice_at_one_step(
+    every: int, steps: list[int]
+) -> None:
+    timer = SecondOrStepTimer(every_steps=every)
+    last: int | None = None
+    for step in steps:
+        is_due = timer.should_trigger_for_step(step)
+        assert is_due == (last is None or (step != last and step >= last + every))
+        if is_due:
+            seconds, elapsed = timer.update_last_triggered_step(step)
+            assert elapsed == (None if last is None else step - last)
+            assert (seconds is None) == (last is None)
+            assert not timer.should_trigger_for_step(step)
+            last = step
+        assert timer.last_triggered_step() == last
+
+
+@given(every=st.floats(0.1, 10), waits=st.lists(st.floats(0, 20), max_size=20))
+def test_by_seconds_it_is_due_when_they_have_passed(every: float, waits: list[float]) -> None:
+    kernel = Trampoline()
+    with use_engine(kernel):
+        timer = SecondOrStepTimer(every_secs=every)
+        assert timer.should_trigger_for_step(0)
+        assert timer.update_last_triggered_step(0) == (None, None)
+        last = 0.0
+        for step, wait in enumerate(waits, start=1):
+            kernel.time += wait
+            is_due = timer.should_trigger_for_step(step)
+            assert is_due == (kernel.time >= last + every)
+            if is_due:
+                assert timer.update_last_triggered_step(step)[0] == kernel.time - last
+                last = kernel.time
+
+
+def test_every_query_before_the_first_update_is_true() -> None:
+    timer = SecondOrStepTimer(every_steps=10)
+    assert all(timer.should_trigger_for_step(step) for step in (0, 1, 1, 7))
+
+
+def test_reset_makes_the_next_query_true() -> None:
+    timer = SecondOrStepTimer(every_steps=10)
+    timer.update_last_triggered_step(3)
+    timer.reset()
+    assert timer.should_trigger_for_step(3)
+    assert timer.last_triggered_step() is None
+
+
+def test_outside_of_every_event_loop_it_uses_the_system_s_seconds() -> None:
+    timer = SecondOrStepTimer(every_secs=1000)
+    timer.update_last_triggered_step(0)
+    assert not timer.should_trigger_for_step(1)
+    assert SecondOrStepTimer(every_secs=0).should_trigger_for_step(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give exactly one"),
+        ({"every_secs": 1, "every_steps": 1}, "give exactly one"),
+        ({"every_steps": -1}, "interval is -1"),
+        ({"every_secs": float("nan")}, "interval is nan"),
+    ],
+)
+def test_bad_intervals_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SecondOrStepTimer(**arguments)  # type: ignore[arg-type]
