@@ -55,7 +55,7 @@ async def run_raw(
         if raw.is_async:
             outputs = run()
         else:
-            outputs = await runner.run(run, raw.run_key(merged.fetches))
+            outputs = await runner.run(run, raw.step_times, raw.run_key(merged.fetches))
         if isinstance(outputs, Awaitable):
             outputs = await _finish(raw, outputs, step, ticket)
     except BaseException as error:

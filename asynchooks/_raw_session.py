@@ -18,7 +18,7 @@ from ._coordinator import Coordinator
 from ._engine import Engine
 from ._errors import PreemptionError
 from ._global_step import GlobalStep
-from ._runner import Outcome, run_blocking
+from ._runner import Outcome, StepTimes, run_blocking
 
 logger = logging.getLogger("asynchooks")
 
@@ -38,6 +38,7 @@ class RawSession(ABC):
 
     def __init__(self) -> None:
         self.global_step = GlobalStep()
+        self.step_times = StepTimes()
         self._lock = threading.Lock()  # guards the next two
         self._num_runs = 0
         self._is_retired = False

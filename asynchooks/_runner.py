@@ -178,14 +178,39 @@ async def run_blocking(
 class _Probe:
     """What "auto" knows of one kind of step."""
 
-    __slots__ = ("calls", "fastest", "in_thread", "next_probe", "since_probe")
+    __slots__ = ("fastest", "in_thread", "is_warm", "next_probe", "since_probe")
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.in_thread = True  # the first call is slow: it compiles
-        self.fastest = float("inf")  # smallest threaded time: wall time in a thread lies upwards
+        self.is_warm = False  # no call has returned yet; the first is slow: it compiles
+        self.in_thread = True
+        self.fastest = 0.0  # smallest threaded time: wall time in a thread lies upwards
         self.since_probe = 0
-        self.next_probe = _FIRST_PROBE
+        self.next_probe = 0  # threaded calls until the next probe
+
+    def learn(self, inline_secs: float) -> None:
+        """Take note of a call on the event loop."""
+        was_in_thread, self.in_thread = self.in_thread, inline_secs > INLINE_SECS
+        if not self.in_thread:
+            return
+        again = was_in_thread and self.next_probe > 0  # it looked fast in the thread, and was not
+        self.next_probe = min(2 * self.next_probe, _LAST_PROBE) if again else _FIRST_PROBE
+        self.since_probe = 0
+        self.fastest = math.inf
+
+
+class StepTimes:
+    """What "auto" knows of the steps of one raw session; all workers on it share it."""
+
+    def __init__(self) -> None:
+        self._probes: dict[Hashable, _Probe] = {}
+
+    def of(self, key: Hashable) -> _Probe:
+        probe = self._probes.get(key)
+        if probe is None:
+            if len(self._probes) >= _MAX_KEYS:
+                self._probes.clear()
+            probe = self._probes[key] = _Probe()
+        return probe
 
 
 class StepRunner:
@@ -205,52 +230,30 @@ class StepRunner:
         self._name = "inline" if engine.is_virtual else name
         self._grace_secs = grace_secs
         self._thread = WorkThread(engine, "asynchooks-step")
-        self._probes: dict[Hashable, _Probe] = {}
 
-    async def run(self, fn: Callable[[], Any], key: Hashable) -> Any:
+    async def run(self, fn: Callable[[], Any], times: StepTimes, key: Hashable) -> Any:
         """Call `fn` and return its value; steps of one `key` take about the same time."""
         if self._name == "inline":
             return fn()
         if self._name == "thread":
             return await self._thread.run(fn, self._grace_secs)
-        probe = self._probes.get(key)
-        if probe is None:
-            if len(self._probes) >= _MAX_KEYS:
-                self._probes.clear()
-            probe = self._probes[key] = _Probe()
-        return await self._run_measured(fn, probe)
-
-    async def _run_measured(self, fn: Callable[[], Any], probe: _Probe) -> Any:
-        probe.calls += 1
-        if probe.calls == 1:
-            return await self._thread.run(fn, self._grace_secs)
-        is_probe = probe.calls == 2 or (
-            probe.in_thread
-            and probe.since_probe >= probe.next_probe
-            and probe.fastest < INLINE_SECS
-        )
+        probe = times.of(key)
+        is_probe = probe.since_probe >= probe.next_probe and probe.fastest < INLINE_SECS
         begun = self._engine.now()
-        if is_probe or not probe.in_thread:
+        if probe.is_warm and (is_probe or not probe.in_thread):
             try:
                 return fn()
             finally:
-                self._learn(probe, self._engine.now() - begun)
-        probe.since_probe += 1
+                probe.learn(self._engine.now() - begun)
+                if not probe.in_thread:
+                    self._thread.close()  # a thousand workers need not keep a thousand threads
         try:
             return await self._thread.run(fn, self._grace_secs)
         finally:
-            probe.fastest = min(probe.fastest, self._engine.now() - begun)
-
-    def _learn(self, probe: _Probe, inline_secs: float) -> None:
-        if inline_secs <= INLINE_SECS:
-            probe.in_thread = False
-            probe.next_probe = _FIRST_PROBE
-            return
-        if probe.in_thread and probe.calls > 2:  # it looked fast in the thread, and was not
-            probe.next_probe = min(2 * probe.next_probe, _LAST_PROBE)
-        probe.in_thread = True
-        probe.since_probe = 0
-        probe.fastest = float("inf")
+            if probe.is_warm:
+                probe.since_probe += 1
+                probe.fastest = min(probe.fastest, self._engine.now() - begun)
+            probe.is_warm = True
 
     def close(self) -> None:
         """Let the thread end; a step that still runs there is not waited for."""

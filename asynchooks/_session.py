@@ -247,7 +247,7 @@ class MonitoredSession:
             if is_async(step_fn):
                 return await step_fn(context)
             result = await self._runner.run(
-                lambda: self._lease.call(lambda: step_fn(context)), key=step_fn
+                lambda: self._lease.call(lambda: step_fn(context)), raw.step_times, step_fn
             )
             return await result if isinstance(result, Awaitable) else result
 

@@ -13,7 +13,7 @@ import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
 from asynchooks._engine import current_engine
-from asynchooks._runner import StepRunner, WorkThread, check_runner, is_async
+from asynchooks._runner import StepRunner, StepTimes, WorkThread, check_runner, is_async
 
 from .helpers import settle
 
@@ -31,9 +31,9 @@ async def threads_of(name: Any, step: Callable[[], Any], calls: int) -> list[boo
         left.append(threading.get_ident() != here)
         step()
 
-    runner = StepRunner(current_engine(), name, 1)
+    runner, times = StepRunner(current_engine(), name, 1), StepTimes()
     for _ in range(calls):
-        await runner.run(run, key=None)
+        await runner.run(run, times, None)
     runner.close()
     return left
 
@@ -71,12 +71,38 @@ async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast
 
 async def test_kinds_of_steps_are_told_apart() -> None:
     here = threading.get_ident()
-    runner = StepRunner(current_engine(), "auto", 1)
+    runner, times = StepRunner(current_engine(), "auto", 1), StepTimes()
     for _ in range(3):
-        await runner.run(slow, key="slow")
-    assert await runner.run(threading.get_ident, key="fast") != here
-    assert await runner.run(threading.get_ident, key="fast") == here
+        await runner.run(slow, times, "slow")
+    assert await runner.run(threading.get_ident, times, "fast") != here
+    assert await runner.run(threading.get_ident, times, "fast") == here
     runner.close()
+
+
+async def test_what_one_worker_learns_serves_all_on_its_raw_session() -> None:
+    here = threading.get_ident()
+    times = StepTimes()
+    for expected in (False, True, True):
+        runner = StepRunner(current_engine(), "auto", 1)
+        assert (await runner.run(threading.get_ident, times, None) == here) is expected
+        runner.close()
+
+
+async def test_until_the_first_call_has_returned_the_others_stay_off_the_loop() -> None:
+    here, times, barrier = threading.get_ident(), StepTimes(), threading.Barrier(2)
+
+    def step() -> int:
+        barrier.wait(30)
+        return threading.get_ident()
+
+    async def call() -> None:
+        runner = StepRunner(current_engine(), "auto", 1)
+        assert await runner.run(step, times, None) != here
+        runner.close()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        group.start_soon(call)
 
 
 async def test_a_thread_sees_the_caller_s_context_and_engine() -> None:
