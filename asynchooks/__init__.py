@@ -4,8 +4,8 @@
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
     L4  hooks                   one file per purpose
     L3  _session                MonitoredSession: a reader starts here
-    L2  _connection, _hook_list, _merge, _raw_session, _function_session, _shared_session,
-        _hook, _coordinator, _runner, _or_stop, _step_fn, _recovery
+    L2  _connection, _hook_list, _merge, _raw_run, _raw_session, _function_session, _shared_session,
+        _hook, _coordinator, _runner, _or_stop, _step_fn, _recovery, _phase
     L1  _global_step, _gate, _waiters, _timer, _lock
     L0  _engine, _stop, _errors     the one way to wait, and every exception
 

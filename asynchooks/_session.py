@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,6 +30,7 @@ from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from ._hook_list import HookList
 from ._merge import MergedRun
 from ._or_stop import or_stop
+from ._phase import Phase
 from ._raw_run import run_raw
 from ._raw_session import RawSession, SessionCreator, default_creator
 from ._recovery import Recovery
@@ -41,14 +41,6 @@ from ._stop import Stop
 logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
-
-
-class _Phase(Enum):
-    NEW = auto()
-    OPENING = auto()
-    OPEN = auto()
-    CLOSING = auto()
-    CLOSED = auto()
 
 
 class MonitoredSession:
@@ -109,7 +101,7 @@ class MonitoredSession:
         )
         self._stop = stop
         self._step = self._lease.global_step.bound(stop)
-        self._phase = _Phase.NEW
+        self._phase = Phase.NEW
         self._is_running = False
         self._idle: Slot | None = None  # of a task that waits for the run to end
 
@@ -131,7 +123,7 @@ class MonitoredSession:
         """Whether the training loop should end; never raises, never does work."""
         limit = self._step.limit
         is_at_limit = limit is not None and self._step.value >= limit
-        return self._phase is _Phase.CLOSED or is_at_limit or self._connection.should_stop()
+        return self._phase is Phase.CLOSED or is_at_limit or self._connection.should_stop()
 
     def request_stop(self, reason: str | BaseException | None = None) -> None:
         """Ask the training loop to end: should_stop() turns True and every wait ends.
@@ -155,7 +147,7 @@ class MonitoredSession:
             StopTraining: the session was asked to stop; `fn` was cancelled.
             BaseException: what `fn` raised.
         """
-        self._check_open("or_stop")
+        self._phase.check_open("or_stop")
         return await or_stop(self._engine, self._stop, fn, *args)
 
     async def run(
@@ -264,12 +256,8 @@ class MonitoredSession:
         When that fails or is cancelled, the raw session is closed and every hook whose begin was
         called is told by on_error.
         """
-        if self._phase is not _Phase.NEW:
-            raise RuntimeError(
-                f"the session is {self._phase.name.lower()} already and can be opened only once; "
-                "make a new MonitoredSession for each `async with`"
-            )
-        self._phase = _Phase.OPENING
+        self._phase.check_new()
+        self._phase = Phase.OPENING
         self._engine: Engine = current_engine()
         self._connection.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
@@ -288,7 +276,7 @@ class MonitoredSession:
                 raise
             assert leaving is not None
             raise leaving from error
-        self._phase = _Phase.OPEN
+        self._phase = Phase.OPEN
         return self
 
     async def __aexit__(
@@ -302,7 +290,7 @@ class MonitoredSession:
         Raises:
             BaseException: the first error of a side task or thread, else of an `end`.
         """
-        if self._phase is _Phase.CLOSED:  # closed within the block
+        if self._phase is Phase.CLOSED:  # closed within the block
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
         if self._is_running:  # by another task, which may wait for a step: wake it
@@ -322,9 +310,9 @@ class MonitoredSession:
             RuntimeError: the session is not open, or a run is under way.
             BaseException: as `__aexit__`.
         """
-        if self._phase is _Phase.CLOSED:
+        if self._phase is Phase.CLOSED:
             raise RuntimeError("Session is already closed.")
-        self._check_open("close")
+        self._phase.check_open("close")
         if self._is_running:
             raise RuntimeError("close() while a run is under way; close the session afterwards")
         leaving = await self._close(None)
@@ -333,7 +321,7 @@ class MonitoredSession:
 
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
-        self._phase = _Phase.CLOSING
+        self._phase = Phase.CLOSING
         session = self._connection.exposed
         try:
             if error is None:
@@ -354,7 +342,7 @@ class MonitoredSession:
             self._runner.close()
             self._lease.close()
             self._lease.global_step.close_worker(self._worker)
-            self._phase = _Phase.CLOSED
+            self._phase = Phase.CLOSED
         return error
 
     async def _tell(self, session: Any, error: BaseException | None) -> BaseException | None:
@@ -377,18 +365,6 @@ class MonitoredSession:
             return error
         return first
 
-    def _check_open(self, what: str) -> None:
-        if self._phase in (_Phase.OPEN, _Phase.OPENING):
-            return
-        if self._phase is _Phase.NEW:
-            raise RuntimeError(
-                f"{what}() before the session was opened; use it within `async with session:`"
-            )
-        raise RuntimeError(
-            f"{what}() after the session was closed. Session is already closed; "
-            "make a new MonitoredSession"
-        )
-
 
 class _Running:
     """One run at a time: hooks and the global step of two would be told apart by nobody."""
@@ -397,7 +373,7 @@ class _Running:
 
     def __init__(self, session: MonitoredSession, what: str) -> None:
         self._session = session
-        session._check_open(what)
+        session._phase.check_open(what)
         if session._is_running:
             raise RuntimeError(
                 f"{what}() while another run of this session is under way. A session runs one "

@@ -1,0 +1,247 @@
+"""The real-time engines: parking, waking, tasks, shields and turns on asyncio, uvloop and trio."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asynchooks._engine import TIMED_OUT, AsyncioEngine, Slot, TrioEngine, current_engine, now
+
+from .helpers import settle
+
+
+@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    if request.param == "trio":
+        return "trio", {}
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_there_is_one_engine_an_event_loop(anyio_backend_name: str) -> None:
+    engine = current_engine()
+    assert engine is current_engine()
+    assert type(engine) is (AsyncioEngine if anyio_backend_name == "asyncio" else TrioEngine)
+
+
+async def test_a_parked_task_gets_the_first_value() -> None:
+    engine = current_engine()
+    slot, got = Slot(engine, "a test"), []
+
+    async def park() -> None:
+        got.append(await engine.park(slot))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(park)
+        await settle()
+        slot.wake("first")
+        slot.wake("second")
+    assert got == ["first"]
+    assert await engine.park(slot) == "first"
+
+
+async def test_a_slot_that_was_woken_before_returns_at_once() -> None:
+    slot = Slot(current_engine(), "a test")
+    slot.wake(3)
+    assert await current_engine().park(slot) == 3
+
+
+async def test_threads_wake_in_the_order_in_which_they_ask() -> None:
+    engine = current_engine()
+    slots = [Slot(engine, str(i)) for i in range(20)]
+    order: list[int] = []
+
+    async def park(index: int) -> None:
+        await engine.park(slots[index])
+        order.append(index)
+
+    async with anyio.create_task_group() as group:
+        for index in range(20):
+            group.start_soon(park, index)
+        await settle()
+        thread = threading.Thread(target=lambda: [slot.wake() for slot in slots])  # type: ignore[func-returns-value]
+        thread.start()
+    thread.join()
+    assert sorted(order) == list(range(20))
+
+
+async def test_a_deadline_ends_a_park_and_not_before() -> None:
+    engine = current_engine()
+    begun = engine.now()
+    slot = Slot(engine, "a test")
+    assert await engine.park(slot, begun + 0.02) is TIMED_OUT
+    assert engine.now() >= begun + 0.02
+    assert slot.is_woken
+
+
+async def test_a_deadline_that_has_passed_ends_at_once() -> None:
+    engine = current_engine()
+    assert await engine.park(Slot(engine, "a test"), engine.now() - 1) is TIMED_OUT
+
+
+async def test_a_cancelled_park_can_be_taken_up_again() -> None:
+    engine = current_engine()
+    slot = Slot(engine, "a test")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await engine.park(slot)
+    assert scope.cancelled_caught
+    assert not slot.is_woken
+    slot.wake("later")
+    assert await engine.park(slot) == "later"
+
+
+async def test_a_started_task_ends_by_itself_or_is_cancelled() -> None:
+    engine = current_engine()
+    log: list[object] = []
+
+    async def ends(value: int) -> None:
+        log.append(value)
+
+    async def waits() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            log.append("cancelled")
+
+    first, second = engine.start(ends, 7), engine.start(waits)
+    assert await first.wait()
+    assert log == [7]
+    assert not await second.wait(engine.now())
+    second.cancel()
+    assert await second.wait()
+    assert log == [7, "cancelled"]
+
+
+async def test_a_task_cancelled_before_it_runs_ends_at_its_first_wait() -> None:
+    log = []
+
+    async def body() -> None:
+        log.append("begun")
+        await anyio.lowlevel.checkpoint()
+        log.append("not reached")
+
+    task = current_engine().start(body)
+    task.cancel()
+    await task.wait()
+    assert "not reached" not in log
+
+
+async def test_a_shield_holds_a_cancellation_back_for_its_time_only() -> None:
+    engine = current_engine()
+    log: list[object] = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        with engine.shielded(10):
+            await anyio.lowlevel.checkpoint()
+            log.append("shielded")
+        with engine.shielded(0.01) as shield:
+            await anyio.sleep_forever()
+        log.append(shield.cancelled_caught)
+        await anyio.lowlevel.checkpoint()
+        log.append("not reached")
+    assert log == ["shielded", True]
+
+
+async def test_a_turn_lets_all_that_were_woken_run_first() -> None:
+    engine = current_engine()
+    slots = [Slot(engine, str(i)) for i in range(50)]
+    resumed = []
+
+    async def park(index: int) -> None:
+        await engine.park(slots[index])
+        resumed.append(index)
+
+    for _ in range(20):
+        resumed.clear()
+        slots[:] = [Slot(engine, str(i)) for i in range(50)]
+        async with anyio.create_task_group() as group:
+            for index in range(50):
+                group.start_soon(park, index)
+            await settle()
+            for slot in slots:
+                slot.wake()
+            await engine.turn()
+            assert len(resumed) == 50
+
+
+async def test_a_turn_yields_only_when_its_share_is_used_up() -> None:
+    engine = current_engine()
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while others < 1000:
+            others += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        await engine.turn()
+        before = others
+        for _ in range(10):
+            await engine.turn()
+        assert others - before <= 2
+        until = engine.now() + 0.02
+        while engine.now() < until:
+            await engine.turn()
+        assert others > before
+        group.cancel_scope.cancel()
+
+
+async def test_now_is_one_clock_in_tasks_and_threads() -> None:
+    engine = current_engine()
+    times = [engine.now(), await anyio.to_thread.run_sync(engine.now), engine.now(), now()]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_waking_a_task_of_a_closed_loop_is_dropped(backend: str) -> None:
+    slots = []
+
+    async def main() -> None:
+        slots.append(Slot(current_engine(), "a test"))
+
+    anyio.run(main, backend=backend)
+    thread = threading.Thread(target=slots[0].wake)
+    thread.start()
+    thread.join()
+    assert not slots[0].is_woken
+
+
+def test_outside_of_an_event_loop_there_is_no_engine_but_a_clock() -> None:
+    with pytest.raises(RuntimeError):
+        current_engine()
+    assert math.isfinite(now())
+
+
+def test_a_native_cancellation_that_comes_with_the_value_loses_neither() -> None:
+    async def main() -> None:
+        slot = Slot(current_engine(), "a test")
+        seen = []
+
+        async def park() -> None:
+            try:
+                await current_engine().park(slot)
+            except asyncio.CancelledError:
+                seen.append((slot.is_woken, slot.value))
+                raise
+
+        task = asyncio.create_task(park())
+        await asyncio.sleep(0)
+        slot.wake("value")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert seen == [(True, "value")]
+
+    asyncio.run(main())
