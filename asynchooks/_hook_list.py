@@ -35,6 +35,9 @@ class HookList:
         self, hooks: Iterable[SessionRunHook] | None, is_stopping: Callable[[], bool]
     ) -> None:
         self.hooks = _checked(hooks)
+        # asynchooks itself wrote all of them: they need no default graph
+        own = "asynchooks.hooks."
+        self.own_hooks_only = all(type(hook).__module__.startswith(own) for hook in self.hooks)
         self._is_stopping = is_stopping
         self._num_begun = 0
         self._current: tuple[SessionRunHook | None, str] = (None, "")
@@ -48,11 +51,6 @@ class HookList:
             for place, hook in enumerate(self.hooks)
             if overrides(hook, method)
         ]
-
-    @property
-    def own_hooks_only(self) -> bool:
-        """Whether asynchooks itself wrote all of them: they need no default graph."""
-        return all(type(hook).__module__.startswith("asynchooks.hooks.") for hook in self.hooks)
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""

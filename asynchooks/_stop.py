@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 from ._engine import STOPPED, Slot
@@ -56,8 +56,9 @@ surrounding_stop: ContextVar[Stop | None] = ContextVar("asynchooks_stop", defaul
 @contextmanager
 def ends_at_stop(slot: Slot, stop: Stop | None) -> Iterator[None]:
     """Within the block `stop`, and the stop of the side task that is running, wake the slot."""
-    with ExitStack() as stack:
-        for each in {stop, surrounding_stop.get()} - {None}:
-            assert each is not None
-            stack.enter_context(each.ends(slot))
+    around = surrounding_stop.get()
+    with (
+        nullcontext() if stop is None else stop.ends(slot),
+        nullcontext() if around is None or around is stop else around.ends(slot),
+    ):
         yield
