@@ -40,12 +40,11 @@ from ._timer import SecondOrStepTimer
 from .hooks import GlobalStepWaiterHook, StepCounterHook, StopAtStepHook
 
 if TYPE_CHECKING:
-    from .tf import ChiefSessionCreator
+    from .tf import ChiefSessionCreator as ChiefSessionCreator
 
 _FROM_TF = ("ChiefSessionCreator",)
 
-__all__ = [
-    "ChiefSessionCreator",
+__all__ = [  # without those from TensorFlow: a star import must work where it is missing
     "Coordinator",
     "FeedError",
     "FetchError",
@@ -81,3 +80,7 @@ def __getattr__(name: str) -> Any:
     if name == "tf":
         return importlib.import_module(".tf", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FROM_TF, "tf"})

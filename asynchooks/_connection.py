@@ -6,6 +6,7 @@ It runs no step, and calls no hook but after_create_session.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -40,9 +41,14 @@ class Connection:
         self.raw: RawSession | None = None
         self.coord: Coordinator | None = None
         self._lost: RawSession | None = None  # what the next raw session replaces
+        # raw session and coordinator are of use: all hooks were told of them, none was lost
+        self._is_ready = False
+        self._is_dropping = False  # a lost one is being let go of, perhaps by a cancelled task
         self._is_broken = False  # recreating failed for good; the next run tries again
+        self._is_closed = False
         self.hook_asked_stop = False
         self._caller_asked_stop = False
+        self._caller_error: BaseException | None = None
         # what the session's waits end at: set by the caller and by the present coordinator
         self.stop = stop
 
@@ -54,11 +60,13 @@ class Connection:
     def should_stop(self) -> bool:
         if self._is_broken or self.hook_asked_stop or self._caller_asked_stop:
             return True
-        coord = self.coord  # one that holds a preemption is replaced at the next run
-        return coord is not None and coord.should_stop() and not is_preemption(coord.error)
+        if self.coord is None or self._is_dropping or is_preemption(self.coord.error):
+            return False  # it is replaced at the next run
+        return self.coord.should_stop()
 
     def request_stop(self, error: BaseException | None) -> None:
         self._caller_asked_stop = True
+        self._caller_error = self._caller_error or error
         self.stop.set()
         if self.coord is not None:
             self.coord.request_stop(error)
@@ -72,8 +80,7 @@ class Connection:
         failures = 0
         while True:
             try:
-                is_replaced = self.raw is not None and self.raw.is_retired
-                if is_replaced or (self.coord is not None and is_preemption(self.coord.error)):
+                if self.coord is not None and self._is_lost():
                     await self._drop()
                 return await attempt()
             except Exception as error:
@@ -82,24 +89,34 @@ class Connection:
                 failures += 1
                 await self._recover_from(error, failures)
 
-    async def acquire(self) -> None:
+    def _is_lost(self) -> bool:
+        is_replaced = self.raw is not None and self.raw.is_retired
+        is_preempted = self.coord is not None and is_preemption(self.coord.error)
+        return not self._is_ready or is_replaced or is_preempted
+
+    async def acquire(self) -> RawSession:
         """Have a raw session; its hooks are not told yet."""
-        if self.raw is None:
-            lost, self._lost = self._lost, None
-            self.raw = await self._lease.acquire(self.engine, self._grace_secs, lost)
+        if self.raw is not None:
+            return self.raw
+        lost, self._lost = self._lost, None
+        raw = await self._lease.acquire(self.engine, self._grace_secs, lost)
+        if self._is_closed:
+            await self._lease.release(raw, self.engine, self._grace_secs)
+            raise RuntimeError("the session was closed while a run recreated it")
+        self.raw = raw
+        return raw
 
     async def create(self) -> RawSession:
         """Have a raw session with a coordinator, of which all hooks were told."""
-        if self.raw is not None and self.coord is not None:
+        if self._is_ready and self.raw is not None:
             return self.raw
+        self._is_ready = False
         try:
-            await self.acquire()
-            raw = self.raw
-            assert raw is not None
+            raw = await self.acquire()
             coord = self.coord = self._lease.new_coordinator()
             coord.attach(self._on_change, lambda task: self._lease.drive(task, _side_task))
             if self._caller_asked_stop:
-                coord.request_stop()
+                coord.request_stop(self._caller_error)
             self._lease.start_threads(raw, coord)
             await self._lease.drive(
                 self._hooks.after_create_session(raw.exposed, coord), self._hooks.culprit
@@ -108,6 +125,7 @@ class Connection:
             self._is_broken = not is_preemption(error)
             raise
         self._is_broken = False
+        self._is_ready = True
         return raw
 
     def judge(self, error: Exception) -> Exception:
@@ -123,23 +141,24 @@ class Connection:
     async def end(self, error: BaseException | None) -> BaseException | None:
         """Stop side tasks and threads, within the grace period; returns what leaves.
 
-        The coordinator's error goes before the one given; a preemption is only logged.
+        The coordinator's error goes before the one given; a preemption is only logged. However
+        often this task is cancelled meanwhile, it goes on to the end.
         """
         coord = self.coord
-        if coord is None:
-            return error
-        coord.detach()
-        until = self.engine.now() + self._grace_secs
-        if error is None:
-            try:
-                await coord.end(self.engine, until, cancel_tasks=False)
-            except BaseException as cancellation:
-                error = cancellation
-        if not coord.joined:
-            with self.engine.shielded(float("inf")):
-                is_cancelled = not isinstance(error, Exception)
-                await coord.end(self.engine, until, cancel_tasks=is_cancelled)
-        held = coord.error
+        held = self._caller_error
+        if coord is not None:
+            coord.detach()
+            until = self.engine.now() + self._grace_secs
+            if error is None:
+                error = await _interruption(coord.end(self.engine, until, cancel_tasks=False))
+            is_cancelled = not isinstance(error, (Exception, type(None)))
+            for is_impatient in (is_cancelled, True):
+                if not coord.joined:  # an anyio shield does not hold a native cancellation back
+                    with self.engine.shielded(math.inf):
+                        end = coord.end(self.engine, until, cancel_tasks=is_impatient)
+                        again = await _interruption(end)
+                    error = error or again
+            held = coord.error
         if held is None or held is error:
             return error
         if is_preemption(held):
@@ -152,11 +171,12 @@ class Connection:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
         self.raw = self._lost = self.coord = None
+        self._is_closed = True
         await self._lease.release(raw, self.engine, self._grace_secs)
 
     async def _recover_from(self, error: Exception, failures: int) -> None:
         """Drop the raw session and wait as long as the next attempt should be waited for."""
-        if failures > self._recovery.max_attempts:
+        if failures > self._recovery.max_attempts or self._is_closed:
             self._is_broken = True
             error.add_note(f"recreating the session was given up after {failures - 1} attempts")
             raise error
@@ -180,13 +200,16 @@ class Connection:
         Raises:
             BaseException: the coordinator holds an error that is no preemption.
         """
+        self._is_ready = False
         coord = self.coord
         if coord is not None:
+            self._is_dropping = True
             coord.detach()
             until = self.engine.now() + self._grace_secs
             await coord.end(self.engine, until, cancel_tasks=False)
             if coord.error is not None and not is_preemption(coord.error):
                 raise coord.error
+        self._is_dropping = False
         self._lost = self.raw or self._lost
         self.raw = self.coord = None
         self.hook_asked_stop = False
@@ -200,6 +223,17 @@ class Connection:
             self.stop.set()
         elif not is_set and not self._caller_asked_stop:
             self.stop.clear()
+
+
+async def _interruption(awaitable: Awaitable[None]) -> BaseException | None:
+    """Await it; returns what it raised."""
+    try:
+        await awaitable
+    except GeneratorExit:  # the coroutine is being thrown away: nothing can be awaited any more
+        raise
+    except BaseException as error:
+        return error
+    return None
 
 
 def _side_task() -> str:

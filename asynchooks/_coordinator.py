@@ -18,6 +18,9 @@ from ._stop import Stop, surrounding_stop
 
 logger = logging.getLogger("asynchooks")
 
+_CANCEL_SECS = 1.0
+"""How long a cancelled side task is waited for: one that shields a long call is left behind."""
+
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 SideTask = Callable[..., Awaitable[Any]]
 
@@ -200,16 +203,11 @@ class Coordinator:
         """Stop, then wait for all threads and side tasks, on the engine's clock until `until`.
 
         What `join` is for threads, for a session. Side tasks that live on are cancelled then (at
-        once with `cancel_tasks`) and waited for; threads that live on are logged and left.
+        once with `cancel_tasks`); what lives on after that is logged and left.
         Cancellation leaves at once; call it again, shielded, to finish.
         """
         self.request_stop()
-        for task in self._tasks:
-            if cancel_tasks or not await task.wait(until):
-                task.cancel()
-        for task in self._tasks:
-            await task.wait()
-        self._tasks.clear()
+        await self._end_tasks(engine, until, cancel_tasks)
         with self._changed:
             waited = [t for t in self._threads if t.is_alive()]
         if waited and engine.is_virtual:
@@ -218,7 +216,18 @@ class Coordinator:
             slot = Slot(engine, f"the threads {', '.join(t.name for t in waited)}")
             when_ended(waited, slot.wake)
             await engine.park(slot, until)
+        await self._end_tasks(engine, until, cancel_tasks)  # those that were started meanwhile
         self.finish_join(waited)
+
+    async def _end_tasks(self, engine: Engine, until: float, cancel_tasks: bool) -> None:
+        for task in self._tasks:
+            if cancel_tasks or not await task.wait(until):
+                task.cancel()
+        last = max(until if not cancel_tasks else engine.now(), engine.now()) + _CANCEL_SECS
+        for task in self._tasks:
+            if not await task.wait(last):
+                logger.error("A side task did not end when it was cancelled; it is left alone")
+        self._tasks.clear()
 
     def finish_join(self, waited: Iterable[threading.Thread]) -> None:
         """Take note that the threads were waited for; errors are raised at the reporter now."""

@@ -92,6 +92,11 @@ class Engine(ABC):
     is_virtual: ClassVar[bool] = False
     """Whether time is simulated: blocking work then runs inline, so that it costs no time."""
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it belongs to another thread, in which an event loop of its own may run."""
+        return False
+
     @abstractmethod
     def now(self) -> float:
         """Seconds on a clock that never goes back; from any thread."""
@@ -135,6 +140,10 @@ class RealTimeEngine(Engine):
         self._yields = 0
         self._share = SLICE_SECS
         self._resumed_at = -math.inf
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread
 
     def wake(self, slot: Slot, value: Any = None) -> None:
         if threading.get_ident() == self._thread:
@@ -330,9 +339,15 @@ _real_time: anyio.lowlevel.RunVar[Engine] = anyio.lowlevel.RunVar("asynchooks_en
 
 def current_engine() -> Engine:
     """The engine of the running task: the one installed, else real time on its event loop."""
-    engine = _installed.get()
-    if engine is None:
+    installed = _installed.get()
+    if installed is not None and not installed.is_elsewhere:
+        return installed
+    try:
         engine = _real_time.get(None)
+    except RuntimeError:  # no event loop runs in this thread
+        if installed is not None:
+            return installed
+        raise
     if engine is None:
         import asyncio
 

@@ -62,11 +62,17 @@ class FunctionSession(RawSession):
         self._count_lock = threading.Lock()  # guards the count: workers may share the session
         self._count = initial_step
         self._epoch = 0
+        # a function that replaces a lost one may have restored an earlier state of its own
+        self._may_go_back = False
+
+    def first_step(self, last: int) -> int:
+        return max(self._count, last)
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
-        self._count = max(self._count, global_step.value)
+        self._count = global_step.value
         self._epoch = global_step.epoch
+        self._may_go_back = self._epoch > 0
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -103,10 +109,16 @@ class FunctionSession(RawSession):
                 'named outputs, such as {"loss": loss}'
             )
         with self._count_lock:
-            if "global_step" not in outputs:
+            step = _as_step(outputs["global_step"]) if "global_step" in outputs else None
+            if step is None:
                 self._count += 1
+            elif step < self._count and self._may_go_back:
+                self._count = step
+                self.global_step.restart(step)
+                self._epoch = self.global_step.epoch
             else:
-                self._count = max(self._count, _as_step(outputs["global_step"]))
+                self._count = max(self._count, step)
+            self._may_go_back = False
             self.global_step.publish(self._count, epoch=self._epoch)
 
     def read_step(self) -> int:

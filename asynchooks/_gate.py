@@ -23,7 +23,7 @@ class Answer(Enum):
 class Ticket:
     """The right to run one step, until it is settled."""
 
-    __slots__ = ("epoch", "grant", "is_alone", "is_settled", "value")
+    __slots__ = ("epoch", "grant", "is_abandoned", "is_alone", "is_settled", "value")
 
     def __init__(self, epoch: int, value: int, grant: int, is_alone: bool) -> None:
         self.epoch = epoch
@@ -31,6 +31,7 @@ class Ticket:
         self.grant = grant
         self.is_alone = is_alone
         self.is_settled = False
+        self.is_abandoned = False
 
 
 class Asker:
@@ -53,7 +54,8 @@ class Gate:
     """
 
     __slots__ = (
-        "askers", "epoch", "grants", "is_exclusive", "limit", "stride", "tickets", "value",
+        "abandoned", "askers", "epoch", "grants", "is_exclusive", "limit", "stride", "tickets",
+        "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -61,6 +63,7 @@ class Gate:
         self.epoch = 0
         self.limit: int | None = None
         self.tickets = 0
+        self.abandoned = 0  # of those, the ones whose thread may never end
         # the largest advance of a run that was alone; unknown until one was
         self.stride: int | None = None
         self.is_exclusive = False
@@ -70,7 +73,7 @@ class Gate:
     def decide(self, is_exclusive: bool) -> Answer:
         """The answer for whoever stands first in the queue."""
         if is_exclusive:
-            free = self.tickets == 0 and not self.is_exclusive
+            free = self.tickets == self.abandoned and not self.is_exclusive
             return Answer.GRANTED if free else Answer.WAIT
         if self.limit is not None and self.value >= self.limit:
             return Answer.REFUSED
@@ -78,10 +81,12 @@ class Gate:
             return Answer.WAIT
         if self.limit is None or self.tickets == 0:
             return Answer.GRANTED
+        hangs = self.tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.stride is None:
-            return Answer.WAIT
-        room = self.value + (self.tickets + 1) * self.stride <= self.limit
-        return Answer.GRANTED if room else Answer.WAIT
+            return Answer.GRANTED if hangs else Answer.WAIT
+        if self.value + (self.tickets + 1) * self.stride <= self.limit:
+            return Answer.GRANTED
+        return Answer.REFUSED if hangs else Answer.WAIT
 
     def grant(self) -> Ticket:
         ticket = Ticket(self.epoch, self.value, self.grants, is_alone=self.tickets == 0)
@@ -97,6 +102,7 @@ class Gate:
         if ticket.epoch != self.epoch:
             return  # its step was lost with its epoch, and so was its place
         self.tickets -= 1
+        self.abandoned -= ticket.is_abandoned
         if value is None:
             return
         advance = value - ticket.value
@@ -109,7 +115,13 @@ class Gate:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
         self.epoch += 1
         self.value = value
-        self.tickets = 0
+        self.tickets = self.abandoned = 0
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody waits for its run any longer: rather stop short of the limit than hang."""
+        if not ticket.is_settled and ticket.epoch == self.epoch and not ticket.is_abandoned:
+            ticket.is_abandoned = True
+            self.abandoned += 1
 
     def answer_askers(self) -> list[Asker]:
         """Those who need not wait any longer, in order, taken out of the queue."""

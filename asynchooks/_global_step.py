@@ -107,7 +107,7 @@ class GlobalStep:
                 return self._gate.value
             slot = Slot(engine, f"{self.name} {step}")
             waiter = self._waiters.add(step, slot, self._worker)
-            lost = self._waiters.take_lost(waiter)
+            lost = self._waiters.take_lost()
         _wake([(each.slot, _UNREACHABLE) for each in lost])
         until = math.inf if timeout is None else engine.now() + timeout
         try:
@@ -189,6 +189,17 @@ class GlobalStep:
         """Give a ticket back with the step read after the run, None if it failed; any thread."""
         with self._lock:
             self._gate.settle(ticket, value)
+            news = self._news()
+        _wake(news)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Say that nobody waits for the run of this ticket, which a thread may still settle.
+
+        Near the limit others are refused then, rather than waiting for ever; `exclusive` goes
+        ahead without it.
+        """
+        with self._lock:
+            self._gate.abandon(ticket)
             news = self._news()
         _wake(news)
 

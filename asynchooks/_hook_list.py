@@ -154,7 +154,7 @@ class HookList:
 
     def _blame(self, error: BaseException) -> None:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
-        is_told_to_stop = type(error) is StopTraining and self._is_stopping()
+        is_told_to_stop = self._current[1] == "after_run" and self._is_stopping()
         if is_input_end(error) or (type(error) is StopTraining and not is_told_to_stop):
             raise RuntimeError(
                 f"{self.culprit()} raised {error!r}, but no input is read there; "

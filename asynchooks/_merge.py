@@ -74,15 +74,12 @@ class MergedRun:
             return self._caller.fetches
         return [self._caller.fetches, *self._hook_fetches.values()]
 
-    def finish_options(self) -> Any:
-        """The merged run options, None if nobody asked; makes room for the metadata they bring."""
-        if not self._option_requests:
-            return self._caller.options
-        requests = self._option_requests
-        if self._caller.options is not None:
-            requests = [self._caller.options, *requests]
-        options = self._raw.merge_options(requests)
-        if self.run_metadata is None:
+    def finish_options(self, *, has_hooks: bool) -> Any:
+        """The merged run options, None if nobody asked; makes room for metadata that hooks see."""
+        options, requests = self._caller.options, self._option_requests
+        if requests:
+            options = self._raw.merge_options([*([] if options is None else [options]), *requests])
+        if options is not None and has_hooks and self.run_metadata is None:
             self.run_metadata = self._raw.new_run_metadata()
         return options
 

@@ -33,6 +33,10 @@ async def or_stop(engine: Engine, stop: Stop, fn: Callable[..., Awaitable[T]], *
             outcome = Outcome(await fn(*args))
         except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
             outcome = Outcome(error=error)
+        except BaseException as cancellation:
+            if not slot.is_woken:  # it is not ours: somebody else cancelled what `fn` waits for
+                outcome = Outcome(error=cancellation)
+            raise
         finally:
             slot.wake()
 

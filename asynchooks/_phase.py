@@ -22,9 +22,9 @@ class Phase(Enum):
                 "make a new MonitoredSession for each `async with`"
             )
 
-    def check_open(self, what: str) -> None:
-        """Raise RuntimeError unless `what` may be called now."""
-        if self is Phase.NEW:
+    def check_open(self, what: str, *, in_opening: bool = False) -> None:
+        """Raise RuntimeError unless `what` may be called now (also while it opens)."""
+        if self is Phase.NEW or (self is Phase.OPENING and not in_opening):
             raise RuntimeError(
                 f"{what}() before the session was opened; use it within `async with session:`"
             )

@@ -66,6 +66,11 @@ class RawSession(ABC):
         """The global step now; None if this session does not count. May block."""
         return None
 
+    def first_step(self, last: int) -> int:
+        """The global step that a new session begins with; `last` is where the one before ended."""
+        step = self.read_step()
+        return last if step is None else step
+
     def read_step_after(self, error: BaseException) -> int | None:
         """The global step after a run that failed; None if it did not move or cannot be told."""
         return None
@@ -180,7 +185,7 @@ class Lease:
                 f"{type(self.creator).__name__}.create_session() returned {raw!r}; "
                 "expected an asynchooks.RawSession"
             )
-        return raw, max(raw.read_step() or 0, self.global_step.value)
+        return raw, raw.first_step(self.global_step.value)
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
         """The session is over: close its raw session, if it has one."""

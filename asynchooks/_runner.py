@@ -61,7 +61,8 @@ class WorkThread:
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Context, Callable[[], Any], Slot] | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._jobs: queue.SimpleQueue[tuple[Context, _Job, Slot] | None] = queue.SimpleQueue()
 
     async def run(
         self,
@@ -78,15 +79,16 @@ class WorkThread:
         Args:
             fn: what to call; runs in a copy of the caller's context.
             grace_secs: seconds, >= 0.
-            when_late: gets the outcome, in the thread, of a call that was abandoned.
+            when_late: gets the outcome that nobody waits for: of a call that was cancelled, or
+                in the thread of one that was abandoned.
             until: when to abandon it in any case, on the engine's clock; then this returns None.
         """
         engine = self._engine
         slot = Slot(engine, f"a call in the thread {self._name}")
-        if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
+        if self._thread is None:
             args = (self._jobs, engine)
-            threading.Thread(target=_serve, args=args, name=self._name, daemon=True).start()
+            self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
+            self._thread.start()
         job = _Job(fn, when_late)
         self._jobs.put((copy_context(), job, slot))
         try:
@@ -99,23 +101,35 @@ class WorkThread:
             finally:
                 if not slot.is_woken:
                     self._abandon(job)
-                elif slot.value.error is not None:
-                    logger.warning("A cancelled call failed: %r", slot.value.error)
+                else:
+                    if slot.value.error is not None:
+                        logger.warning("A cancelled call failed: %r", slot.value.error)
+                    when_late(slot.value)
             raise
         if outcome is TIMED_OUT:
             return self._abandon(job)
         return outcome.unwrap()
 
     def _abandon(self, job: _Job) -> None:
-        self.close()
+        self._dismiss()
         job.abandon()
         logger.warning("A call in the thread %s did not end in time and is left alone", self._name)
 
     def close(self) -> None:
-        """Let the thread end after its present call; the next `run` begins a new one."""
-        if self._jobs is not None:
+        """End the idle thread; the next `run` begins a new one."""
+        thread = self._dismiss()
+        if thread is not None:
+            # it has nothing left to do; a thread that the end of the process meets within a
+            # library's code makes the process abort
+            thread.join()
+
+    def _dismiss(self) -> threading.Thread | None:
+        """Let the thread end after its present call."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._jobs.put(None)
-            self._jobs = None
+            self._jobs = queue.SimpleQueue()
+        return thread
 
 
 class _Job:
@@ -148,8 +162,10 @@ class _Job:
 def _serve(jobs: queue.SimpleQueue[Any], engine: Engine) -> None:
     while (item := jobs.get()) is not None:
         context, job, slot = item
-        slot.wake(context.run(_call_in, engine, job))
-        del item, context, job, slot  # an idle thread must not keep the last step's arrays
+        outcome = context.run(_call_in, engine, job)
+        del item, context, job  # whoever is woken may end the process: free the step's arrays first
+        slot.wake(outcome)
+        del outcome, slot
 
 
 def _call_in(engine: Engine, job: Callable[[], Outcome]) -> Outcome:

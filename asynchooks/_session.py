@@ -18,7 +18,8 @@ Where a step runs, how requests are merged and who may run now stand in other fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -103,7 +104,7 @@ class MonitoredSession:
         self._step = self._lease.global_step.bound(stop)
         self._phase = Phase.NEW
         self._is_running = False
-        self._idle: Slot | None = None  # of a task that waits for the run to end
+        self._onlookers: list[Slot] = []  # tasks that wait for another's run or close to end
 
     @property
     def graph(self) -> Any:
@@ -147,7 +148,7 @@ class MonitoredSession:
             StopTraining: the session was asked to stop; `fn` was cancelled.
             BaseException: what `fn` raised.
         """
-        self._phase.check_open("or_stop")
+        self._phase.check_open("or_stop", in_opening=True)
         return await or_stop(self._engine, self._stop, fn, *args)
 
     async def run(
@@ -208,7 +209,7 @@ class MonitoredSession:
         merged = MergedRun(raw, args, run_metadata)
         try:
             await self._hooks.before_run(context, merged)
-            options = merged.finish_options()
+            options = merged.finish_options(has_hooks=bool(self._hooks.hooks))
             await self._engine.turn()
             # asked for only now: a hook that waits for data must not keep others from running
             ticket = self._run_step.take_ticket_nowait() or await self._run_step.take_ticket()
@@ -238,8 +239,10 @@ class MonitoredSession:
             context = StepContext(raw.exposed, run_with_hooks)
             if is_async(step_fn):
                 return await step_fn(context)
+            # itself it may not be hashable
+            kind: Hashable = getattr(step_fn, "__code__", type(step_fn))
             result = await self._runner.run(
-                lambda: self._lease.call(lambda: step_fn(context)), raw.step_times, step_fn
+                lambda: self._lease.call(lambda: step_fn(context)), raw.step_times, kind
             )
             return await result if isinstance(result, Awaitable) else result
 
@@ -290,18 +293,34 @@ class MonitoredSession:
         Raises:
             BaseException: the first error of a side task or thread, else of an `end`.
         """
-        if self._phase is Phase.CLOSED:  # closed within the block
+        if self._phase in (Phase.CLOSING, Phase.CLOSED):  # by close(), perhaps in another task
+            await self._wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
-        if self._is_running:  # by another task, which may wait for a step: wake it
+        if self._is_running:  # in another task, which may wait for a step: wake it
             self._stop.set()
-            self._idle = Slot(self._engine, "the run that another task has under way")
-            with self._engine.shielded(self._grace_secs):
-                await self._engine.park(self._idle)
+            until = self._engine.now() + self._grace_secs
+            try:
+                await self._wait_until(lambda: not self._is_running, "another task's run", until)
+            except BaseException as interruption:
+                error = error or interruption
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
         return leaving is None
+
+    async def _wait_until(
+        self, is_done: Callable[[], bool], what: str, until: float = math.inf
+    ) -> None:
+        while not is_done() and self._engine.now() < until:
+            slot = Slot(self._engine, what)
+            self._onlookers.append(slot)
+            await self._engine.park(slot, until)
+
+    def _tell_onlookers(self) -> None:
+        onlookers, self._onlookers = self._onlookers, []
+        for slot in onlookers:
+            slot.wake()
 
     async def close(self) -> None:
         """End cleanly, now; leaving the block afterwards does nothing more.
@@ -334,8 +353,8 @@ class MonitoredSession:
                 error = await self._tell(session, told) or error
             try:
                 await self._connection.release()
-            except BaseException as cancellation:
-                error = error or cancellation
+            except BaseException as interruption:
+                error = error or interruption
             if told is None:
                 error = await self._tell(None, error) or error
         finally:
@@ -343,6 +362,7 @@ class MonitoredSession:
             self._lease.close()
             self._lease.global_step.close_worker(self._worker)
             self._phase = Phase.CLOSED
+            self._tell_onlookers()
         return error
 
     async def _tell(self, session: Any, error: BaseException | None) -> BaseException | None:
@@ -386,5 +406,4 @@ class _Running:
 
     def __exit__(self, *_: object) -> None:
         self._session._is_running = False
-        if self._session._idle is not None:
-            self._session._idle.wake()
+        self._session._tell_onlookers()

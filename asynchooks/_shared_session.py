@@ -57,8 +57,44 @@ class _Common:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.lock = Lock("the shared session")  # whoever opens, recreates or closes it
-        self.raw: RawSession | None = None
         self.num_users = 0
+        self.raw: RawSession | None = None
+        # The threads of the raw session (queue runners) belong to it, not to the worker that came
+        # first; what stops them by an error stops all workers.
+        self.coord: Coordinator | None = None
+        self.worker_coords: list[Coordinator] = []
+
+    def start_threads(self, raw: RawSession, worker_coord: Coordinator) -> None:
+        self.worker_coords.append(worker_coord)
+        if self.coord is None:
+            self.coord = self.lease.new_coordinator()
+            self.coord.attach(self._on_change, lambda coroutine: coroutine)
+            self.lease.start_threads(raw, self.coord)
+        elif self.coord.error is not None:
+            worker_coord.request_stop(self.coord.error)
+
+    def _on_change(self, is_set: bool) -> None:
+        error = None if self.coord is None else self.coord.error
+        if is_set and error is not None:
+            for each in list(self.worker_coords):
+                if not each.joined:
+                    each.request_stop(error)
+
+    async def close_raw(self, engine: Engine, grace_secs: float) -> None:
+        """Stop its threads and close the raw session, or let the last run on it do so."""
+        raw, self.raw = self.raw, None
+        coord, self.coord = self.coord, None
+        self.worker_coords.clear()
+        if raw is None:
+            return
+        is_idle = raw.retire()
+        try:
+            if coord is not None:
+                coord.detach()
+                await coord.end(engine, engine.now() + grace_secs, cancel_tasks=True)
+        finally:
+            if is_idle:
+                await close_raw(raw, engine, grace_secs)
 
 
 class _SharedLease(Lease):
@@ -68,7 +104,7 @@ class _SharedLease(Lease):
         super().__init__(creator, common.lease.global_step)
         self._common = common
         self._is_opening = False
-        self._is_user = False
+        self._has_opened = False
 
     @property
     def graph(self) -> Any:
@@ -81,10 +117,9 @@ class _SharedLease(Lease):
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
-        self._is_user = True
         self._common.num_users += 1
         async with self._common.lock:
-            self._is_opening = True
+            self._is_opening = self._has_opened = True
             try:
                 async with self._common.lease.opening():
                     yield
@@ -104,26 +139,19 @@ class _SharedLease(Lease):
     ) -> RawSession:
         common = self._common
         if common.raw is not None and common.raw is lost:  # the first to notice recreates it
-            common.raw = None
-            if lost.retire():
-                await close_raw(lost, engine, grace_secs)
+            await common.close_raw(engine, grace_secs)
         if common.raw is None:
             common.raw = await common.lease.acquire(engine, grace_secs)
         return common.raw
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
-        common = self._common
-        if not self._is_user:
-            return
-        self._is_user = False
-        common.num_users -= 1
-        if common.num_users == 0 and common.raw is not None:
-            last, common.raw = common.raw, None
-            if last.retire():  # else a thread still runs on it, and closes it when it is done
-                await close_raw(last, engine, grace_secs)
+        self._common.num_users -= 1
+        if self._common.num_users == 0:
+            await self._common.close_raw(engine, grace_secs)
 
     def close(self) -> None:
-        self._common.lease.close()
+        if self._has_opened:
+            self._common.lease.close()
 
     def drive(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
@@ -134,7 +162,7 @@ class _SharedLease(Lease):
         return self._common.lease.call(fn)
 
     def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
-        self._common.lease.start_threads(raw, coord)
+        self._common.start_threads(raw, coord)
 
     def new_coordinator(self) -> Coordinator:
         return self._common.lease.new_coordinator()

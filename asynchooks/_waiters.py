@@ -7,6 +7,7 @@ and wakes whom it is given.
 from __future__ import annotations
 
 import heapq
+import math
 
 from ._engine import Slot
 
@@ -58,6 +59,8 @@ class Waiters:
         return len(self._heap) - self._num_gone
 
     def open(self, worker: Worker) -> None:
+        if not self.workers and self.opened >= (self.num_workers or math.inf):
+            self.opened = 0  # all that were announced have come and gone: a new round
         self.opened += 1
         self.workers.add(worker)
 
@@ -76,14 +79,10 @@ class Waiters:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """The waiter waits no more, whether it was woken or not; once for each `add`."""
-        worker = waiter.worker
-        if worker is not None:
-            worker.waits -= 1
-            self._num_idle -= worker.waits == 0 and worker in self.workers
+        """The waiter waits no more, whether it was woken or not."""
         if waiter.is_gone:
             return
-        waiter.is_gone = True
+        self._forget(waiter)
         self._num_gone += 1
         if self._num_gone > len(self._heap) // 2:
             self._heap = [each for each in self._heap if not each.is_gone]
@@ -97,41 +96,38 @@ class Waiters:
             self._take(heapq.heappop(self._heap), due)
         return due
 
-    def take_lost(self, newcomer: Waiter | None = None) -> list[Waiter]:
-        """Take out those whose step can no longer come, in order, after a change.
-
-        Args:
-            newcomer: the waiter that was just added, if that was the change; None if a worker
-                closed.
-        """
-        if self.is_closed or self.num_workers is not None:
-            if not (self.is_closed or self._nobody_moves()):
-                return []
-        elif len(self.workers) > 1 or (newcomer is not None and not self._is_alone(newcomer)):
-            return []  # and asking each waiter would make adding 10,000 of them quadratic
+    def take_lost(self) -> list[Waiter]:
+        """Take out all, in order, if their steps can no longer come; after every change."""
+        if not (self.is_closed or self._nobody_moves()):
+            return []
         lost: list[Waiter] = []
-        kept: list[Waiter] = []
-        for waiter in self._heap:
-            if waiter.is_gone or self.is_closed or self.num_workers or self._is_alone(waiter):
-                self._take(waiter, lost)
-            else:
-                kept.append(waiter)
-        self._heap = kept
-        heapq.heapify(kept)
-        return sorted(lost)
+        for waiter in sorted(self._heap):
+            self._take(waiter, lost)
+        self._heap.clear()
+        return lost
 
     def _nobody_moves(self) -> bool:
-        """All that were announced have opened, and those that are still open all wait."""
-        return self.opened >= (self.num_workers or 0) and self._num_idle == len(self.workers)
+        """Whether all open workers wait, and no others are to be expected.
 
-    def _is_alone(self, waiter: Waiter) -> bool:
-        """Without a number known: somebody else had opened, and everybody else has closed."""
-        others_opened = self.opened - (waiter.worker is not None)
-        return others_opened > 0 and not self.workers - {waiter.worker}
+        With their number known, once that many have opened; else once somebody else has closed.
+        """
+        if self._num_idle < len(self.workers):
+            return False
+        if self.opened < self.num_workers if self.num_workers else self.opened <= len(self.workers):
+            return False
+        # one whose time ran out, or that was told to stop, has been woken and may still train
+        return not any(each.slot.is_woken for each in self._heap if not each.is_gone)
 
     def _take(self, waiter: Waiter, taken: list[Waiter]) -> None:
         if waiter.is_gone:
             self._num_gone -= 1
         else:
-            waiter.is_gone = True
+            self._forget(waiter)
             taken.append(waiter)
+
+    def _forget(self, waiter: Waiter) -> None:
+        # at once, not when its task runs: its worker may train from now on
+        waiter.is_gone = True
+        if waiter.worker is not None:
+            waiter.worker.waits -= 1
+            self._num_idle -= waiter.worker.waits == 0 and waiter.worker in self.workers

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from .._coordinator import Coordinator
+from .._coordinator import Coordinator, ExcInfo
 
 
 class GraphCoordinator(Coordinator, tf.compat.v1.train.Coordinator):  # type: ignore[misc]
     """Behaves as `Coordinator`; queue runners, looper threads and sync hooks accept it."""
+
+    def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
+        # a queue runner whose enqueue the stop itself has cancelled reports that as an error
+        error = ex[1] if isinstance(ex, tuple) else ex
+        consequences = (tf.errors.CancelledError, tf.errors.OutOfRangeError)
+        if (self.should_stop() or self.joined) and isinstance(error, consequences):
+            return
+        super().request_stop(ex)

@@ -63,7 +63,10 @@ class Driven(Awaitable[Any]):
                 height = _Height()
                 if leak is not None:  # let it leave its scopes in order, with the blame
                     leak.put_back()
-                    error = leak.error
+                    if error is None:
+                        error = leak.error
+                    else:  # a cancellation goes before
+                        error.add_note(str(leak.error))
                 try:
                     yielded = coroutine.send(value) if error is None else coroutine.throw(error)
                 except StopIteration as stop:

@@ -117,10 +117,10 @@ def _key(fetches: Any) -> Any:
         return fetches
     if isinstance(fetches, (tf.Tensor, tf.Operation, tf.Variable, tf.SparseTensor)):
         return id(fetches)
-    if type(fetches) is dict:
+    if type(fetches) is dict and fetches:
         keys = [(name, _key(each)) for name, each in fetches.items()]
         return _UNKNOWN if any(key is _UNKNOWN for _, key in keys) else (dict, *keys)
-    if isinstance(fetches, (list, tuple)):
+    if isinstance(fetches, (list, tuple)) and fetches:  # a callable of nothing refuses to run
         parts = [_key(each) for each in fetches]
         return _UNKNOWN if any(key is _UNKNOWN for key in parts) else (type(fetches), *parts)
     return _UNKNOWN
