@@ -16,7 +16,7 @@ from ._errors import is_preemption
 from ._hook_list import HookList
 from ._raw_session import Lease, RawSession
 from ._recovery import Recovery
-from ._stop import Stop
+from ._stop import EndsAtStop, Stop
 
 logger = logging.getLogger("asynchooks")
 
@@ -189,7 +189,7 @@ class Connection:
         if not pause:
             return
         slot = Slot(self.engine, "the next attempt to recreate the session")
-        with self.stop.ends(slot):
+        with EndsAtStop(slot, self.stop):
             if await self.engine.park(slot, self.engine.now() + pause) is STOPPED:
                 self._is_broken = True
                 raise error

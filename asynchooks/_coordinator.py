@@ -14,7 +14,7 @@ from typing import Any
 
 from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
 from ._errors import StopTraining, out_of_range_types
-from ._stop import Stop, surrounding_stop
+from ._stop import EndsAtStop, Stop, surrounding_stop
 
 logger = logging.getLogger("asynchooks")
 
@@ -159,7 +159,7 @@ class Coordinator:
         engine = current_engine()
         slot = Slot(engine, "a stop")
         until = float("inf") if timeout is None else engine.now() + timeout
-        with self.stop.ends(slot):
+        with EndsAtStop(slot, self.stop):
             return await engine.park(slot, until) is STOPPED
 
     def register_thread(self, thread: threading.Thread) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ._engine import STOPPED, TIMED_OUT, Signal, Slot, current_engine
 from ._errors import StepUnreachableError, StopTraining
 from ._gate import Answer, Asker, Gate, Ticket
-from ._stop import Stop, ends_at_stop
+from ._stop import EndsAtStop, Stop
 from ._waiters import Waiters, Worker
 
 _UNREACHABLE = Signal("UNREACHABLE")
@@ -111,7 +111,7 @@ class GlobalStep:
         _wake([(each.slot, _UNREACHABLE) for each in lost])
         until = math.inf if timeout is None else engine.now() + timeout
         try:
-            with ends_at_stop(slot, self._stop):
+            with EndsAtStop(slot, self._stop):
                 value = await engine.park(slot, until)
         finally:
             with self._lock:
@@ -274,7 +274,7 @@ class GlobalStep:
             news = self._news()
         _wake(news)
         try:
-            with nullcontext() if is_exclusive else ends_at_stop(asker.slot, self._stop):
+            with nullcontext() if is_exclusive else EndsAtStop(asker.slot, self._stop):
                 await engine.park(asker.slot)
         except BaseException:
             self._withdraw(asker, give_back=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ._engine import STOPPED, Engine, Slot
 from ._errors import StopTraining
 from ._runner import Outcome
-from ._stop import Stop
+from ._stop import EndsAtStop, Stop
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ async def or_stop(engine: Engine, stop: Stop, fn: Callable[..., Awaitable[T]], *
 
     task = engine.start(run)
     try:
-        with stop.ends(slot):
+        with EndsAtStop(slot, stop):
             await engine.park(slot)
     finally:
         task.cancel()

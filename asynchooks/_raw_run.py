@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Hashable
 from typing import Any
 
 from ._errors import StopTraining, is_input_end
@@ -20,6 +20,7 @@ async def run_raw(
     raw: RawSession,
     merged: MergedRun,
     options: Any,
+    key: Hashable,
     step: GlobalStep,
     ticket: Ticket,
 ) -> Any:
@@ -60,7 +61,7 @@ async def run_raw(
         if raw.is_async:
             outputs = run()
         else:
-            outputs = await runner.run(run, raw.step_times, raw.run_key(merged.fetches))
+            outputs = await runner.run(run, raw.step_times, key)
         return await pending.finish() if outputs is pending else outputs
     except BaseException as error:
         pending.give_up()

@@ -12,6 +12,7 @@ import inspect
 import logging
 import math
 import queue
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
@@ -25,6 +26,8 @@ StepRunnerName = Literal["auto", "inline", "thread"]
 
 INLINE_SECS = 0.002
 """A step slower than this leaves the event loop; a hop to a thread and back costs 0.1 ms."""
+FIRST_CALL_SECS = 0.05
+"""How long the first call of a kind may take before its siblings get threads of their own."""
 _FIRST_PROBE, _LAST_PROBE = 16, 1024
 _MAX_KEYS = 256
 
@@ -169,6 +172,10 @@ def _serve(jobs: queue.SimpleQueue[Any], engine: Engine) -> None:
 
 
 def _call_in(engine: Engine, job: Callable[[], Outcome]) -> Outcome:
+    # the copied context says which event loop the task runs on; this thread runs none, or its own
+    sniffio = sys.modules.get("sniffio")
+    if sniffio is not None:
+        sniffio.current_async_library_cvar.set(None)
     with use_engine(engine):
         return job()
 
@@ -194,18 +201,28 @@ async def run_blocking(
 class _Probe:
     """What "auto" knows of one kind of step."""
 
-    __slots__ = ("fastest", "in_thread", "is_warm", "next_probe", "since_probe")
+    __slots__ = (
+        "fastest", "in_thread", "is_called", "is_warm", "next_probe", "num_slow", "since_probe",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.is_warm = False  # no call has returned yet; the first is slow: it compiles
+        # the first call is slow, as it compiles; until it has returned the others wait a while
+        self.is_called = False
+        self.is_warm = False
+        self.waiting: list[Slot] = []
         self.in_thread = True
+        self.num_slow = 0  # slow calls in a row on the event loop
         self.fastest = 0.0  # smallest threaded time: wall time in a thread lies upwards
         self.since_probe = 0
         self.next_probe = 0  # threaded calls until the next probe
 
     def learn(self, inline_secs: float) -> None:
         """Take note of a call on the event loop."""
-        was_in_thread, self.in_thread = self.in_thread, inline_secs > INLINE_SECS
+        was_in_thread = self.in_thread
+        self.num_slow = self.num_slow + 1 if inline_secs > INLINE_SECS else 0
+        # a step that was fast so far may have been held up by another process, once
+        self.in_thread = self.num_slow >= (1 if was_in_thread else 2)
         if not self.in_thread:
             return
         again = was_in_thread and self.next_probe > 0  # it looked fast in the thread, and was not
@@ -247,6 +264,19 @@ class StepRunner:
         self._grace_secs = grace_secs
         self._thread = WorkThread(engine, "asynchooks-step")
 
+    async def wait_for_first(self, times: StepTimes, key: Hashable) -> None:
+        """Let the first call of this kind return, but do not wait long: it may wait for us.
+
+        Unlike a thread for each of a thousand workers that begin together, this costs nothing.
+        """
+        if self._name != "auto":
+            return
+        probe = times.of(key)
+        if probe.is_called and not probe.is_warm:
+            slot = Slot(self._engine, "the first step of its kind")
+            probe.waiting.append(slot)
+            await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
+
     async def run(self, fn: Callable[[], Any], times: StepTimes, key: Hashable) -> Any:
         """Call `fn` and return its value; steps of one `key` take about the same time."""
         if self._name == "inline":
@@ -254,6 +284,7 @@ class StepRunner:
         if self._name == "thread":
             return await self._thread.run(fn, self._grace_secs)
         probe = times.of(key)
+        probe.is_called = True
         is_probe = probe.since_probe >= probe.next_probe and probe.fastest < INLINE_SECS
         begun = self._engine.now()
         if probe.is_warm and (is_probe or not probe.in_thread):
@@ -270,6 +301,9 @@ class StepRunner:
                 probe.since_probe += 1
                 probe.fastest = min(probe.fastest, self._engine.now() - begun)
             probe.is_warm = True
+            waiting, probe.waiting = probe.waiting, []
+            for slot in waiting:
+                slot.wake()
 
     def close(self) -> None:
         """Let the thread end; a step that still runs there is not waited for."""

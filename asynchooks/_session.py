@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -210,10 +210,13 @@ class MonitoredSession:
         try:
             await self._hooks.before_run(context, merged)
             options = merged.finish_options(has_hooks=bool(self._hooks.hooks))
+            key = raw.run_key(merged.fetches)
+            if not raw.is_async:
+                await self._runner.wait_for_first(raw.step_times, key)
             await self._engine.turn()
             # asked for only now: a hook that waits for data must not keep others from running
             ticket = self._run_step.take_ticket_nowait() or await self._run_step.take_ticket()
-            outputs = await run_raw(self._runner, raw, merged, options, self._run_step, ticket)
+            outputs = await run_raw(self._runner, raw, merged, options, key, self._run_step, ticket)
             mine, results = merged.split(outputs)
             await self._hooks.after_run(context, merged, results, options)
         except StopTraining:
@@ -240,7 +243,7 @@ class MonitoredSession:
             if is_async(step_fn):
                 return await step_fn(context)
             # itself it may not be hashable
-            kind: Hashable = getattr(step_fn, "__code__", type(step_fn))
+            kind: Any = getattr(step_fn, "__code__", type(step_fn))
             result = await self._runner.run(
                 lambda: self._lease.call(lambda: step_fn(context)), raw.step_times, kind
             )

@@ -24,17 +24,12 @@ class Worker:
 class Waiter:
     """One task that waits for a step; `worker` is its session if it trains only afterwards."""
 
-    __slots__ = ("is_gone", "order", "slot", "step", "worker")
+    __slots__ = ("is_gone", "slot", "worker")
 
-    def __init__(self, step: int, order: int, slot: Slot, worker: Worker | None) -> None:
-        self.step = step
-        self.order = order
+    def __init__(self, slot: Slot, worker: Worker | None) -> None:
         self.slot = slot
         self.worker = worker
         self.is_gone = False
-
-    def __lt__(self, other: Waiter) -> bool:
-        return (self.step, self.order) < (other.step, other.order)
 
 
 class Waiters:
@@ -46,7 +41,7 @@ class Waiters:
     )  # fmt: skip
 
     def __init__(self, num_workers: int | None) -> None:
-        self._heap: list[Waiter] = []
+        self._heap: list[tuple[int, int, Waiter]] = []  # by step, then order of asking
         self._num_gone = 0  # left, but still in the heap: taking one out would cost a scan
         self._num_idle = 0  # open workers that wait themselves
         self._order = 0
@@ -70,9 +65,9 @@ class Waiters:
             self._num_idle -= worker.waits > 0
 
     def add(self, step: int, slot: Slot, worker: Worker | None) -> Waiter:
-        waiter = Waiter(step, self._order, slot, worker)
+        waiter = Waiter(slot, worker)
+        heapq.heappush(self._heap, (step, self._order, waiter))
         self._order += 1
-        heapq.heappush(self._heap, waiter)
         if worker is not None:
             worker.waits += 1
             self._num_idle += worker.waits == 1 and worker in self.workers
@@ -85,15 +80,15 @@ class Waiters:
         self._forget(waiter)
         self._num_gone += 1
         if self._num_gone > len(self._heap) // 2:
-            self._heap = [each for each in self._heap if not each.is_gone]
+            self._heap = [entry for entry in self._heap if not entry[2].is_gone]
             heapq.heapify(self._heap)
             self._num_gone = 0
 
     def take_due(self, value: int) -> list[Waiter]:
         """Take out those whose step is reached, in order."""
         due: list[Waiter] = []
-        while self._heap and self._heap[0].step <= value:
-            self._take(heapq.heappop(self._heap), due)
+        while self._heap and self._heap[0][0] <= value:
+            self._take(heapq.heappop(self._heap)[2], due)
         return due
 
     def take_lost(self) -> list[Waiter]:
@@ -101,7 +96,7 @@ class Waiters:
         if not (self.is_closed or self._nobody_moves()):
             return []
         lost: list[Waiter] = []
-        for waiter in sorted(self._heap):
+        for _, _, waiter in sorted(self._heap):
             self._take(waiter, lost)
         self._heap.clear()
         return lost
@@ -116,7 +111,7 @@ class Waiters:
         if self.opened < self.num_workers if self.num_workers else self.opened <= len(self.workers):
             return False
         # one whose time ran out, or that was told to stop, has been woken and may still train
-        return not any(each.slot.is_woken for each in self._heap if not each.is_gone)
+        return not any(each.slot.is_woken for _, _, each in self._heap if not each.is_gone)
 
     def _take(self, waiter: Waiter, taken: list[Waiter]) -> None:
         if waiter.is_gone:

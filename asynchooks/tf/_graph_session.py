@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
 from .._errors import is_preemption
 from .._global_step import GlobalStep
@@ -36,7 +37,7 @@ class GraphSession(RawSession):
             step = tf.compat.v1.train.get_global_step()
         self._read: Callable[[], Any] | None = None
         if step is not None:
-            self._read = session.make_callable(step)
+            self._read = _compile_read(session, step)
         self.no_options = (tf.compat.v1.RunOptions(), tf.compat.v1.RunMetadata())
 
     @property
@@ -109,6 +110,23 @@ class GraphSession(RawSession):
     def close(self) -> None:
         self._callables.clear()
         self._session.close()
+
+
+def _compile_read(session: Any, step: Any) -> Callable[[], Any]:
+    """A callable that reads the global step, in the calling thread where that is possible.
+
+    TensorFlow's own pool of threads makes it 13 to 50 us instead of 6. The private way was tried
+    with TensorFlow 2.21; where it is missing, the public one serves.
+    """
+    try:
+        make = session._make_callable_from_options
+    except AttributeError:
+        compiled: Callable[[], Any] = session.make_callable(step)
+        return compiled
+    options = config_pb2.CallableOptions(fetch=[session.graph.as_graph_element(step).name])
+    options.run_options.inter_op_thread_pool = -1
+    read = make(options)
+    return lambda: read()[0]
 
 
 def _key(fetches: Any) -> Any:

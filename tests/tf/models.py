@@ -1,0 +1,155 @@
+"""Small real graphs for these tests, and the sessions and hooks that they share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import anyio.lowlevel
+import pytest
+
+import asynchooks
+from asynchooks import (
+    Coordinator,
+    MonitoredSession,
+    SessionCreator,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+ops = pytest.importorskip("tensorflow.python.framework.ops")
+ChiefSessionCreator = asynchooks.ChiefSessionCreator
+
+
+class Model(NamedTuple):
+    """A graph with a global step and the op that moves it by one."""
+
+    graph: Any
+    step: Any
+    train_op: Any
+
+
+def counting_model() -> Model:
+    graph = tf.Graph()
+    with graph.as_default():
+        step = v1.train.get_or_create_global_step()
+        return Model(graph, step, v1.assign_add(step, 1))
+
+
+def monitored(
+    graph: Any,
+    hooks: Iterable[SessionRunHook] | None = None,
+    creator: SessionCreator | None = None,
+    **options: Any,
+) -> MonitoredSession:
+    """A session made where the graph is the default one."""
+    with graph.as_default():
+        return MonitoredSession(hooks, creator or ChiefSessionCreator(), **options)
+
+
+def checkpoint_of(model: Model, directory: Any, step: int) -> str:
+    """Save the model with the global step at `step`; returns the path of the checkpoint."""
+    with model.graph.as_default(), v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(v1.assign(model.step, step))
+        saver = v1.train.Saver()
+        path: str = saver.save(session, str(directory / "model.ckpt"), global_step=step)
+    return path
+
+
+def blocking_op(graph: Any) -> tuple[Any, threading.Event, threading.Event]:
+    """(an op that blocks, the event that it sets first, the event that lets it go on)."""
+    started, released = threading.Event(), threading.Event()
+
+    def block() -> Any:
+        import numpy as np
+
+        started.set()
+        released.wait()
+        return np.float32(1.0)
+
+    with graph.as_default():
+        return tf.numpy_function(block, [], tf.float32), started, released
+
+
+class Moments(SessionRunHook):
+    """Calls, at a moment, what was given for it; a method without one does nothing."""
+
+    def __init__(
+        self,
+        *,
+        begin: Callable[[], Any] | None = None,
+        created: Callable[[Any, Coordinator], Any] | None = None,
+        before_run: Callable[[SessionRunContext], Any] | None = None,
+        after_run: Callable[[SessionRunContext, SessionRunValues], Any] | None = None,
+        end: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._begin = begin
+        self._created = created
+        self._before_run = before_run
+        self._after_run = after_run
+        self._end = end
+
+    async def begin(self) -> None:
+        if self._begin is not None:
+            self._begin()
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        if self._created is not None:
+            self._created(session, coord)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        if self._before_run is None:
+            return None
+        result: SessionRunArgs | None = self._before_run(run_context)
+        return result
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._after_run is not None:
+            self._after_run(run_context, run_values)
+
+    async def end(self, session: Any) -> None:
+        if self._end is not None:
+            self._end(session)
+
+
+def raising(*errors: BaseException | None) -> Callable[..., None]:
+    """A function whose n-th call raises the n-th error; None, and later calls, raise nothing."""
+    rest = iter(errors)
+
+    def play(*_: object) -> None:
+        error = next(rest, None)
+        if error is not None:
+            raise error
+
+    return play
+
+
+def aborted() -> Exception:
+    error: Exception = tf.errors.AbortedError(None, None, "the server restarted")
+    return error
+
+
+def unavailable() -> Exception:
+    error: Exception = tf.errors.UnavailableError(None, None, "the server is away")
+    return error
+
+
+def out_of_range() -> Exception:
+    error: Exception = tf.errors.OutOfRangeError(None, None, "the queue is empty")
+    return error
+
+
+def graph_stack_height() -> int:
+    """How many default graphs are entered in this thread."""
+    return len(ops._default_graph_stack.stack)
+
+
+async def let_others_run() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,224 @@
+"""StopAtStepHook and GlobalStepWaiterHook on real graphs, with one and with many workers."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import pytest
+
+from asynchooks import (
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    SharedSessionCreator,
+    StepUnreachableError,
+    StopAtStepHook,
+)
+
+from .models import ChiefSessionCreator, Model, Moments, counting_model, monitored
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+LAST_STEP = 200
+
+
+def shared(model: Model, num_workers: int | None = None) -> SharedSessionCreator:
+    with model.graph.as_default():
+        return SharedSessionCreator(ChiefSessionCreator(), num_workers)
+
+
+class FailingModel:
+    """A graph whose train op can be told to fail after, or before, it moved the step."""
+
+    def __init__(self) -> None:
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            step = v1.train.get_or_create_global_step()
+            self.step = step
+            self.x = v1.placeholder_with_default(tf.constant(1.0), [])
+            checked = v1.debugging.check_numerics(self.x, "x is bad")
+            with tf.control_dependencies([checked]):
+                self.fails_before = v1.assign_add(step, 1)
+            added = v1.assign_add(step, 1)
+            with tf.control_dependencies([added]):
+                self.fails_after = v1.debugging.check_numerics(self.x, "x is bad")
+            self.train_op = added
+
+    def model(self) -> Model:
+        return Model(self.graph, self.step, self.train_op)
+
+
+async def train(session: MonitoredSession, train_op: object) -> None:
+    async with session:
+        while not session.should_stop():
+            await session.run(train_op)
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 8, 64])
+async def test_workers_stop_exactly_at_the_last_step(num_workers: int, runner: str) -> None:
+    model = counting_model()
+    creator = shared(model, num_workers)
+    async with monitored(model.graph, None, creator) as observer:
+        async with anyio.create_task_group() as group:
+            for _ in range(num_workers):
+                hooks = [StopAtStepHook(last_step=LAST_STEP)]
+                session = monitored(model.graph, hooks, creator, step_runner=runner)
+                group.start_soon(train, session, model.train_op)
+        assert observer.raw_session().run(model.step) == LAST_STEP
+        assert observer.global_step.value == LAST_STEP
+        assert observer.global_step.statistics().tickets == 0
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+@pytest.mark.parametrize("num_workers", [2, 8, 64])
+async def test_the_stop_is_exact_with_failing_and_cancelled_workers(
+    num_workers: int, runner: str
+) -> None:
+    failing = FailingModel()
+    model = failing.model()
+    creator = shared(model)
+
+    async def fail(session: MonitoredSession, op: object) -> None:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="x is bad"):
+            async with session:
+                await session.run(model.train_op)
+                await session.run(op, {failing.x: float("nan")})
+
+    async def be_cancelled(session: MonitoredSession, at: int) -> None:
+        async def watch() -> None:
+            await observer.global_step.wait_for(at)
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            await train(session, model.train_op)
+            group.cancel_scope.cancel()
+
+    async with monitored(model.graph, None, creator) as observer:
+        async with anyio.create_task_group() as workers:
+            for number in range(num_workers):
+                hooks = [StopAtStepHook(last_step=LAST_STEP)]
+                session = monitored(model.graph, hooks, creator, step_runner=runner)
+                workers.start_soon(train, session, model.train_op)
+                if number < 4:
+                    other = monitored(model.graph, hooks, creator, step_runner=runner)
+                    op = failing.fails_before if number % 2 else failing.fails_after
+                    workers.start_soon(fail, other, op)
+                    late = monitored(model.graph, hooks, creator, step_runner=runner)
+                    workers.start_soon(be_cancelled, late, 100 + 10 * number)
+        assert observer.raw_session().run(model.step) == LAST_STEP
+        assert observer.global_step.statistics().tickets == 0
+
+
+async def test_only_runs_that_move_the_step_count() -> None:
+    model = counting_model()
+    runs = 0
+    async with monitored(model.graph, [StopAtStepHook(num_steps=3)]) as session:
+        while not session.should_stop():
+            await session.run(model.train_op if runs % 2 else model.step)
+            runs += 1
+        assert session.global_step.value == 3
+    assert runs == 6
+
+
+async def test_where_the_step_is_there_already_nothing_is_run() -> None:
+    model = counting_model()
+    runs: list[object] = []
+    async with monitored(model.graph, None, shared(model)) as observer:
+        await observer.run(model.train_op)
+    hooks = [Moments(after_run=lambda *_: runs.append(1)), StopAtStepHook(last_step=0)]
+    async with monitored(model.graph, hooks) as session:
+        assert session.should_stop()
+        await session.run(model.train_op)
+    assert runs == []
+
+
+async def test_a_reused_hook_keeps_its_last_step() -> None:
+    model = counting_model()
+    hook = StopAtStepHook(num_steps=2)
+    async with monitored(model.graph, None, shared(model)) as observer:
+        for _ in range(2):
+            await train(monitored(model.graph, [hook], observer_creator(observer)), model.train_op)
+        assert observer.global_step.value == 2
+
+
+def observer_creator(observer: MonitoredSession) -> SharedSessionCreator:
+    creator = observer._lease.creator
+    assert isinstance(creator, SharedSessionCreator)
+    return creator
+
+
+async def test_a_stride_of_k_stops_within_k_minus_1() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        train_op = v1.assign_add(v1.train.get_or_create_global_step(), 3)
+    async with monitored(graph, [StopAtStepHook(last_step=10)]) as session:
+        while not session.should_stop():
+            await session.run(train_op)
+        assert session.global_step.value == 12
+
+
+async def test_waiters_start_at_their_steps_while_the_first_trains() -> None:
+    model = counting_model()
+    started: dict[int, int] = {}
+    creator = shared(model, 5)
+
+    async def wait_and_train(at: int) -> None:
+        def note(context: object) -> None:
+            started.setdefault(at, session.global_step.value)
+
+        hooks = [GlobalStepWaiterHook(at), Moments(before_run=note), StopAtStepHook(last_step=60)]
+        session = monitored(model.graph, hooks, creator, step_runner="inline")
+        await train(session, model.train_op)
+
+    async with anyio.create_task_group() as group:
+        for at in (0, 10, 20, 30, 40):
+            group.start_soon(wait_and_train, at)
+    assert sorted(started) == [0, 10, 20, 30, 40]
+    assert all(at <= step <= at + 5 for at, step in started.items()), started
+
+
+async def test_a_waiter_waits_before_its_first_run_only() -> None:
+    model = counting_model()
+    async with monitored(model.graph, [GlobalStepWaiterHook(0)]) as session:
+        assert await session.run(model.train_op) == 1
+    hook = GlobalStepWaiterHook(1)
+    creator = shared(model)
+    async with monitored(model.graph, None, creator) as first:
+        await first.run(model.train_op)
+        async with monitored(model.graph, [hook], creator) as second:
+            assert await second.run(model.train_op) == 2
+            second.global_step.restart(0)
+            assert await second.run(model.train_op) == 3
+
+
+async def test_a_waiter_whose_step_nobody_brings_gets_an_error() -> None:
+    model = counting_model()
+    creator = shared(model, 1)
+    with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
+        async with monitored(model.graph, [GlobalStepWaiterHook(5)], creator) as session:
+            await session.run(model.train_op)
+
+
+async def test_a_waiter_says_once_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    model = counting_model()
+    creator = shared(model, 2)
+    caplog.set_level(logging.INFO, "asynchooks")
+
+    async def wait() -> None:
+        async with monitored(model.graph, [GlobalStepWaiterHook(3)], creator) as session:
+            assert await session.run(model.train_op) == 4
+
+    async with (
+        monitored(model.graph, None, creator) as first,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(3):
+            await first.run(model.train_op)
+    waiting = [r.getMessage() for r in caplog.records if "Waiting for" in r.getMessage()]
+    assert waiting == ["Waiting for global step 3 before starting training."]
