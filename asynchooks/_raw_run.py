@@ -97,10 +97,10 @@ class _Pending:
             self._is_given_up = True
             outputs, self._outputs = self._outputs, None
         if outputs is not None:
-            if inspect.iscoroutine(outputs):
-                outputs.close()
             self._step.settle(self._ticket)
             self._raw.leave_run()
+            if inspect.iscoroutine(outputs):
+                outputs.close()
 
     async def finish(self) -> Any:
         """Go on with it here."""

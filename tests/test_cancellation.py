@@ -191,6 +191,38 @@ def test_a_native_asyncio_cancellation_leaves_nothing_behind(step_runner: Any) -
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("gap", [1, 2, 3, 5])
+def test_two_native_cancellations_leave_nothing_running_or_open(gap: int) -> None:
+    async def main() -> None:
+        for n in range(1, 400):
+            program = Program(anyio.lowlevel.checkpoint, "thread")
+
+            async def cancelled(program: Program = program, n: int = n) -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                again = Suspensions(program.run(), n + gap, task.cancel)
+                await Suspensions(as_coroutine(again), n, task.cancel)
+
+            task = asyncio.create_task(cancelled())
+            await asyncio.wait([task])
+            for thread in own_threads():
+                thread.join(timeout=5)
+            statistics = program.step.statistics()
+            assert statistics.workers_open == 0
+            assert statistics.tickets == 0
+            assert program.raw.is_closed == program.has_created
+            assert [hook.side_tasks for hook in program.hooks] == [0, 0]
+            assert len(asyncio.all_tasks()) == 1
+            if program.has_finished:
+                return
+
+    asyncio.run(main())
+
+
+async def as_coroutine(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
 def test_a_cancellation_on_the_trampoline_leaves_nothing_behind() -> None:
     for n in range(1, 400):
         kernel = Trampoline()
@@ -214,6 +246,22 @@ def test_a_cancellation_on_the_trampoline_leaves_nothing_behind() -> None:
             assert n > 10
             return
     raise AssertionError("the program never ended")
+
+
+def test_or_stop_hands_a_foreign_cancellation_on() -> None:
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future()
+
+        async def foreign() -> None:
+            await future
+
+        async with MonitoredSession([], counting_creator()) as session:
+            asyncio.get_running_loop().call_soon(future.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await session.or_stop(foreign)
+            assert not session.should_stop()
+
+    asyncio.run(main())
 
 
 @pytest.mark.anyio

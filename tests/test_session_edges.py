@@ -1,0 +1,397 @@
+"""Sessions under pressure: several tasks at once, stops and errors at awkward moments."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    Coordinator,
+    FunctionSessionCreator,
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    PreemptionError,
+    SessionRunHook,
+    SharedSessionCreator,
+    StepContext,
+    StepUnreachableError,
+    StopAtStepHook,
+    StopTraining,
+)
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+
+from .helpers import counting_creator, settle
+
+pytestmark = pytest.mark.anyio
+
+LOST = PreemptionError("the machine went away")
+
+
+async def test_end_runs_once_when_another_task_closes_at_the_end_of_the_block() -> None:
+    may_end, ended = anyio.Event(), []
+
+    class EndsSlowly(SessionRunHook):
+        async def end(self, session: Any) -> None:
+            await may_end.wait()
+            ended.append(True)
+
+    session = MonitoredSession([EndsSlowly()], counting_creator())
+    async with anyio.create_task_group() as group:
+        async with session:
+            group.start_soon(session.close)
+            await settle()
+            group.start_soon(self_release, may_end)
+        assert ended == [True]  # leaving the block waits for the close that is under way
+
+
+async def self_release(event: anyio.Event) -> None:
+    await settle()
+    event.set()
+
+
+async def test_a_run_while_the_session_opens_is_told() -> None:
+    may_begin = anyio.Event()
+
+    class Slow(SessionRunHook):
+        async def begin(self) -> None:
+            await may_begin.wait()
+
+    raw = ScriptedSession()
+    session = MonitoredSession([Slow()], ScriptedSessionCreator([raw]))
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.__aenter__)
+        await settle()
+        with pytest.raises(RuntimeError, match="before the session was opened"):
+            await session.run([])
+        may_begin.set()
+    await session.close()
+
+
+async def test_leaving_waits_for_another_task_s_run() -> None:
+    may_run = anyio.Event()
+
+    async def step() -> dict[str, int]:
+        await may_run.wait()
+        return {"x": 1}
+
+    results = []
+    async with anyio.create_task_group() as group:
+        async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+
+            async def run() -> None:
+                results.append(await session.run("x"))
+
+            group.start_soon(run)
+            await settle()
+            group.start_soon(self_release, may_run)
+        assert results == [1]
+
+
+async def test_a_run_that_outlives_its_session_brings_no_raw_session_back() -> None:
+    may_create = threading.Event()
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+
+    class Creates(ScriptedSessionCreator):
+        async def create_session(self) -> Any:  # type: ignore[override]
+            raw = super().create_session()
+            if raw is raws[1]:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(may_create.wait, 30)
+            return raw
+
+    errors = []
+    async with anyio.create_task_group() as group:
+        async with MonitoredSession([], Creates(raws), 0.05) as session:
+
+            async def run() -> None:
+                with pytest.raises(RuntimeError, match="closed while a run recreated it") as caught:
+                    await session.run([])
+                errors.append(caught.value)
+
+            group.start_soon(run)
+            await settle()
+        may_create.set()
+    assert len(errors) == 1
+    assert [raw.is_closed for raw in raws] == [True, True]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_an_exception_given_to_request_stop_leaves_at_the_end(is_open: bool) -> None:
+    session = MonitoredSession([], counting_creator())
+    error = ValueError("enough")
+    if not is_open:
+        session.request_stop(error)
+    with pytest.raises(ValueError, match="enough") as caught:
+        async with session:
+            if is_open:
+                session.request_stop(error)
+            assert session.should_stop()
+    assert caught.value is error
+
+
+async def test_a_side_task_that_cannot_be_cancelled_is_left_behind_in_time() -> None:
+    release = threading.Event()
+
+    class Starts(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(anyio.to_thread.run_sync, release.wait, 30)
+
+    with anyio.fail_after(10):
+        async with MonitoredSession([Starts()], counting_creator(), 0.01):
+            await settle_briefly()
+    release.set()
+
+
+async def settle_briefly() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_a_side_task_started_by_another_at_the_end_does_not_outlive_the_session() -> None:
+    log = []
+
+    class Starts(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(self.first, coord)
+
+        async def first(self, coord: Coordinator) -> None:
+            await coord.wait_stopped()
+            coord.start_soon(self.second, coord)
+
+        async def second(self, coord: Coordinator) -> None:
+            await coord.wait_stopped()
+            log.append("second ended")
+
+    async with MonitoredSession([Starts()], counting_creator()):
+        await settle()
+    assert log == ["second ended"]
+
+
+async def test_should_stop_stays_false_while_a_lost_session_is_let_go_of() -> None:
+    may_end = anyio.Event()
+
+    class Holds(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(self.hold)
+
+        async def hold(self) -> None:
+            await may_end.wait()
+
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    creator = ScriptedSessionCreator(raws)
+    async with MonitoredSession([Holds()], creator, step_runner="inline") as session:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run, [])
+                await settle()
+                assert not session.should_stop()
+                scope.cancel()
+        assert not session.should_stop()
+        may_end.set()
+        assert await session.run([]) == []
+        assert session.raw_session() is raws[1]
+
+
+async def test_a_session_whose_hooks_were_not_all_told_is_never_handed_out() -> None:
+    class FailsOnce(SessionRunHook):
+        def __init__(self) -> None:
+            self.told = 0
+
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            self.told += 1
+            if self.told == 2:
+                raise ValueError("in after_create_session")
+
+    hook, last = FailsOnce(), RecordingHook("last")
+    raws = [ScriptedSession([LOST]), ScriptedSession(), ScriptedSession()]
+    async with MonitoredSession([hook, last], ScriptedSessionCreator(raws)) as session:
+        with pytest.raises(ValueError, match="in after_create_session"):
+            await session.run([])
+        assert session.should_stop()
+        assert await session.run([]) == []
+        assert not session.should_stop()
+        assert session.raw_session() is raws[2]
+    assert last.log.count(("last", "after_create_session")) == 2
+    assert all(raw.is_closed for raw in raws)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_coroutine_that_a_thread_made_for_nobody_gives_its_ticket_back() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    async def late() -> dict[str, int]:
+        return {"x": 1}
+
+    def step() -> Any:
+        begun.set()
+        release.wait(30)
+        return late()
+
+    session = MonitoredSession([], FunctionSessionCreator(step), 0.01, step_runner="thread")
+    async with session:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run, "x")
+                await anyio.to_thread.run_sync(begun.wait)
+                scope.cancel()
+        release.set()
+        while session.global_step.statistics().tickets:
+            await anyio.lowlevel.checkpoint()
+        async with session.global_step.exclusive():
+            pass
+
+
+async def test_near_the_limit_a_step_that_never_ends_stops_the_others_short() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def step(hangs: bool = False) -> dict[str, int]:
+        if hangs:
+            begun.set()
+            release.wait(30)
+        return {}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    hooks = [StopAtStepHook(last_step=10)]
+    other = MonitoredSession([], creator, 0.01, step_runner="thread")
+    async with MonitoredSession(hooks, creator, 0.01) as session, other:
+        await session.run([])
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(other.run, [], {"hangs": True})
+                await anyio.to_thread.run_sync(begun.wait)
+                scope.cancel()
+        with pytest.raises(StopTraining):
+            while True:
+                await session.run([])
+        assert session.global_step.value == 9
+        release.set()
+
+
+async def test_a_woken_waiter_counts_as_moving_before_it_runs() -> None:
+    creator = SharedSessionCreator(counting_creator(), num_workers=3)
+    ended = []
+
+    async def worker(name: str, wait_until: int, steps: int) -> None:
+        hooks = [GlobalStepWaiterHook(wait_until), StopAtStepHook(num_steps=steps + wait_until)]
+        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+            for _ in range(steps):
+                await session.run([])
+        ended.append(name)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker, "a", 5, 10)
+        group.start_soon(worker, "c", 10, 5)
+        await settle()
+        group.start_soon(worker, "b", 0, 5)
+    assert sorted(ended) == ["a", "b", "c"]
+
+
+async def test_two_waiters_left_alone_are_both_told() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    told = []
+
+    async def waits(step: int) -> None:
+        with pytest.raises(StepUnreachableError):
+            async with MonitoredSession([GlobalStepWaiterHook(step)], creator) as session:
+                await session.run([])
+        told.append(step)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(waits, 50)
+        group.start_soon(waits, 60)
+        await settle()
+        async with MonitoredSession([StopAtStepHook(last_step=5)], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+    assert sorted(told) == [50, 60]
+
+
+async def test_a_shared_creator_with_a_number_serves_a_second_round() -> None:
+    creator = SharedSessionCreator(counting_creator(), num_workers=2)
+
+    async def worker(wait_until: int, last_step: int) -> None:
+        hooks = [GlobalStepWaiterHook(wait_until), StopAtStepHook(last_step=last_step)]
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    for first in (0, 10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(worker, first + 5, first + 10)
+            await settle()
+            group.start_soon(worker, first, first + 10)
+    assert creator.lease().global_step.value == 20
+
+
+async def test_a_function_that_went_back_with_a_recovery_takes_the_step_back() -> None:
+    value = 0
+
+    def step() -> dict[str, int]:
+        nonlocal value
+        value += 1
+        if value == 8:
+            value = 4  # its last checkpoint
+            raise LOST
+        return {"global_step": value}
+
+    seen = []
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+        for _ in range(9):
+            await session.run([])
+            seen.append(session.global_step.value)
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 5, 6]
+
+
+@dataclasses.dataclass
+class UnhashableStep:
+    """Compares by value, so that it cannot be hashed."""
+
+    calls: int = 0
+
+    def __call__(self, step_context: StepContext) -> int:
+        self.calls += 1
+        return self.calls
+
+
+async def test_a_step_fn_need_not_be_hashable() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        step_fn = UnhashableStep()
+        assert [await session.run_step_fn(step_fn) for _ in range(4)] == [1, 2, 3, 4]
+
+
+async def test_a_stop_does_not_excuse_a_stop_training_out_of_end() -> None:
+    class Raises(SessionRunHook):
+        async def end(self, session: Any) -> None:
+            raise StopTraining
+
+    session = MonitoredSession([Raises()], counting_creator())
+    with pytest.raises(RuntimeError, match="end of Raises raised"):
+        async with session:
+            session.request_stop()
+
+
+async def test_a_step_in_a_thread_may_run_an_event_loop_with_a_session_of_its_own() -> None:
+    def step() -> dict[str, int]:
+        async def inner() -> int:
+            creator = FunctionSessionCreator(lambda: {"y": 2})
+            async with MonitoredSession([], creator, step_runner="thread") as session:
+                y: int = await session.run("y")
+            return y
+
+        return {"x": anyio.run(inner)}
+
+    async with MonitoredSession([], FunctionSessionCreator(step), step_runner="thread") as session:
+        assert await session.run("x") == 2
+
+
+def test_a_star_import_needs_no_tensorflow() -> None:
+    code = "from asynchooks import *; import sys; print('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
