@@ -264,18 +264,21 @@ class StepRunner:
         self._grace_secs = grace_secs
         self._thread = WorkThread(engine, "asynchooks-step")
 
+    def is_new(self, times: StepTimes, key: Hashable) -> bool:
+        """Whether the first call of this kind is under way, in another session's thread."""
+        if self._name != "auto":
+            return False
+        probe = times.of(key)
+        return probe.is_called and not probe.is_warm
+
     async def wait_for_first(self, times: StepTimes, key: Hashable) -> None:
         """Let the first call of this kind return, but do not wait long: it may wait for us.
 
         Unlike a thread for each of a thousand workers that begin together, this costs nothing.
         """
-        if self._name != "auto":
-            return
-        probe = times.of(key)
-        if probe.is_called and not probe.is_warm:
-            slot = Slot(self._engine, "the first step of its kind")
-            probe.waiting.append(slot)
-            await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
+        slot = Slot(self._engine, "the first step of its kind")
+        times.of(key).waiting.append(slot)
+        await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
 
     async def run(self, fn: Callable[[], Any], times: StepTimes, key: Hashable) -> Any:
         """Call `fn` and return its value; steps of one `key` take about the same time."""

@@ -211,7 +211,7 @@ class MonitoredSession:
             await self._hooks.before_run(context, merged)
             options = merged.finish_options(has_hooks=bool(self._hooks.hooks))
             key = raw.run_key(merged.fetches)
-            if not raw.is_async:
+            if not raw.is_async and self._runner.is_new(raw.step_times, key):
                 await self._runner.wait_for_first(raw.step_times, key)
             await self._engine.turn()
             # asked for only now: a hook that waits for data must not keep others from running

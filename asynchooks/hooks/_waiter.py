@@ -41,22 +41,15 @@ class GlobalStepWaiterHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> None:
         if self._has_started:
             return
-        if self._wait_until_step > 0:
-            await self._wait(run_context)
+        step, target = run_context.global_step, self._wait_until_step
+        if target > 0:
+            logger.info("Waiting for global step %d before starting training.", target)
+        reached = 0
+        while reached < target:
+            reached = await step.wait_for(min(target, max(reached, step.value) + _LOG_EVERY_STEPS))
+            if reached < target:
+                logger.info(
+                    "Waiting for global step %d before starting training. Current step is %d.",
+                    target, reached,
+                )  # fmt: skip
         self._has_started = True
-
-    async def _wait(self, run_context: SessionRunContext) -> None:
-        step = run_context.global_step
-        logger.info("Waiting for global step %d before starting training.", self._wait_until_step)
-        logged = 0
-        while True:
-            reached = await step.wait_for(
-                min(self._wait_until_step, max(logged, step.value) + _LOG_EVERY_STEPS)
-            )
-            if reached >= self._wait_until_step:
-                return
-            logged = reached
-            logger.info(
-                "Waiting for global step %d before starting training. Current step is %d.",
-                self._wait_until_step, reached,
-            )  # fmt: skip
