@@ -25,7 +25,8 @@ class FunctionSessionCreator(SessionCreator):
     Args:
         step_fn: a function, method or callable object, sync or async, that returns a mapping of
             named outputs. A sync one runs on the event loop or in a thread, as the session's
-            `step_runner` says; several workers that share it call it from several threads.
+            `step_runner` says; several workers that share it may call it from several threads at
+            once, unless it is async or they all run it "inline".
         initial_step: the global step before the first run, >= 0.
 
     Raises:

@@ -18,6 +18,9 @@ class StopAtStepHook(SessionRunHook):
     k - 1. Unlike TensorFlow's, it runs nothing when the step is there already. Only runs that
     move the step count.
 
+    A worker that comes to ask when another one has taken the last step leaves its block by that
+    StopTraining: what must happen at the end belongs in `end`, or after the block.
+
     Args:
         num_steps: steps to run, counted from the step found when the session is first created
             (not again when it is recreated; a hook that is used again keeps its last step).
