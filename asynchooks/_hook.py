@@ -18,6 +18,9 @@ class SessionRunArgs(NamedTuple):
             nothing.
         feed_dict: values to feed, by tensor or by name of a parameter; None or a mapping.
         options: a `tf.compat.v1.RunOptions` to merge into the run's, for graph sessions.
+
+    Example:
+        args = SessionRunArgs(["loss", "accuracy"], feed_dict={"rate": 0.1})
     """
 
     fetches: Any

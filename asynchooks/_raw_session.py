@@ -27,6 +27,14 @@ class RawSession(ABC):
     """Runs steps, without hooks. A creator makes it; who holds its lease closes it.
 
     Subclass it for a backend of your own: `run` and `close` are enough.
+
+    Example:
+        class Echo(RawSession):
+            def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+                return fetches
+
+            def close(self):
+                pass
     """
 
     is_async = False
@@ -125,7 +133,15 @@ class RawSession(ABC):
 
 
 class SessionCreator(ABC):
-    """Makes raw sessions, the first one and those that replace a lost one."""
+    """Makes raw sessions, the first one and those that replace a lost one.
+
+    You make it and give it to a session, which closes what it made.
+
+    Example:
+        class EchoCreator(SessionCreator):
+            def create_session(self):
+                return Echo()
+    """
 
     @abstractmethod
     def create_session(self) -> Any:

@@ -16,6 +16,13 @@ class Recovery:
         max_attempts: attempts in a row before the error leaves, >= 0 (0: never recreate).
         first_pause_secs: seconds, >= 0.
         longest_pause_secs: seconds, >= first_pause_secs.
+
+    Raises:
+        ValueError: a bound is negative, or the longest pause is shorter than the first.
+
+    Example:
+        recovery = Recovery(max_attempts=3, first_pause_secs=1.0)
+        session = MonitoredSession(hooks, creator, recovery=recovery)
     """
 
     max_attempts: int = 20

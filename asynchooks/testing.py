@@ -23,7 +23,8 @@ class RecordingHook(SessionRunHook):
 
     Example:
         log = []
-        async with MonitoredSession([RecordingHook("a", log)], creator) as session: ...
+        async with MonitoredSession([RecordingHook("a", log)], creator):
+            pass
         assert log == [("a", "begin"), ("a", "after_create_session"), ("a", "end")]
     """
 
@@ -65,6 +66,12 @@ class ScriptedSession(RawSession):
         script: outputs by name, or exceptions to raise; after the last one every run gives {}.
 
     Each run that gives outputs moves the global step by 1.
+
+    Example:
+        raw = ScriptedSession([{"loss": 0.5}, ValueError("diverged")])
+        async with MonitoredSession([], ScriptedSessionCreator([raw])) as session:
+            assert await session.run("loss") == 0.5
+        assert raw.is_closed
     """
 
     def __init__(self, script: Iterable[Mapping[str, Any] | BaseException] = ()) -> None:
@@ -101,6 +108,12 @@ class ScriptedSessionCreator(SessionCreator):
 
     Raises:
         AssertionError: when opening: more sessions were asked for than there are.
+
+    Example:
+        lost = ScriptedSession([PreemptionError("lost")])
+        creator = ScriptedSessionCreator([lost, ScriptedSession()])
+        async with MonitoredSession([], creator) as session:
+            await session.run([])  # runs on the second one
     """
 
     def __init__(self, sessions: Iterable[RawSession | BaseException]) -> None:
