@@ -31,15 +31,6 @@ async def settle() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
-def leaves(error: BaseException | None) -> list[BaseException]:
-    """The errors in an exception group, or the one error, flattened."""
-    if error is None:
-        return []
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in leaves(each)]
-    return [error]
-
-
 class Box:
     """Holds what a task left behind."""
 
