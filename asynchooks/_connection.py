@@ -58,11 +58,11 @@ class Connection:
         return None if self.raw is None else self.raw.exposed
 
     def should_stop(self) -> bool:
-        if self._is_broken or self.hook_asked_stop or self._caller_asked_stop:
+        if self._is_broken or self._caller_asked_stop:
             return True
         if self.coord is None or self._is_dropping or is_preemption(self.coord.error):
-            return False  # it is replaced at the next run
-        return self.coord.should_stop()
+            return False  # it is replaced at the next run, and what a hook asked for forgotten
+        return self.hook_asked_stop or self.coord.should_stop()
 
     def request_stop(self, error: BaseException | None) -> None:
         self._caller_asked_stop = True
@@ -129,14 +129,14 @@ class Connection:
         return raw
 
     def judge(self, error: Exception) -> Exception:
-        """The error that leaves a run: the coordinator may know the cause, or a worse one.
+        """The error that leaves a run: a preemption that the coordinator holds is its cause.
 
-        Source: TensorFlow's `_CoordinatedSession.run`.
+        Where the coordinator holds another error than the run's preemption, that one leaves when
+        the session is dropped. Source: TensorFlow's `_CoordinatedSession.run`.
         """
         held = None if self.coord is None else self.coord.error
-        if isinstance(held, Exception) and is_preemption(held) != is_preemption(error):
-            return held
-        return error
+        is_cause = is_preemption(held) and not is_preemption(error)
+        return held if is_cause and isinstance(held, Exception) else error
 
     async def end(self, error: BaseException | None) -> BaseException | None:
         """Stop side tasks and threads, within the grace period; returns what leaves.

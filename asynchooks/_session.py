@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 from ._connection import Connection
 from ._engine import Engine, Slot, current_engine
-from ._errors import StopTraining, is_clean_end, is_input_end
+from ._errors import StopTraining, is_clean_end
 from ._global_step import GlobalStep
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from ._hook_list import HookList
@@ -35,8 +35,8 @@ from ._phase import Phase
 from ._raw_run import run_raw
 from ._raw_session import RawSession, SessionCreator, default_creator
 from ._recovery import Recovery
-from ._runner import StepRunner, StepRunnerName, check_runner, is_async
-from ._step_fn import StepContext, check_step_fn
+from ._runner import StepRunner, StepRunnerName, check_runner
+from ._step_fn import StepContext, call_step_fn, check_step_fn
 from ._stop import Stop
 
 logger = logging.getLogger("asynchooks")
@@ -233,28 +233,11 @@ class MonitoredSession:
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._connection.create()
 
-        async def run_with_hooks(
-            fetches: Any, feed_dict: Any, options: Any, run_metadata: Any
-        ) -> Any:
-            return await self._run(SessionRunArgs(fetches, feed_dict, options), run_metadata)
+        async def run_with_hooks(args: SessionRunArgs, run_metadata: Any) -> Any:
+            return await self._run(args, run_metadata)
 
-        async def call() -> Any:
-            context = StepContext(raw.exposed, run_with_hooks)
-            if is_async(step_fn):
-                return await step_fn(context)
-            # itself it may not be hashable
-            kind: Any = getattr(step_fn, "__code__", type(step_fn))
-            result = await self._runner.run(
-                lambda: self._lease.call(lambda: step_fn(context)), raw.step_times, kind
-            )
-            return await result if isinstance(result, Awaitable) else result
-
-        try:
-            return await self._lease.drive(call(), lambda: f"the step_fn {step_fn!r}")
-        except BaseException as error:
-            if is_input_end(error):
-                raise StopTraining(f"the input ended in {step_fn!r}") from error
-            raise
+        context = StepContext(raw.exposed, run_with_hooks)
+        return await call_step_fn(step_fn, context, raw, self._runner, self._lease)
 
     async def __aenter__(self) -> Self:
         """Call begin of all hooks, create the raw session, call their after_create_session.

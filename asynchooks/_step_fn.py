@@ -1,4 +1,4 @@
-"""What `run_step_fn` gives to a step_fn, and the check of its signature."""
+"""step_fn: what `run_step_fn` gives to it, the check of its signature, and its call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
-from ._errors import StopTraining
+from ._errors import StopTraining, is_input_end
+from ._hook import SessionRunArgs
+from ._raw_session import Lease, RawSession
+from ._runner import StepRunner, is_async
+
+RunWithHooks = Callable[[SessionRunArgs, Any], Awaitable[Any]]
 
 
 class StepContext:
@@ -18,7 +23,7 @@ class StepContext:
 
     __slots__ = ("_run_with_hooks", "_session")
 
-    def __init__(self, session: Any, run_with_hooks: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, session: Any, run_with_hooks: RunWithHooks) -> None:
         self._session = session
         self._run_with_hooks = run_with_hooks
 
@@ -31,7 +36,7 @@ class StepContext:
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
         """Same as `MonitoredSession.run`, within this step."""
-        return await self._run_with_hooks(fetches, feed_dict, options, run_metadata)
+        return await self._run_with_hooks(SessionRunArgs(fetches, feed_dict, options), run_metadata)
 
     def request_stop(self) -> NoReturn:
         """End the training here.
@@ -61,3 +66,35 @@ def check_step_fn(step_fn: Callable[..., Any]) -> None:
 def _parameter_names(step_fn: Callable[..., Any]) -> list[str]:
     bound = step_fn.keywords if isinstance(step_fn, functools.partial) else {}
     return [name for name in inspect.signature(step_fn).parameters if name not in bound]
+
+
+async def call_step_fn(
+    step_fn: Callable[[StepContext], Any],
+    context: StepContext,
+    raw: RawSession,
+    runner: StepRunner,
+    lease: Lease,
+) -> Any:
+    """Call it in what surrounds the session; a sync one where blocking steps run.
+
+    Raises:
+        StopTraining: its input ended, or it asked to stop.
+        BaseException: what it raised.
+    """
+
+    async def call() -> Any:
+        if is_async(step_fn):
+            return await step_fn(context)
+        # itself it may not be hashable
+        kind: Any = getattr(step_fn, "__code__", type(step_fn))
+        result = await runner.run(
+            lambda: lease.call(lambda: step_fn(context)), raw.step_times, kind
+        )
+        return await result if isinstance(result, Awaitable) else result
+
+    try:
+        return await lease.drive(call(), lambda: f"the step_fn {step_fn!r}")
+    except BaseException as error:
+        if is_input_end(error):
+            raise StopTraining(f"the input ended in {step_fn!r}") from error
+        raise

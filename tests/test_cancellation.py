@@ -24,6 +24,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
+from asynchooks._engine import current_engine
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from .helpers import counting_creator, settle
@@ -51,7 +52,12 @@ class Awaits(SessionRunHook):
         try:
             await coord.wait_stopped()
         finally:
-            self.side_tasks -= 1
+            try:
+                with current_engine().shielded(5):
+                    for _ in range(5):  # its clean-up takes a while, too
+                        await self.pause()
+            finally:
+                self.side_tasks -= 1
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         await self.pause()

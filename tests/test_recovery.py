@@ -23,7 +23,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator
+from .helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +139,41 @@ async def test_a_stop_that_a_hook_asked_for_is_forgotten_when_the_session_is_los
     async with MonitoredSession([StopsThenFails()], ScriptedSessionCreator(raws)) as session:
         await session.run([])
         assert not session.should_stop()
+
+
+async def test_a_stop_of_a_hook_is_forgotten_with_a_preemption_found_before_the_next_run() -> None:
+    coords = KeepsCoordinators()
+
+    class StopsOnce(SessionRunHook):
+        async def after_run(
+            self, run_context: SessionRunContext, run_values: SessionRunValues
+        ) -> None:
+            if len(coords.coords) == 1:
+                run_context.request_stop()
+
+    raws = [ScriptedSession(), ScriptedSession()]
+    async with MonitoredSession([coords, StopsOnce()], ScriptedSessionCreator(raws)) as session:
+        await session.run([])
+        assert session.should_stop()
+        coords.coords[0].request_stop(LOST)
+        assert not session.should_stop()
+        await session.run([])
+        assert not session.should_stop()
+
+
+async def test_recovering_ends_no_wait_of_the_session() -> None:
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    reached = []
+    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
+        async with anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                reached.append(await session.global_step.wait_for(1))
+
+            group.start_soon(wait)
+            await settle()
+            await session.run([])
+    assert reached == [1]
 
 
 async def test_a_stop_that_the_caller_asked_for_is_kept() -> None:
