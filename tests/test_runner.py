@@ -146,6 +146,24 @@ async def test_what_an_abandoned_call_comes_to_is_not_lost() -> None:
     assert late == ["late"]
 
 
+async def test_what_a_cancelled_call_comes_to_in_time_is_not_lost_either() -> None:
+    release = threading.Event()
+    late: list[Any] = []
+    thread = WorkThread(current_engine(), "asynchooks-test")
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                await thread.run(lambda: release.wait(30) and "late", 30, late.append)
+
+            group.start_soon(call)
+            await settle_some()
+            scope.cancel()
+            release.set()
+    assert [outcome.value for outcome in late] == ["late"]
+    thread.close()
+
+
 async def test_a_call_is_abandoned_when_its_time_has_come() -> None:
     release = threading.Event()
     engine = current_engine()

@@ -1,0 +1,70 @@
+"""Who waits for which step, as a state machine: who is due, and who is lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks._engine import Slot
+from asynchooks._waiters import Waiters, Worker
+
+from .test_gate import NoEngine
+
+
+def slot() -> Slot:
+    return Slot(NoEngine(), "a test")
+
+
+@pytest.mark.parametrize("num_workers", [None, 2])
+def test_one_whose_time_ran_out_may_still_train(num_workers: int | None) -> None:
+    waiters = Waiters(num_workers)
+    first, second = Worker(), Worker()
+    waiters.open(first)
+    waiters.open(second)
+    timed_out = waiters.add(5, slot(), first)
+    timed_out.slot.is_woken = True  # its task has not run yet
+    waiters.add(9, slot(), None)
+    waiters.close(second)
+    assert waiters.take_lost() == []
+    waiters.leave(timed_out)
+    assert waiters.take_lost() == []
+    waiters.close(first)
+    assert len(waiters.take_lost()) == 1
+
+
+def test_nobody_is_lost_before_anybody_has_come() -> None:
+    waiters = Waiters(None)
+    waiters.add(5, slot(), None)
+    assert waiters.take_lost() == []
+    worker = Worker()
+    waiters.open(worker)
+    waiters.add(5, slot(), worker)
+    assert waiters.take_lost() == []
+
+
+def test_leaving_twice_or_after_being_taken_changes_nothing() -> None:
+    waiters, worker = Waiters(None), Worker()
+    waiters.open(worker)
+    waiter = waiters.add(5, slot(), worker)
+    assert waiters.take_due(5) == [waiter]
+    waiters.leave(waiter)
+    waiters.leave(waiter)
+    assert worker.waits == 0
+    assert len(waiters) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("alp"), st.integers(0, 9)), max_size=60))
+def test_those_due_come_in_order_and_the_count_is_right(actions: list[tuple[str, int]]) -> None:
+    waiters = Waiters(None)
+    inside: dict[int, tuple[int, object]] = {}
+    for order, (action, number) in enumerate(actions):
+        if action == "a":
+            inside[order] = (number, waiters.add(number, slot(), None))
+        elif action == "l" and inside:
+            _, waiter = inside.pop(sorted(inside)[number % len(inside)])
+            waiters.leave(waiter)  # type: ignore[arg-type]
+        elif action == "p":
+            due = sorted((step, key) for key, (step, _) in inside.items() if step <= number)
+            assert waiters.take_due(number) == [inside.pop(key)[1] for _, key in due]
+        assert len(waiters) == len(inside)
