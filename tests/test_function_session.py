@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from collections import namedtuple
 from typing import Any
 
@@ -13,6 +15,7 @@ from asynchooks import (
     FeedError,
     FetchError,
     FunctionSessionCreator,
+    GlobalStep,
     MonitoredSession,
     SessionRunArgs,
     SessionRunContext,
@@ -187,3 +190,24 @@ async def test_run_options_belong_to_graphs() -> None:
 def test_a_step_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(TypeError, match="step_fn is 3; give a function"):
         FunctionSessionCreator(3)  # type: ignore[arg-type]
+
+
+def test_runs_in_many_threads_are_all_counted() -> None:
+    session = FunctionSessionCreator(dict).create_session()
+    session.attach(GlobalStep())
+
+    def run() -> None:
+        for _ in range(5000):
+            session.run([])
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert session.read_step() == session.global_step.value == 20_000

@@ -292,6 +292,29 @@ async def test_a_shared_session_is_recreated_once_for_all_workers() -> None:
     assert raws[1].read_step() == 20
 
 
+async def test_a_worker_on_its_way_to_a_run_does_not_run_on_a_session_given_up_meanwhile() -> None:
+    may_go = anyio.Event()
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
+
+    class Waits(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            await may_go.wait()
+
+    async def late() -> None:
+        async with MonitoredSession([Waits()], creator) as session:
+            await session.run([])
+            assert session.raw_session() is raws[1]
+
+    async with MonitoredSession([], creator) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(late)
+            await settle()
+            await session.run([])
+            may_go.set()
+    assert [raw.num_runs for raw in raws] == [1, 2]
+
+
 async def test_a_function_session_keeps_its_step_when_recreated() -> None:
     calls = 0
 

@@ -12,7 +12,7 @@ from asynchooks._engine import use_engine
 from .virtual_kernel import Trampoline
 
 
-@given(every=st.integers(1, 20), steps=st.lists(st.integers(0, 100), max_size=40))
+@given(every=st.integers(0, 20), steps=st.lists(st.integers(0, 100), max_size=40))
 def test_by_steps_it_is_due_at_last_plus_every_and_never_twice_at_one_step(
     every: int, steps: list[int]
 ) -> None:
@@ -42,6 +42,7 @@ def test_by_seconds_it_is_due_when_they_have_passed(every: float, waits: list[fl
             kernel.time += wait
             is_due = timer.should_trigger_for_step(step)
             assert is_due == (kernel.time >= last + every)
+            assert not timer.should_trigger_for_step(timer.last_triggered_step() or 0)
             if is_due:
                 assert timer.update_last_triggered_step(step)[0] == kernel.time - last
                 last = kernel.time
