@@ -15,10 +15,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from ._coordinator import Coordinator
-from ._engine import Engine
+from ._engine import Engine, current_engine
 from ._errors import PreemptionError
 from ._global_step import GlobalStep
-from ._runner import Outcome, StepTimes, run_blocking
+from ._runner import Outcome, StepTimes, is_async, run_blocking
 
 logger = logging.getLogger("asynchooks")
 
@@ -37,14 +37,15 @@ class RawSession(ABC):
                 pass
     """
 
-    is_async = False
-    """Whether `run` is a coroutine function that suspends instead of blocking."""
+    is_async: bool
+    """Whether `run` is a coroutine function, which suspends instead of blocking."""
     closes_at_once = False
     """Whether `close` never blocks."""
     no_options: tuple[Any, Any] = (None, None)
     """The run options and metadata that hooks see when nobody asked for any."""
 
     def __init__(self) -> None:
+        self.is_async = is_async(self.run)
         self.global_step = GlobalStep()
         self.step_times = StepTimes()
         self._lock = threading.Lock()  # guards the next two
@@ -58,8 +59,8 @@ class RawSession(ABC):
         """Run one step and return what was fetched, nested as `fetches`; may be a coroutine."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Free what the session holds; may block. Called once."""
+    def close(self) -> Any:
+        """Free what the session holds; may block, or be a coroutine. Called once."""
 
     @property
     def exposed(self) -> Any:
@@ -122,7 +123,9 @@ class RawSession(ABC):
         with self._lock:
             self._num_runs -= 1
             is_last = self._is_retired and self._num_runs == 0
-        if is_last:
+        if is_last and is_async(self.close):
+            current_engine().start(self.close)
+        elif is_last:
             self.close()
 
     def retire(self) -> bool:
@@ -247,7 +250,13 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
         except Exception as error:
             log_error(Outcome(error=error))
 
-    if raw.closes_at_once:
+    if is_async(raw.close):
+        with engine.shielded(grace_secs):
+            try:
+                await raw.close()
+            except Exception as error:
+                log_error(Outcome(error=error))
+    elif raw.closes_at_once:
         close()
     else:
         until = engine.now() + grace_secs

@@ -9,6 +9,8 @@ import pytest
 
 from asynchooks import (
     MonitoredSession,
+    RawSession,
+    SessionCreator,
     SessionRunHook,
     SharedSessionCreator,
     StopAtStepHook,
@@ -133,6 +135,36 @@ async def test_workers_in_turn_go_on_counting() -> None:
             while not session.should_stop():
                 await session.run([])
             assert session.global_step.value == last_step
+
+
+class AsyncSession(RawSession):
+    """A backend whose run and close are coroutines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    async def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        await anyio.lowlevel.checkpoint()
+        self.log.append("run")
+        return fetches
+
+    async def close(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.log.append("closed")
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_raw_session_may_run_and_close_in_coroutines(is_shared: bool) -> None:
+    raw = AsyncSession()
+    creator: SessionCreator = ScriptedSessionCreator([raw])
+    if is_shared:
+        creator = SharedSessionCreator(creator)
+    async with MonitoredSession([], creator) as session:
+        assert await session.run("x") == "x"
+    assert raw.log == ["run", "closed"]
 
 
 async def test_thousand_workers_share_a_function() -> None:
