@@ -122,7 +122,7 @@ class Connection:
                 self._hooks.after_create_session(raw.exposed, coord), self._hooks.culprit
             )
         except BaseException as error:
-            self._is_broken = not is_preemption(error)
+            self._is_broken = isinstance(error, Exception) and not is_preemption(error)
             raise
         self._is_broken = False
         self._is_ready = True
@@ -138,6 +138,20 @@ class Connection:
         is_cause = is_preemption(held) and not is_preemption(error)
         return held if is_cause and isinstance(held, Exception) else error
 
+    async def catch_up(self) -> BaseException | None:
+        """Have the successor of a shared session that another worker replaced, for `end`."""
+        if self.raw is None or not self.raw.is_retired:
+            return None
+        return await _interruption(self.recovering(self.create))
+
+    def first_error(self, error: BaseException) -> BaseException:
+        """The error that leaves: the coordinator's, if it holds one that is no preemption."""
+        held = self._caller_error if self.coord is None else self.coord.error
+        if held is None or held is error or is_preemption(held):
+            return error
+        held.__context__ = error
+        return held
+
     async def end(self, error: BaseException | None) -> BaseException | None:
         """Stop side tasks and threads, within the grace period; returns what leaves.
 
@@ -145,7 +159,6 @@ class Connection:
         often this task is cancelled meanwhile, it goes on to the end.
         """
         coord = self.coord
-        held = self._caller_error
         if coord is not None:
             coord.detach()
             until = self.engine.now() + self._grace_secs
@@ -158,14 +171,12 @@ class Connection:
                         end = coord.end(self.engine, until, cancel_tasks=is_impatient)
                         again = await _interruption(end)
                     error = error or again
-            held = coord.error
-        if held is None or held is error:
-            return error
-        if is_preemption(held):
-            logger.error("A preemption was reported while the session ended: %r", held)
-            return error
-        held.__context__ = error
-        return held
+            if is_preemption(coord.error):
+                logger.error("A preemption was reported while the session ended: %r", coord.error)
+        if error is not None:
+            return self.first_error(error)
+        held = self._caller_error if coord is None else coord.error
+        return None if is_preemption(held) else held
 
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
@@ -225,7 +236,7 @@ class Connection:
             self.stop.clear()
 
 
-async def _interruption(awaitable: Awaitable[None]) -> BaseException | None:
+async def _interruption(awaitable: Awaitable[object]) -> BaseException | None:
     """Await it; returns what it raised."""
     try:
         await awaitable

@@ -10,16 +10,22 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
 from ._errors import StopTraining, out_of_range_types
+from ._or_stop import or_stop
 from ._stop import EndsAtStop, Stop, surrounding_stop
 
 logger = logging.getLogger("asynchooks")
 
+T = TypeVar("T")
+
 _CANCEL_SECS = 1.0
 """How long a cancelled side task is waited for: one that shields a long call is left behind."""
+
+_PATIENCE_SECS = 1.0
+"""How long the end of a session waits for side tasks without a word."""
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 SideTask = Callable[..., Awaitable[Any]]
@@ -29,8 +35,8 @@ class Coordinator:
     """Stops a set of threads and side tasks together, and holds the first error among them.
 
     A session makes one for each raw session and gives it to `after_create_session`; you may make
-    one for your own threads. Every method but `start_soon`, `wait_stopped` and `end` works
-    from any thread and without an event loop.
+    one for your own threads. Every method but `start_soon`, `or_stop`, `wait_stopped` and `end`
+    works from any thread and without an event loop.
 
     Args:
         clean_stop_exception_types: errors that count as a stop without an error when reported;
@@ -57,7 +63,7 @@ class Coordinator:
         self._joined = False
         # what waits beside this coordinator ends with it; side tasks are born with it
         self.stop = Stop()
-        self._tasks: list[EngineTask] = []
+        self._tasks: dict[EngineTask, str] = {}  # with the names of what they run
         # a session's own additions: who is told of a stop, and how a coroutine of its hooks runs
         self._on_change: Callable[[bool], None] = _nothing
         self._drive: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _as_it_is
@@ -162,6 +168,17 @@ class Coordinator:
         with EndsAtStop(slot, self.stop):
             return await engine.park(slot, until) is STOPPED
 
+    async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
+
+        For side tasks and hooks; `session.or_stop` is the same for the body of the block.
+
+        Raises:
+            StopTraining: a stop was requested; `fn` was cancelled.
+            BaseException: what `fn` raised.
+        """
+        return await or_stop(current_engine(), self.stop, self._drive_call, fn, *args)
+
     def register_thread(self, thread: threading.Thread) -> None:
         """Have `join` wait for this thread, too."""
         with self._changed:
@@ -220,14 +237,26 @@ class Coordinator:
         self.finish_join(waited)
 
     async def _end_tasks(self, engine: Engine, until: float, cancel_tasks: bool) -> None:
-        for task in self._tasks:
+        if self._tasks and not cancel_tasks:
+            await self._say_who_is_late(engine, until)
+        for task in list(self._tasks):
             if cancel_tasks or not await task.wait(until):
                 task.cancel()
-        last = max(until if not cancel_tasks else engine.now(), engine.now()) + _CANCEL_SECS
-        for task in self._tasks:
+        last = engine.now() + _CANCEL_SECS
+        for task, name in list(self._tasks.items()):
             if not await task.wait(last):
-                logger.error("A side task did not end when it was cancelled; it is left alone")
+                logger.error("The side task %s did not end when it was cancelled: left alone", name)
         self._tasks.clear()
+
+    async def _say_who_is_late(self, engine: Engine, until: float) -> None:
+        soon = min(until, engine.now() + _PATIENCE_SECS)
+        late = [name for task, name in list(self._tasks.items()) if not await task.wait(soon)]
+        if late and soon < until:
+            logger.warning(
+                "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. "
+                "Their waits end at once through coord.or_stop(fn, *args)",
+                until - soon, ", ".join(late),
+            )  # fmt: skip
 
     def finish_join(self, waited: Iterable[threading.Thread]) -> None:
         """Take note that the threads were waited for; errors are raised at the reporter now."""
@@ -248,18 +277,21 @@ class Coordinator:
         Raises:
             RuntimeError: the coordinator was joined: the session is over.
         """
+        if not callable(fn):
+            raise TypeError(f"start_soon got {fn!r}; give an async function, then its arguments")
         if self._joined:
             raise RuntimeError(
                 f"start_soon({fn!r}) after the coordinator was joined; "
                 "start side tasks while the session is open"
             )
-        self._tasks.append(current_engine().start(self._supervise, fn, args))
+        name = getattr(fn, "__qualname__", repr(fn))
+        self._tasks[current_engine().start(self._supervise, fn, args)] = name
 
     async def _supervise(self, fn: SideTask, args: tuple[Any, ...]) -> None:
         """Run a side task; its error goes to the coordinator, never to whoever runs beside it."""
         surrounding_stop.set(self.stop)
         try:
-            await self._drive(_call(fn, args))
+            await self._drive_call(fn, args)
         except StopTraining:
             pass  # it was told to stop, and did
         except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
@@ -268,6 +300,9 @@ class Coordinator:
                 logger.error("A side task failed after its session had ended", exc_info=error)
             else:
                 self.request_stop(error)
+
+    async def _drive_call(self, fn: SideTask, args: tuple[Any, ...]) -> Any:
+        return await self._drive(_call(fn, args))
 
     def _notify(self) -> None:
         with self._changed:

@@ -31,6 +31,7 @@ class FunctionSessionCreator(SessionCreator):
 
     Raises:
         TypeError: `step_fn` cannot be called.
+        ValueError: `initial_step` is no integer >= 0.
 
     Example:
         def step(rate=0.1):
@@ -43,6 +44,8 @@ class FunctionSessionCreator(SessionCreator):
     def __init__(self, step_fn: StepFunction, *, initial_step: int = 0) -> None:
         if not callable(step_fn):
             raise TypeError(f"step_fn is {step_fn!r}; give a function that returns a mapping")
+        if not isinstance(initial_step, int) or initial_step < 0:
+            raise ValueError(f"initial_step is {initial_step!r}; give an integer >= 0")
         self._step_fn = step_fn
         self._initial_step = initial_step
 
@@ -183,8 +186,12 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
 
 def _as_step(value: Any) -> int:
     try:
-        return int(value)
-    except (TypeError, ValueError) as error:
+        step = int(value)
+    except (TypeError, ValueError):
+        step = -1
+    if step < 0:
         raise StepFunctionError(
-            f'the output "global_step" is {value!r}; expected the integer step after the run'
-        ) from error
+            f'the output "global_step" is {value!r}; expected the step after the run, an integer '
+            ">= 0"
+        )
+    return step

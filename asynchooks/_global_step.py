@@ -6,7 +6,9 @@ It does not count by itself: whoever ran a step publishes the value read after t
 from __future__ import annotations
 
 import copy
+import logging
 import math
+import operator
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
@@ -17,6 +19,8 @@ from ._errors import StepUnreachableError, StopTraining
 from ._gate import Answer, Asker, Gate, Ticket
 from ._stop import EndsAtStop, Stop
 from ._waiters import Waiters, Worker
+
+logger = logging.getLogger("asynchooks")
 
 _UNREACHABLE = Signal("UNREACHABLE")
 
@@ -41,7 +45,8 @@ class GlobalStep:
     """The number of training steps done, shared by all workers of one model.
 
     A session's creator makes it and the last session on it closes it; `session.global_step` and
-    `run_context.global_step` hand it out. It may be used without any session, too.
+    `run_context.global_step` hand it out. It may be used without any session, too. Users want
+    `value`, `wait_for`, `exclusive` and `statistics`; the rest is for sessions, hooks and creators.
 
     Args:
         value: the first value, in steps.
@@ -59,8 +64,10 @@ class GlobalStep:
     def __init__(
         self, value: int = 0, *, num_workers: int | None = None, name: str = "global_step"
     ) -> None:
-        if num_workers is not None and num_workers < 1:
-            raise ValueError(f"num_workers is {num_workers}; give at least 1, or None if unknown")
+        if not isinstance(value, int):
+            raise TypeError(f"value is {value!r}; give an integer number of steps")
+        if num_workers is not None and not (isinstance(num_workers, int) and num_workers >= 1):
+            raise ValueError(f"num_workers is {num_workers!r}; give at least 1, or None if unknown")
         self.name = name
         # shared with every handle that `bound` makes; the lock guards the other two
         self._lock = threading.Lock()
@@ -97,17 +104,27 @@ class GlobalStep:
             timeout: seconds, >= 0, on the engine's clock; None waits as long as it takes.
 
         Raises:
+            TypeError, ValueError: `step` is no integer, or `timeout` is negative.
             StopTraining: the session that this handle belongs to was asked to stop.
             TimeoutError: the step did not come in time.
             StepUnreachableError: nobody is left to bring it.
         """
         engine = current_engine()
+        if not isinstance(step, int):
+            step = _as_integer(step)
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout!r}; give seconds >= 0, or None")
         with self._lock:
             if self._gate.value >= step:
                 return self._gate.value
             slot = Slot(engine, f"{self.name} {step}")
             waiter = self._waiters.add(step, slot, self._worker)
             lost = self._waiters.take_lost()
+            all_wait = self._worker is not None and self._waiters.all_wait
+        if all_wait and not lost:
+            logger.info(
+                "All open workers wait for %s %d or another step: %r", self.name, step, self
+            )
         _wake([(each.slot, _UNREACHABLE) for each in lost])
         until = math.inf if timeout is None else engine.now() + timeout
         try:
@@ -319,3 +336,10 @@ def _wake(news: Iterable[tuple[Slot, object]]) -> None:
     """Outside of the lock: a wake-up may ring another thread's event loop."""
     for slot, value in news:
         slot.wake(value)
+
+
+def _as_integer(step: object) -> int:
+    try:
+        return operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"step is {step!r}; give the global step to wait for, an integer") from None

@@ -48,10 +48,12 @@ class SessionRunContext:
 
     __slots__ = ("_is_stop_requested", "_original_args", "_session", "_step")
 
-    def __init__(self, original_args: SessionRunArgs, session: Any, global_step: GlobalStep):
+    def __init__(
+        self, original_args: SessionRunArgs, session: Any, global_step: GlobalStep | None = None
+    ) -> None:
         self._original_args = original_args
         self._session = session
-        self._step = global_step
+        self._step: GlobalStep = session.global_step if global_step is None else global_step
         self._is_stop_requested = False
 
     @property
@@ -135,7 +137,8 @@ class SessionRunHook:
 
         Args:
             session: the raw session, None if there was none (any more).
-            exception: what leaves the session: an error, KeyboardInterrupt or a cancellation.
+            exception: what leaves the session: an error, KeyboardInterrupt or a cancellation
+                (unless a side task or thread fails only while it is waited for).
         """
 
 

@@ -156,8 +156,9 @@ class HookList:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
         is_told_to_stop = self._current[1] == "after_run" and self._is_stopping()
         if is_input_end(error) or (type(error) is StopTraining and not is_told_to_stop):
+            cause = error.__cause__ if type(error) is RuntimeError else error
             raise RuntimeError(
-                f"{self.culprit()} raised {error!r}, but no input is read there; "
+                f"{self.culprit()} raised {cause!r}, but no input is read there; "
                 "catch it in the hook, or read the input in before_run"
             ) from error
         error.add_note(f"in {self.culprit()}")
@@ -191,8 +192,11 @@ def _checked(hooks: Iterable[SessionRunHook] | None) -> list[SessionRunHook]:
                 f"{hook.__name__}(...)"
             )
         if not isinstance(hook, SessionRunHook):
+            name = type(hook).__name__
+            is_tensorflows = type(hook).__module__.startswith("tensorflow.")
+            hint = f" (that is TensorFlow's own; give asynchooks.{name})" if is_tensorflows else ""
             raise TypeError(
-                f"hooks[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
-                "of asynchooks.SessionRunHook"
+                f"hooks[{place}] is {hook!r} of type {name}; expected an instance of "
+                f"asynchooks.SessionRunHook{hint}"
             )
     return listed

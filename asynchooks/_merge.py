@@ -48,6 +48,11 @@ class MergedRun:
         if request.options is not None:
             self._option_requests.append(request.options)
         if request.feed_dict:
+            if not isinstance(request.feed_dict, Mapping):
+                raise TypeError(
+                    f"{type(hook).__name__}.before_run returned the feed_dict "
+                    f"{request.feed_dict!r}; give a mapping of feeds to values"
+                )
             self._add_feeds(request.feed_dict, type(hook).__name__)
 
     def _add_feeds(self, feeds: Mapping[Any, Any], feeder: str) -> None:

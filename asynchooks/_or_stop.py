@@ -13,8 +13,16 @@ from ._stop import EndsAtStop, Stop
 T = TypeVar("T")
 
 
-async def or_stop(engine: Engine, stop: Stop, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+async def or_stop(
+    engine: Engine,
+    stop: Stop,
+    drive: Callable[..., Awaitable[Any]],
+    fn: Callable[..., Awaitable[T]],
+    *args: Any,
+) -> T:
     """Run `fn(*args)` in a task of its own until it ends, or cancel it at a stop.
+
+    `drive(fn, args)` awaits it in what surrounds the session.
 
     Cancellation cancels it, too; in both cases it has ended when this returns.
 
@@ -22,6 +30,8 @@ async def or_stop(engine: Engine, stop: Stop, fn: Callable[..., Awaitable[T]], *
         StopTraining: a stop came first, or had come before.
         BaseException: what `fn` raised.
     """
+    if not callable(fn):
+        raise TypeError(f"or_stop got {fn!r}; give an async function, then its arguments")
     if stop.is_set:
         raise StopTraining(f"a stop was requested before {fn!r} was called")
     slot = Slot(engine, f"{fn!r} or a stop")
@@ -30,7 +40,7 @@ async def or_stop(engine: Engine, stop: Stop, fn: Callable[..., Awaitable[T]], *
     async def run() -> None:
         nonlocal outcome
         try:
-            outcome = Outcome(await fn(*args))
+            outcome = Outcome(await drive(fn, args))
         except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
             outcome = Outcome(error=error)
         except BaseException as cancellation:

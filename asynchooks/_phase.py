@@ -30,6 +30,6 @@ class Phase(Enum):
             )
         if self in (Phase.CLOSING, Phase.CLOSED):
             raise RuntimeError(
-                f"{what}() after the session was closed. Session is already closed; "
-                "make a new MonitoredSession"
+                f"{what}() after the session was closed. Session is already closed: "
+                "make a new MonitoredSession for each `async with`"
             )

@@ -220,6 +220,10 @@ class Lease:
         """The coroutine, run in what surrounds this session; `culprit` names it in errors."""
         return coroutine
 
+    async def drive_call(self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+        """Call and await `fn(*args)` in what surrounds this session, in whichever task."""
+        return await self.drive(_call(fn, args), lambda: f"{fn!r}")
+
     def call(self, fn: Callable[[], Any]) -> Any:
         """Call a plain function in what surrounds this session, in any thread."""
         return fn()
@@ -230,6 +234,10 @@ class Lease:
     def new_coordinator(self) -> Coordinator:
         """A coordinator for one raw session; it has no clean stop types."""
         return Coordinator(clean_stop_exception_types=())
+
+
+async def _call(fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+    return await fn(*args)
 
 
 @asynccontextmanager
@@ -261,6 +269,21 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
     else:
         until = engine.now() + grace_secs
         await run_blocking(engine, close, grace_secs, "asynchooks-close", log_error, until)
+
+
+def check_creator(creator: object, name: str) -> None:
+    """Raise TypeError, with the likely mistake, unless it is a session creator."""
+    if isinstance(creator, SessionCreator):
+        return
+    if isinstance(creator, type) and issubclass(creator, SessionCreator):
+        hint = f"that is the class; give an instance: {creator.__name__}(...)"
+    elif type(creator).__module__.startswith("tensorflow."):
+        hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
+    elif callable(creator):
+        hint = "give FunctionSessionCreator(step_fn) to run a step function"
+    else:
+        hint = "such as ChiefSessionCreator() or FunctionSessionCreator(step_fn)"
+    raise TypeError(f"{name} is {creator!r}; give an asynchooks.SessionCreator: {hint}")
 
 
 def default_creator() -> SessionCreator:

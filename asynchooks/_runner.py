@@ -65,6 +65,7 @@ class WorkThread:
         self._engine = engine
         self._name = name
         self._thread: threading.Thread | None = None
+        self._is_busy = False
         self._jobs: queue.SimpleQueue[tuple[Context, _Job, Slot] | None] = queue.SimpleQueue()
 
     async def run(
@@ -94,6 +95,7 @@ class WorkThread:
             self._thread.start()
         job = _Job(fn, when_late)
         self._jobs.put((copy_context(), job, slot))
+        self._is_busy = True
         try:
             outcome = await engine.park(slot, until)
         except BaseException:
@@ -109,6 +111,8 @@ class WorkThread:
                         logger.warning("A cancelled call failed: %r", slot.value.error)
                     when_late(slot.value)
             raise
+        finally:
+            self._is_busy = False
         if outcome is TIMED_OUT:
             return self._abandon(job)
         return outcome.unwrap()
@@ -119,9 +123,12 @@ class WorkThread:
         logger.warning("A call in the thread %s did not end in time and is left alone", self._name)
 
     def close(self) -> None:
-        """End the idle thread; the next `run` begins a new one."""
-        thread = self._dismiss()
-        if thread is not None:
+        """End the thread, if it is idle now; the next `run` begins a new one.
+
+        A call that another task has under way goes on, and is the thread's last.
+        """
+        is_busy, thread = self._is_busy, self._dismiss()
+        if thread is not None and not is_busy:
             # it has nothing left to do; a thread that the end of the process meets within a
             # library's code makes the process abort
             thread.join()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,7 +33,7 @@ from ._merge import MergedRun
 from ._or_stop import or_stop
 from ._phase import Phase
 from ._raw_run import run_raw
-from ._raw_session import RawSession, SessionCreator, default_creator
+from ._raw_session import RawSession, SessionCreator, check_creator, default_creator
 from ._recovery import Recovery
 from ._runner import StepRunner, StepRunnerName, check_runner
 from ._step_fn import StepContext, call_step_fn, check_step_fn
@@ -85,14 +85,14 @@ class MonitoredSession:
         self._hooks = HookList(hooks, is_stopping=lambda: stop.is_set)
         if session_creator is None:
             session_creator = default_creator()
-        if not isinstance(session_creator, SessionCreator):
-            raise TypeError(
-                f"session_creator is {session_creator!r}; give an asynchooks.SessionCreator, such "
-                "as ChiefSessionCreator() or FunctionSessionCreator(step_fn)"
-            )
-        if not stop_grace_period_secs >= 0:
+        check_creator(session_creator, "session_creator")
+        if recovery is not None and not isinstance(recovery, Recovery):
+            raise TypeError(f"recovery is {recovery!r}; give a Recovery(max_attempts=...)")
+        is_number = isinstance(stop_grace_period_secs, (int, float))
+        if not (is_number and stop_grace_period_secs >= 0):
             raise ValueError(
-                f"stop_grace_period_secs is {stop_grace_period_secs}; give seconds >= 0"
+                f"stop_grace_period_secs is {stop_grace_period_secs!r}; give seconds >= 0 "
+                "(step_runner and recovery are given by keyword)"
             )
         self._grace_secs = float(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
@@ -124,7 +124,8 @@ class MonitoredSession:
         """Whether the training loop should end; never raises, never does work."""
         limit = self._step.limit
         is_at_limit = limit is not None and self._step.value >= limit
-        return self._phase is Phase.CLOSED or is_at_limit or self._connection.should_stop()
+        is_over = self._phase in (Phase.CLOSING, Phase.CLOSED)
+        return is_over or is_at_limit or self._connection.should_stop()
 
     def request_stop(self, reason: str | BaseException | None = None) -> None:
         """Ask the training loop to end: should_stop() turns True and every wait ends.
@@ -149,7 +150,7 @@ class MonitoredSession:
             BaseException: what `fn` raised.
         """
         self._phase.check_open("or_stop", in_opening=True)
-        return await or_stop(self._engine, self._stop, fn, *args)
+        return await or_stop(self._engine, self._stop, self._lease.drive_call, fn, *args)
 
     async def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -172,6 +173,8 @@ class MonitoredSession:
             BaseException: what a hook or the step raised, with a note of which it was.
         """
         with _Running(self, "run"):
+            if feed_dict is not None and not isinstance(feed_dict, Mapping):
+                raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
             args = SessionRunArgs(fetches, feed_dict, options)
             return await self._connection.recovering(lambda: self._run(args, run_metadata))
 
@@ -283,7 +286,10 @@ class MonitoredSession:
             await self._wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
-        if self._is_running:  # in another task, which may wait for a step: wake it
+        if self._phase is Phase.NEW:
+            self._phase.check_open("__aexit__")
+        if self._is_running:  # in another task: no further run begins, and its waits end
+            self._phase = Phase.CLOSING
             self._stop.set()
             until = self._engine.now() + self._grace_secs
             try:
@@ -330,7 +336,12 @@ class MonitoredSession:
         session = self._connection.exposed
         try:
             if error is None:
+                error = await self._connection.catch_up()
+                session = self._connection.exposed
+            if error is None:
                 error = await self._end_hooks(session)
+            if error is not None:
+                error = self._connection.first_error(error)
             told = error
             error = await self._tell(session, told) or error
             error = await self._connection.end(error)

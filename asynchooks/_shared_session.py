@@ -9,7 +9,7 @@ from typing import Any
 from ._coordinator import Coordinator
 from ._engine import Engine
 from ._lock import Lock
-from ._raw_session import Lease, RawSession, SessionCreator, close_raw
+from ._raw_session import Lease, RawSession, SessionCreator, check_creator, close_raw
 
 
 class SharedSessionCreator(SessionCreator):
@@ -31,13 +31,16 @@ class SharedSessionCreator(SessionCreator):
     """
 
     def __init__(self, creator: SessionCreator, num_workers: int | None = None) -> None:
-        if not isinstance(creator, SessionCreator) or isinstance(creator, SharedSessionCreator):
+        check_creator(creator, "creator")
+        if isinstance(creator, SharedSessionCreator):
             raise TypeError(
                 f"SharedSessionCreator got {creator!r}; give it the creator of the session to "
                 "share, such as FunctionSessionCreator(step_fn)"
             )
-        if num_workers is not None and num_workers < 1:
-            raise ValueError(f"num_workers is {num_workers}; give at least 1, or None if unknown")
+        if num_workers is not None and not (isinstance(num_workers, int) and num_workers >= 1):
+            raise ValueError(
+                f"num_workers is {num_workers!r}; give an integer >= 1, or None if unknown"
+            )
         self._creator = creator
         self._num_workers = num_workers
         self._common: _Common | None = None
@@ -65,6 +68,7 @@ class _Common:
         self.worker_coords: list[Coordinator] = []
 
     def start_threads(self, raw: RawSession, worker_coord: Coordinator) -> None:
+        self.worker_coords = [each for each in self.worker_coords if not each.joined]
         self.worker_coords.append(worker_coord)
         if self.coord is None:
             self.coord = self.lease.new_coordinator()
@@ -105,6 +109,7 @@ class _SharedLease(Lease):
         self._common = common
         self._is_opening = False
         self._has_opened = False
+        self._is_user = False
 
     @property
     def graph(self) -> Any:
@@ -117,6 +122,7 @@ class _SharedLease(Lease):
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
+        self._is_user = True
         self._common.num_users += 1
         async with self._common.lock:
             self._is_opening = self._has_opened = True
@@ -145,7 +151,9 @@ class _SharedLease(Lease):
         return common.raw
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
-        self._common.num_users -= 1
+        if self._is_user:  # a run that outlived its session releases a second time
+            self._is_user = False
+            self._common.num_users -= 1
         if self._common.num_users == 0:
             await self._common.close_raw(engine, grace_secs)
 

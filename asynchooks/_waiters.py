@@ -101,12 +101,17 @@ class Waiters:
         self._heap.clear()
         return lost
 
+    @property
+    def all_wait(self) -> bool:
+        """Whether every open worker waits itself."""
+        return self._num_idle == len(self.workers)
+
     def _nobody_moves(self) -> bool:
         """Whether all open workers wait, and no others are to be expected.
 
         With their number known, once that many have opened; else once somebody else has closed.
         """
-        if self._num_idle < len(self.workers):
+        if not self.all_wait:
             return False
         if self.opened < self.num_workers if self.num_workers else self.opened <= len(self.workers):
             return False

@@ -38,6 +38,7 @@ SAME_LAYER = {
     ("_global_step", "_gate"),
     ("_global_step", "_waiters"),
     ("_raw_session", "_coordinator"),
+    ("_coordinator", "_or_stop"),
     ("_raw_session", "_runner"),
     ("_or_stop", "_runner"),
     ("_step_fn", "_hook"),

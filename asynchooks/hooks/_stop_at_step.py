@@ -58,7 +58,10 @@ class StopAtStepHook(SessionRunHook):
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._is_there(run_context):
+        step = run_context.global_step
+        is_at_limit = step.limit is not None and step.value >= step.limit
+        # at the limit should_stop() is True by itself, and the next run ends cleanly
+        if self._is_there(run_context) and not is_at_limit:
             run_context.request_stop()
 
     def _is_there(self, run_context: SessionRunContext) -> bool:

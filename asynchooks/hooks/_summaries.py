@@ -50,8 +50,8 @@ class EventFileWriter:
             from tensorboard.summary.writer import event_file_writer
         except ImportError as error:
             raise ImportError(
-                f"writing events to {directory!r} needs TensorBoard: pip install tensorboard "
-                "(TensorFlow brings it, too), or give a summary_writer of your own"
+                f"writing events to {directory!r} needs TensorBoard's writer: "
+                "pip install 'asynchooks[tensorboard]', or give a summary_writer of your own"
             ) from error
         self._writer = event_file_writer.EventFileWriter(directory)
 

@@ -17,7 +17,8 @@ class GlobalStepWaiterHook(SessionRunHook):
 
     Unlike TensorFlow's, which sleeps half a second between two looks, it is woken by the step.
     The wait ends with StopTraining when the session is stopped, and with StepUnreachableError
-    when nobody is left who could bring the step.
+    when nobody is left who could bring the step. Where the number of workers is not known, others
+    may still come: then a worker that is alone waits, and the log says so.
 
     Args:
         wait_until_step: the global step to wait for; <= 0 returns at once.

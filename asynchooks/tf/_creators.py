@@ -35,6 +35,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
         checkpoint_filename_with_path: a checkpoint to restore instead.
 
     Raises:
+        TypeError: `scaffold` is no Scaffold.
         RuntimeError: when opening: the model is not ready after initialisation.
         tf.errors.OpError: when opening: what TensorFlow says.
 
@@ -52,6 +53,11 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
     ) -> None:
+        if scaffold is not None and not isinstance(scaffold, tf.compat.v1.train.Scaffold):
+            raise TypeError(
+                f"scaffold is {scaffold!r}; give a tf.compat.v1.train.Scaffold, or None "
+                "(a directory is given as checkpoint_dir=...)"
+            )
         self._made_in = entered_graph()
         super().__init__(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
 
