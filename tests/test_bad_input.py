@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import anyio
 import pytest
 
 from asynchooks import (
+    Coordinator,
     FunctionSessionCreator,
+    GlobalStep,
     GlobalStepWaiterHook,
     MonitoredSession,
     SessionRunArgs,
@@ -47,6 +50,10 @@ def test_hooks_that_are_none_are_refused(hooks: Any, message: str) -> None:
     ("arguments", "error", "message"),
     [
         ({"session_creator": 3}, TypeError, "give an asynchooks.SessionCreator"),
+        ({"session_creator": dict}, TypeError, "give FunctionSessionCreator(step_fn) to run"),
+        ({"session_creator": FunctionSessionCreator}, TypeError, "that is the class; give an"),
+        ({"recovery": 3}, TypeError, "recovery is 3; give a Recovery"),
+        ({"stop_grace_period_secs": "thread"}, ValueError, "are given by keyword"),
         ({"stop_grace_period_secs": -1}, ValueError, "is -1; give seconds >= 0"),
         ({"stop_grace_period_secs": float("nan")}, ValueError, "is nan; give seconds >= 0"),
         ({"step_runner": "fast"}, ValueError, "'fast'; give one of auto, inline, thread"),
@@ -55,7 +62,7 @@ def test_hooks_that_are_none_are_refused(hooks: Any, message: str) -> None:
 def test_bad_arguments_are_refused(
     arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=re.escape(message)):
         MonitoredSession([], **{"session_creator": counting_creator(), **arguments})
 
 
@@ -240,3 +247,30 @@ async def test_step_fn_s_request_stop_reaches_the_caller_and_leaves_a_block_clea
         assert not session.should_stop()
         await session.run_step_fn(stops)
         raise AssertionError("not reached")
+
+
+async def test_waits_with_odd_arguments_are_told() -> None:
+    step = GlobalStep()
+    for odd in (1.5, "10", None):
+        with pytest.raises(TypeError, match="give the global step to wait for, an integer"):
+            await step.wait_for(odd)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout is -1; give seconds >= 0"):
+        await step.wait_for(3, timeout=-1)
+    with pytest.raises(TypeError, match="value is 'a'; give an integer"):
+        GlobalStep("a")  # type: ignore[arg-type]
+
+
+async def test_what_is_no_function_is_told_to_whoever_would_await_it() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        with pytest.raises(TypeError, match="or_stop got 3; give an async function"):
+            await session.or_stop(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="feed_dict is 3; give a mapping"):
+            await session.run("calls", 3)
+    with pytest.raises(TypeError, match="start_soon got 3; give an async function"):
+        Coordinator().start_soon(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("initial_step", [-1, "5", 1.5])
+def test_an_initial_step_that_is_none_is_refused(initial_step: Any) -> None:
+    with pytest.raises(ValueError, match="initial_step is .*; give an integer >= 0"):
+        FunctionSessionCreator(dict, initial_step=initial_step)

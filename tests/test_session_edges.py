@@ -395,3 +395,170 @@ def test_a_star_import_needs_no_tensorflow() -> None:
     code = "from asynchooks import *; import sys; print('tensorflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+async def test_leaving_from_another_task_ends_the_training_loop_at_its_next_look() -> None:
+    async def step() -> dict[str, int]:
+        await anyio.lowlevel.checkpoint()
+        return {}
+
+    session = MonitoredSession([], FunctionSessionCreator(step))
+    await session.__aenter__()
+    ended = []
+
+    async def train() -> None:
+        while not session.should_stop():
+            await session.run([])
+        ended.append(session.global_step.value)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(train)
+            await settle_briefly()
+            await session.__aexit__(None, None, None)
+    assert len(ended) == 1
+    with pytest.raises(RuntimeError, match="before the session was opened"):
+        await MonitoredSession([], counting_creator()).__aexit__(None, None, None)
+
+
+async def test_leaving_does_not_hold_the_event_loop_for_a_step_in_a_thread() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def step() -> dict[str, int]:
+        begun.set()
+        release.wait(30)
+        return {}
+
+    session = MonitoredSession([], FunctionSessionCreator(step), 0.01, step_runner="thread")
+    await session.__aenter__()
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run, [])
+        await anyio.to_thread.run_sync(begun.wait)
+        await session.__aexit__(None, None, None)
+        assert not release.is_set()
+        release.set()
+
+
+async def test_a_shared_session_is_given_back_once_though_a_run_outlives_its_worker() -> None:
+    may_create = anyio.Event()
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+
+    class Creates(ScriptedSessionCreator):
+        async def create_session(self) -> Any:  # type: ignore[override]
+            raw = super().create_session()
+            if raw is raws[1]:
+                await may_create.wait()
+            return raw
+
+    creator = SharedSessionCreator(Creates(raws))
+    leaving = MonitoredSession([], creator, 0.01, step_runner="inline")
+    async with MonitoredSession([], creator, step_runner="inline") as staying:
+        async with anyio.create_task_group() as group:
+            await leaving.__aenter__()
+
+            async def run() -> None:
+                with pytest.raises(RuntimeError, match="closed while a run recreated it"):
+                    await leaving.run([])
+
+            group.start_soon(run)
+            await settle()
+            await leaving.__aexit__(None, None, None)
+            may_create.set()
+        assert not raws[1].is_closed
+        assert await staying.run([]) == []
+        assert staying.raw_session() is raws[1]
+    assert raws[1].is_closed
+
+
+async def test_end_gets_the_successor_of_a_shared_session_that_another_replaced() -> None:
+    seen = []
+
+    class Looks(SessionRunHook):
+        async def end(self, session: Any) -> None:
+            seen.append((session, session.is_closed))
+
+    raws = [ScriptedSession([{}, LOST]), ScriptedSession()]
+    creator = SharedSessionCreator(ScriptedSessionCreator(raws))
+    async with MonitoredSession([], creator) as other:
+        async with MonitoredSession([Looks()], creator) as session:
+            await session.run([])
+            await other.run([])
+    assert seen == [(raws[1], False)]
+
+
+async def test_a_run_cancelled_while_it_recreates_leaves_the_session_usable() -> None:
+    may_create = anyio.Event()
+    raws = [ScriptedSession([LOST]), ScriptedSession()]
+
+    class Slow(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            if session is not raws[0]:
+                await may_create.wait()
+
+    raws.append(ScriptedSession())
+    creator = ScriptedSessionCreator(raws)
+    async with MonitoredSession([Slow()], creator, step_runner="inline") as session:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run, [])
+                await settle()
+                scope.cancel()
+        assert not session.should_stop()
+        may_create.set()
+        assert await session.run([]) == []
+
+
+async def test_on_error_is_told_the_error_that_leaves() -> None:
+    class Fails(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(self.fail)
+
+        async def fail(self) -> None:
+            raise ValueError("in a side task")
+
+    hook = RecordingHook("a")
+    with pytest.raises(ValueError, match="in a side task") as caught:
+        async with MonitoredSession([hook, Fails()], counting_creator()):
+            await settle()
+            raise KeyError("body")
+    assert hook.errors == [caught.value]
+    assert isinstance(caught.value.__context__, KeyError)
+
+
+async def test_a_side_task_s_foreign_wait_ends_at_once_through_or_stop() -> None:
+    class Waits(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(self.wait, coord)
+
+        async def wait(self, coord: Coordinator) -> None:
+            await coord.or_stop(anyio.sleep_forever)
+
+    with anyio.fail_after(20):
+        async with MonitoredSession([Waits()], counting_creator()):
+            await settle()
+
+
+async def test_coordinators_of_workers_that_left_are_not_kept() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    async with MonitoredSession([], creator):
+        for _ in range(10):
+            async with MonitoredSession([], creator):
+                pass
+        assert creator._common is not None
+        assert len(creator._common.worker_coords) <= 2
+
+
+async def test_after_the_last_step_every_worker_s_next_run_ends_its_block_cleanly() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    ended = []
+
+    async def worker(name: int) -> None:
+        async with MonitoredSession([StopAtStepHook(last_step=10)], creator) as session:
+            while True:
+                await session.run([])
+        ended.append(name)
+
+    async with anyio.create_task_group() as group:
+        for name in range(3):
+            group.start_soon(worker, name)
+    assert sorted(ended) == [0, 1, 2]
