@@ -1,8 +1,12 @@
-"""The phases of a session, and what may be done in which."""
+"""The phases of a session, what may be done in which, and who waits for the next."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from enum import Enum, auto
+
+from ._engine import Slot, current_engine
 
 
 class Phase(Enum):
@@ -33,3 +37,26 @@ class Phase(Enum):
                 f"{what}() after the session was closed. Session is already closed: "
                 "make a new MonitoredSession for each `async with`"
             )
+
+
+class Onlookers:
+    """Tasks that wait for another task's run or close to end."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+
+    async def wait_until(
+        self, is_done: Callable[[], bool], what: str, until: float = math.inf
+    ) -> None:
+        """Return when it is done, or the time has come on the engine's clock."""
+        engine = current_engine()
+        while not is_done() and engine.now() < until:
+            slot = Slot(engine, what)
+            self._slots.append(slot)
+            await engine.park(slot, until)
+
+    def tell(self) -> None:
+        """Have them all look again."""
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.wake()

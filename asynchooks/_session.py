@@ -18,20 +18,19 @@ Where a step runs, how requests are merged and who may run now stand in other fi
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ._connection import Connection
-from ._engine import Engine, Slot, current_engine
+from ._engine import Engine, current_engine
 from ._errors import StopTraining, is_clean_end
 from ._global_step import GlobalStep
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from ._hook_list import HookList
 from ._merge import MergedRun
 from ._or_stop import or_stop
-from ._phase import Phase
+from ._phase import Onlookers, Phase
 from ._raw_run import run_raw
 from ._raw_session import RawSession, SessionCreator, check_creator, default_creator
 from ._recovery import Recovery
@@ -104,7 +103,7 @@ class MonitoredSession:
         self._step = self._lease.global_step.bound(stop)
         self._phase = Phase.NEW
         self._is_running = False
-        self._onlookers: list[Slot] = []  # tasks that wait for another's run or close to end
+        self._onlookers = Onlookers()
 
     @property
     def graph(self) -> Any:
@@ -283,7 +282,9 @@ class MonitoredSession:
             BaseException: the first error of a side task or thread, else of an `end`.
         """
         if self._phase in (Phase.CLOSING, Phase.CLOSED):  # by close(), perhaps in another task
-            await self._wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
+            await self._onlookers.wait_until(
+                lambda: self._phase is Phase.CLOSED, "the session's end"
+            )
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
         if self._phase is Phase.NEW:
@@ -293,26 +294,15 @@ class MonitoredSession:
             self._stop.set()
             until = self._engine.now() + self._grace_secs
             try:
-                await self._wait_until(lambda: not self._is_running, "another task's run", until)
+                await self._onlookers.wait_until(
+                    lambda: not self._is_running, "another task's run", until
+                )
             except BaseException as interruption:
                 error = error or interruption
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
         return leaving is None
-
-    async def _wait_until(
-        self, is_done: Callable[[], bool], what: str, until: float = math.inf
-    ) -> None:
-        while not is_done() and self._engine.now() < until:
-            slot = Slot(self._engine, what)
-            self._onlookers.append(slot)
-            await self._engine.park(slot, until)
-
-    def _tell_onlookers(self) -> None:
-        onlookers, self._onlookers = self._onlookers, []
-        for slot in onlookers:
-            slot.wake()
 
     async def close(self) -> None:
         """End cleanly, now; leaving the block afterwards does nothing more.
@@ -359,7 +349,7 @@ class MonitoredSession:
             self._lease.close()
             self._lease.global_step.close_worker(self._worker)
             self._phase = Phase.CLOSED
-            self._tell_onlookers()
+            self._onlookers.tell()
         return error
 
     async def _tell(self, session: Any, error: BaseException | None) -> BaseException | None:
@@ -403,4 +393,4 @@ class _Running:
 
     def __exit__(self, *_: object) -> None:
         self._session._is_running = False
-        self._session._tell_onlookers()
+        self._session._onlookers.tell()
