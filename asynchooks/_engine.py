@@ -183,7 +183,7 @@ class RealTimeEngine(Engine):
     async def _yield(self) -> None:
         seen = self._pass
         self._yields += 1
-        await anyio.lowlevel.checkpoint()
+        await self._checkpoint()
         if seen == self._pass:  # the first to come back: a new pass over the ready tasks begins
             self._pass += 1
             self._share = SLICE_SECS / self._yields
@@ -210,6 +210,10 @@ class RealTimeEngine(Engine):
     @abstractmethod
     async def _suspend(self, slot: Slot, until: float) -> None:
         """Set `slot.waiter` and suspend until it is resumed or the time has come."""
+
+    @abstractmethod
+    def _checkpoint(self) -> Awaitable[Any]:
+        """Let all that are ready run once; anyio's own costs 1 us more."""
 
     @abstractmethod
     def _resume(self, waiter: Any) -> None: ...
@@ -252,6 +256,7 @@ class AsyncioEngine(RealTimeEngine):
         import asyncio
 
         super().__init__()
+        self._sleep = asyncio.sleep
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # uvloop's clock ticks in milliseconds and stands still within a callback
@@ -272,6 +277,9 @@ class AsyncioEngine(RealTimeEngine):
             await slot.waiter
         finally:
             timer.cancel()
+
+    def _checkpoint(self) -> Awaitable[Any]:
+        return self._sleep(0)
 
     def _resume(self, waiter: Any) -> None:
         if not waiter.done():
@@ -317,6 +325,9 @@ class TrioEngine(RealTimeEngine):
             await self._trio.lowlevel.wait_task_rescheduled(abort)
         if scope.cancelled_caught:
             self._wake_here(slot, TIMED_OUT)
+
+    def _checkpoint(self) -> Awaitable[Any]:
+        return self._trio.lowlevel.checkpoint()
 
     def _resume(self, waiter: Any) -> None:
         self._trio.lowlevel.reschedule(waiter)

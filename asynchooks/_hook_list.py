@@ -89,7 +89,9 @@ class HookList:
         try:
             for place, hook, method in self._before_run:
                 self._current = (hook, "before_run")
-                merged.add(place, hook, await _awaited(method(context), hook, "before_run"))
+                request = await _awaited(method(context), hook, "before_run")
+                if request is not None:
+                    merged.add(place, hook, request)
         except BaseException as error:
             if is_input_end(error):
                 raise StopTraining(f"the input ended in {self.culprit()}") from error

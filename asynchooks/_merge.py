@@ -29,15 +29,13 @@ class MergedRun:
         self.feed_dict = caller.feed_dict
         self.run_metadata = run_metadata
 
-    def add(self, place: int, hook: SessionRunHook, request: SessionRunArgs | None) -> None:
+    def add(self, place: int, hook: SessionRunHook, request: SessionRunArgs) -> None:
         """Add what the hook at this place in the list asks for.
 
         Raises:
             TypeError: the request is no SessionRunArgs.
             RuntimeError: it feeds what the caller or another hook feeds.
         """
-        if request is None:
-            return
         if not isinstance(request, SessionRunArgs):
             raise TypeError(
                 f"{type(hook).__name__}.before_run returned {request!r}; "

@@ -44,8 +44,8 @@ def test_everybody_gets_their_own_part_or_feeds_clash(
     clash = len(fed) != len(set(fed))
     try:
         for place, request in enumerate(requests):
-            given_ = None if request is None else SessionRunArgs(*request)
-            merged.add(place, SessionRunHook(), given_)
+            if request is not None:
+                merged.add(place, SessionRunHook(), SessionRunArgs(*request))
     except RuntimeError as error:
         assert clash
         assert "Same tensor is fed" in str(error)
