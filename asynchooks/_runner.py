@@ -99,7 +99,7 @@ class WorkThread:
         try:
             outcome = await engine.park(slot, until)
         except BaseException:
-            # a scope opened before the cancellation came would cost each step 10 us
+            # opened only now: before the cancellation came, a scope would cost each step
             try:
                 with engine.shielded(max(0.0, min(grace_secs, until - engine.now()))):
                     await engine.park(slot)

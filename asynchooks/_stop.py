@@ -52,7 +52,7 @@ surrounding_stop: ContextVar[Stop | None] = ContextVar("asynchooks_stop", defaul
 class EndsAtStop:
     """`with`: a stop wakes the slot: the one given, and that of the side task that is running.
 
-    A class, because a thousand waiters leave it at once: as generators it took a third of all.
+    A class, because a thousand waiters leave it at once: as generators it took a fifth of all.
     """
 
     __slots__ = ("_around", "_slot", "_stop")
