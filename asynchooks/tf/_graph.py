@@ -87,7 +87,10 @@ class Driven(Awaitable[Any]):
 
 
 class _Height:
-    """How high TensorFlow's stacks of default graphs were. Private; tested with TensorFlow 2.21."""
+    """How high TensorFlow's stacks of default graphs were.
+
+    They are private: tested with TensorFlow 2.16, 2.18 and 2.21.
+    """
 
     __slots__ = ("_graphs", "_switches")
 
