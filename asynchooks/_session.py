@@ -234,11 +234,7 @@ class MonitoredSession:
 
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._connection.create()
-
-        async def run_with_hooks(args: SessionRunArgs, run_metadata: Any) -> Any:
-            return await self._run(args, run_metadata)
-
-        context = StepContext(raw.exposed, run_with_hooks)
+        context = StepContext(raw.exposed, self._run)
         return await call_step_fn(step_fn, context, raw, self._runner, self._lease)
 
     async def __aenter__(self) -> Self:
