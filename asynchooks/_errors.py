@@ -50,9 +50,23 @@ class FeedError(ValueError):
     """The caller's fault: a feed that the step function has no parameter for, or one missing."""
 
 
+class NanLossDuringTrainingError(RuntimeError):
+    """The model's fault: its loss is NaN. Raised by `NanTensorHook`."""
+
+    def __init__(self, message: str = "NaN loss during training.") -> None:
+        super().__init__(message)
+
+
 def tensorflow_errors() -> Any:
     """`tensorflow.errors` when TensorFlow is loaded, else None."""
     return getattr(sys.modules.get("tensorflow"), "errors", None)
+
+
+def tensorflow_train() -> Any:
+    """`tensorflow.compat.v1.train` when TensorFlow is loaded, else None."""
+    # still missing while another thread is importing it
+    v1 = getattr(getattr(sys.modules.get("tensorflow"), "compat", None), "v1", None)
+    return getattr(v1, "train", None)
 
 
 def is_preemption(error: BaseException | None) -> bool:

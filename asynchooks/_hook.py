@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from ._coordinator import Coordinator
@@ -85,8 +85,9 @@ class SessionRunHook:
     """Extends `MonitoredSession.run`; override the coroutines you need.
 
     You make it and give it to a session, which calls its methods in the order of the list. A
-    method that is left alone is never called. Source: TensorFlow's `SessionRunHook`; `on_error`
-    is ours.
+    method that is left alone is never called. A plain method (`def` instead of `async def`) runs
+    where blocking steps run, perhaps in a thread; `begin` runs on the event loop. Source:
+    TensorFlow's `SessionRunHook`; `on_error` is ours.
 
     Example:
         class LogLoss(SessionRunHook):
@@ -99,6 +100,8 @@ class SessionRunHook:
 
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
+    _looks_at_default_graph: ClassVar[bool] = True
+    # False only in hooks of ours that run no code of users: entering a graph costs 5 us a run
 
     async def begin(self) -> None:
         """Called once, before the raw session exists; may still add ops to the default graph.
@@ -140,9 +143,3 @@ class SessionRunHook:
             exception: what leaves the session: an error, KeyboardInterrupt or a cancellation
                 (unless a side task or thread fails only while it is waited for).
         """
-
-
-def overrides(hook: SessionRunHook, method: str) -> bool:
-    """Whether the hook has a method of its own, so that calling it is worth anything."""
-    own = getattr(hook, method)
-    return getattr(own, "__func__", own) is not getattr(SessionRunHook, method)

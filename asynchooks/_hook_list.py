@@ -6,24 +6,35 @@ It decides neither when a moment comes nor what becomes of an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any
 
 from ._coordinator import Coordinator
 from ._engine import Engine
 from ._errors import StopTraining, is_input_end
-from ._hook import SessionRunContext, SessionRunHook, overrides
+from ._hook import SessionRunContext
+from ._hook_calls import (
+    HookCall,
+    calls_of,
+    checked,
+    in_groups,
+    needs_global_step,
+    needs_graph_entered,
+)
 from ._merge import MergedRun
-from ._raw_session import SessionCreator
 
 logger = logging.getLogger("asynchooks")
+
+
+CallPlain = Callable[[Callable[[], Any], Hashable], Awaitable[Any]]
+"""Calls a plain function where blocking steps run; those of one key take about the same time."""
 
 
 class HookList:
     """The hooks of one session. A method that a hook leaves alone costs it nothing.
 
     Args:
-        hooks: any iterable of hooks; a hook listed twice is called twice.
+        hooks: any iterable of hooks, ours or TensorFlow's; one listed twice is called twice.
         is_stopping: whether the session was asked to stop: a hook's wait may then end with
             StopTraining at any moment.
 
@@ -31,26 +42,19 @@ class HookList:
         TypeError: something in `hooks` is no hook.
     """
 
-    def __init__(
-        self, hooks: Iterable[SessionRunHook] | None, is_stopping: Callable[[], bool]
-    ) -> None:
-        self.hooks = _checked(hooks)
-        # asynchooks itself wrote all of them: they need no default graph
-        own = "asynchooks.hooks."
-        self.own_hooks_only = all(type(hook).__module__.startswith(own) for hook in self.hooks)
+    def __init__(self, hooks: Iterable[Any] | None, is_stopping: Callable[[], bool]) -> None:
+        self.hooks = checked(hooks)
+        self.needs_graph_entered = any(needs_graph_entered(hook) for hook in self.hooks)
+        self.call_plain: CallPlain  # the session sets it when it opens
         self._is_stopping = is_stopping
         self._num_begun = 0
-        self._current: tuple[SessionRunHook | None, str] = (None, "")
-        self._created = self._with("after_create_session")
-        self._before_run = self._with("before_run")
-        self._after_run = self._with("after_run")
-
-    def _with(self, method: str) -> list[tuple[int, SessionRunHook, Callable[..., Any]]]:
-        return [
-            (place, hook, getattr(hook, method))
-            for place, hook in enumerate(self.hooks)
-            if overrides(hook, method)
-        ]
+        self._current: tuple[Any, str] = (None, "")
+        self._begin = calls_of(self.hooks, "begin")
+        self._created = calls_of(self.hooks, "after_create_session")
+        self._before_run = in_groups(calls_of(self.hooks, "before_run"))
+        self._after_run = in_groups(calls_of(self.hooks, "after_run"))
+        self._end = calls_of(self.hooks, "end")
+        self._on_error = calls_of(self.hooks, "on_error")
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
@@ -59,16 +63,20 @@ class HookList:
 
     async def begin(self, has_global_step: Callable[[], bool]) -> None:
         """Call begin of all; a hook counts as begun as soon as its begin is called."""
-        for hook in self.hooks:
+        begins = {call.place: call.method for call in self._begin}
+        for place, hook in enumerate(self.hooks):
             self._num_begun += 1
             self._current = (hook, "begin")
             try:
-                if hook.needs_global_step and not has_global_step():
+                if needs_global_step(hook) and not has_global_step():
                     raise RuntimeError(
                         f"Global step should be created to use {type(hook).__name__}. Create one "
                         "(tf.compat.v1.train.get_or_create_global_step()) before the session."
                     )
-                await _awaited(hook.begin(), hook, "begin")
+                if place in begins:  # a plain one, too, on the event loop: it builds a graph
+                    result = begins[place]()
+                    if isinstance(result, Awaitable):
+                        await result
             except BaseException as error:
                 self._blame(error)
                 raise
@@ -76,9 +84,8 @@ class HookList:
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         try:
-            for _, hook, method in self._created:
-                self._current = (hook, "after_create_session")
-                await _awaited(method(session, coord), hook, "after_create_session")
+            for call in self._created:
+                await self._call(call, "after_create_session", session, coord)
         except BaseException as error:
             self._blame(error)
             raise
@@ -87,11 +94,19 @@ class HookList:
     async def before_run(self, context: SessionRunContext, merged: MergedRun) -> None:
         """Ask all hooks and merge what they want; an iterator that ended here ends training."""
         try:
-            for place, hook, method in self._before_run:
-                self._current = (hook, "before_run")
-                request = await _awaited(method(context), hook, "before_run")
-                if request is not None:
-                    merged.add(place, hook, request)
+            for group in self._before_run:
+                if group[0].is_async:
+                    call = group[0]
+                    self._current = (call.hook, "before_run")
+                    requests = [await call.method(context)]
+                else:
+                    requests = await self._call_group(
+                        group, "before_run", lambda call: call.method(context)
+                    )
+                for call, request in zip(group, requests, strict=True):
+                    if request is not None:
+                        self._current = (call.hook, "before_run")
+                        merged.add(call.place, call.hook, request)
         except BaseException as error:
             if is_input_end(error):
                 raise StopTraining(f"the input ended in {self.culprit()}") from error
@@ -103,10 +118,19 @@ class HookList:
         self, context: SessionRunContext, merged: MergedRun, results: dict[int, Any], options: Any
     ) -> None:
         try:
-            for place, hook, method in self._after_run:
-                self._current = (hook, "after_run")
-                values = merged.values(results.get(place), options)
-                await _awaited(method(context, values), hook, "after_run")
+            for group in self._after_run:
+                if group[0].is_async:
+                    call = group[0]
+                    self._current = (call.hook, "after_run")
+                    await call.method(context, merged.values(results.get(call.place), options))
+                else:
+                    await self._call_group(
+                        group,
+                        "after_run",
+                        lambda call: call.method(
+                            context, merged.values(results.get(call.place), options)
+                        ),
+                    )
         except BaseException as error:
             self._blame(error)
             raise
@@ -118,11 +142,10 @@ class HookList:
         A cancellation, which is no hook's failure, ends the round and is returned.
         """
         first: BaseException | None = None
-        for hook in self.hooks:
-            self._current = (hook, "end")
+        for call in self._end:
             try:
                 try:
-                    await _awaited(hook.end(session), hook, "end")
+                    await self._call(call, "end", session)
                 except BaseException as error:
                     self._blame(error)
                     raise
@@ -141,11 +164,12 @@ class HookList:
     ) -> None:
         """Tell all hooks that have begun, in reverse; shielded, for the grace period in all."""
         until = engine.now() + grace_secs
-        for hook in reversed(self.hooks[: self._num_begun]):
-            self._current = (hook, "on_error")
+        for call in reversed(self._on_error):
+            if call.place >= self._num_begun:
+                continue
             try:
                 with engine.shielded(max(0.0, until - engine.now())) as scope:
-                    await _awaited(hook.on_error(session, error), hook, "on_error")
+                    await self._call(call, "on_error", session, error)
                 if scope.cancelled_caught:
                     logger.warning("%s took longer than %g s", self.culprit(), grace_secs)
             except BaseException as second:
@@ -153,6 +177,32 @@ class HookList:
                 logger.error("%s failed: %r", self.culprit(), second)
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
+
+    async def _call(self, call: HookCall, moment: str, *args: Any) -> None:
+        self._current = (call.hook, moment)
+        if call.is_async:
+            await call.method(*args)
+        else:
+            await self._call_group([call], moment, lambda call: call.method(*args))
+
+    async def _call_group(
+        self, group: list[HookCall], moment: str, fn: Callable[[HookCall], Any]
+    ) -> list[Any]:
+        """Call plain methods, all in one place; what one returns to be awaited is awaited here."""
+        results: list[Any] = []
+
+        def call_rest() -> None:
+            for call in group[len(results) :]:
+                self._current = (call.hook, moment)
+                results.append(fn(call))
+                if isinstance(results[-1], Awaitable):
+                    return
+
+        while len(results) < len(group):
+            await self.call_plain(call_rest, (moment, group[len(results)].place))
+            if results and isinstance(results[-1], Awaitable):
+                results[-1] = await results[-1]
+        return results
 
     def _blame(self, error: BaseException) -> None:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
@@ -164,41 +214,3 @@ class HookList:
                 "catch it in the hook, or read the input in before_run"
             ) from error
         error.add_note(f"in {self.culprit()}")
-
-
-def _awaited(result: Any, hook: SessionRunHook, moment: str) -> Awaitable[Any]:
-    if isinstance(result, Awaitable):
-        return result
-    raise TypeError(
-        f"{type(hook).__name__}.{moment} returned {result!r}, which cannot be awaited; "
-        f"write `async def {moment}(...)`"
-    )
-
-
-def _checked(hooks: Iterable[SessionRunHook] | None) -> list[SessionRunHook]:
-    if isinstance(hooks, SessionCreator):
-        raise TypeError(
-            f"hooks is {hooks!r}, a session creator. Hooks come first here: "
-            "MonitoredSession(hooks, session_creator), not MonitoredSession(session_creator)"
-        )
-    if isinstance(hooks, SessionRunHook):
-        raise TypeError(f"hooks is the hook {hooks!r}; give a list of hooks: [{hooks!r}]")
-    try:
-        listed = list(hooks or ())
-    except TypeError:
-        raise TypeError(f"hooks is {hooks!r}; give an iterable of SessionRunHook") from None
-    for place, hook in enumerate(listed):
-        if isinstance(hook, type) and issubclass(hook, SessionRunHook):
-            raise TypeError(
-                f"hooks[{place}] is the class {hook.__name__}; give an instance of it: "
-                f"{hook.__name__}(...)"
-            )
-        if not isinstance(hook, SessionRunHook):
-            name = type(hook).__name__
-            is_tensorflows = type(hook).__module__.startswith("tensorflow.")
-            hint = f" (that is TensorFlow's own; give asynchooks.{name})" if is_tensorflows else ""
-            raise TypeError(
-                f"hooks[{place}] is {hook!r} of type {name}; expected an instance of "
-                f"asynchooks.SessionRunHook{hint}"
-            )
-    return listed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from ._hook import SessionRunArgs, SessionRunHook, SessionRunValues
+from ._errors import tensorflow_train
+from ._hook import SessionRunArgs, SessionRunValues
 from ._raw_session import RawSession
 
 
@@ -29,7 +30,7 @@ class MergedRun:
         self.feed_dict = caller.feed_dict
         self.run_metadata = run_metadata
 
-    def add(self, place: int, hook: SessionRunHook, request: SessionRunArgs) -> None:
+    def add(self, place: int, hook: Any, request: Any) -> None:
         """Add what the hook at this place in the list asks for.
 
         Raises:
@@ -37,10 +38,7 @@ class MergedRun:
             RuntimeError: it feeds what the caller or another hook feeds.
         """
         if not isinstance(request, SessionRunArgs):
-            raise TypeError(
-                f"{type(hook).__name__}.before_run returned {request!r}; "
-                "expected SessionRunArgs(fetches, feed_dict, options) or None"
-            )
+            request = _converted(request, type(hook).__name__)
         if request.fetches is not None:
             self._hook_fetches[place] = request.fetches
         if request.options is not None:
@@ -101,3 +99,14 @@ class MergedRun:
             no_options if options is None else options,
             no_metadata if self.run_metadata is None else self.run_metadata,
         )
+
+
+def _converted(request: Any, hook: str) -> SessionRunArgs:
+    """What one of TensorFlow's hooks asks for."""
+    train = tensorflow_train()
+    if train is not None and isinstance(request, train.SessionRunArgs):
+        return SessionRunArgs(*request)
+    raise TypeError(
+        f"{hook}.before_run returned {request!r}; "
+        "expected SessionRunArgs(fetches, feed_dict, options) or None"
+    )

@@ -60,3 +60,34 @@ class Onlookers:
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.wake()
+
+
+class OneRun:
+    """One run at a time: hooks and the global step of two would be told apart by nobody.
+
+    `with one_run.begin(phase, what):` surrounds each; onlookers are told of its end.
+    """
+
+    __slots__ = ("_onlookers", "is_under_way")
+
+    def __init__(self, onlookers: Onlookers) -> None:
+        self._onlookers = onlookers
+        self.is_under_way = False
+
+    def begin(self, phase: Phase, what: str) -> OneRun:
+        """Raise RuntimeError unless `what` may run now."""
+        phase.check_open(what)
+        if self.is_under_way:
+            raise RuntimeError(
+                f"{what}() while another run of this session is under way. A session runs one "
+                "step at a time: give each task a session of its own (SharedSessionCreator lends "
+                "them one model), and within a step_fn use step_context.run_with_hooks()"
+            )
+        return self
+
+    def __enter__(self) -> None:
+        self.is_under_way = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_under_way = False
+        self._onlookers.tell()

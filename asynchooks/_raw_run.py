@@ -61,7 +61,7 @@ async def run_raw(
         if raw.is_async:
             outputs = run()
         else:
-            outputs = await runner.run(run, raw.step_times, key)
+            outputs = await runner.run(run, raw.step_times, key, raw.loss)
         return await pending.finish() if outputs is pending else outputs
     except BaseException as error:
         pending.give_up()

@@ -19,8 +19,11 @@ from ._engine import Engine, current_engine
 from ._errors import PreemptionError
 from ._global_step import GlobalStep
 from ._runner import Outcome, StepTimes, is_async, run_blocking
+from ._stop import Loss
 
 logger = logging.getLogger("asynchooks")
+
+_GRACE_SECS = 120.0
 
 
 class RawSession(ABC):
@@ -43,6 +46,8 @@ class RawSession(ABC):
     """Whether `close` never blocks."""
     no_options: tuple[Any, Any] = (None, None)
     """The run options and metadata that hooks see when nobody asked for any."""
+    loss: Loss | None = None
+    """Where what it runs on may fall silent: set then, and blocking calls are given up."""
 
     def __init__(self) -> None:
         self.is_async = is_async(self.run)
@@ -74,6 +79,14 @@ class RawSession(ABC):
     def read_step(self) -> int | None:
         """The global step now; None if this session does not count. May block."""
         return None
+
+    async def call_blocking(self, fn: Callable[[], Any]) -> Any:
+        """Call a function that blocks on this session off the event loop: a save, an evaluation.
+
+        A cancellation waits for it, for two minutes at most.
+        """
+        name = "asynchooks-call"
+        return await run_blocking(current_engine(), fn, _GRACE_SECS, name, loss=self.loss)
 
     def first_step(self, last: int) -> int:
         """The global step that a new session begins with; `last` is where the one before ended."""
@@ -128,11 +141,22 @@ class RawSession(ABC):
         elif is_last:
             self.close()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody answers any more: what still runs on it is not worth waiting for."""
+        return self.loss is not None and self.loss.is_set
+
     def retire(self) -> bool:
         """Close no later than the last run ends; returns whether the caller must close it now."""
         with self._lock:
             self._is_retired = True
             return self._num_runs == 0
+
+
+def raw_session_of(session: Any) -> RawSession:
+    """The raw session behind what hooks are given as the session."""
+    raw: RawSession = session if isinstance(session, RawSession) else session.asynchooks_raw
+    return raw
 
 
 class SessionCreator(ABC):
@@ -267,7 +291,7 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
     elif raw.closes_at_once:
         close()
     else:
-        until = engine.now() + grace_secs
+        until = engine.now() + (0.0 if raw.is_silent else grace_secs)
         await run_blocking(engine, close, grace_secs, "asynchooks-close", log_error, until)
 
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from typing import Any, Literal, get_args
 
-from ._engine import TIMED_OUT, Engine, Slot, use_engine
+from ._engine import STOPPED, TIMED_OUT, Engine, Slot, use_engine
+from ._stop import Loss
 
 logger = logging.getLogger("asynchooks")
 
@@ -74,6 +75,7 @@ class WorkThread:
         grace_secs: float,
         when_late: Callable[[Outcome], None] = lambda outcome: None,
         until: float = math.inf,
+        loss: Loss | None = None,
     ) -> Any:
         """Call `fn` in the thread and return its value, or raise its error.
 
@@ -86,6 +88,7 @@ class WorkThread:
             when_late: gets the outcome that nobody waits for: of a call that was cancelled, or
                 in the thread of one that was abandoned.
             until: when to abandon it in any case, on the engine's clock; then this returns None.
+            loss: what says that the call will never return; it is abandoned, the error raised.
         """
         engine = self._engine
         slot = Slot(engine, f"a call in the thread {self._name}")
@@ -96,6 +99,8 @@ class WorkThread:
         job = _Job(fn, when_late)
         self._jobs.put((copy_context(), job, slot))
         self._is_busy = True
+        if loss is not None:
+            loss.add(slot)
         try:
             outcome = await engine.park(slot, until)
         except BaseException:
@@ -104,7 +109,7 @@ class WorkThread:
                 with engine.shielded(max(0.0, min(grace_secs, until - engine.now()))):
                     await engine.park(slot)
             finally:
-                if not slot.is_woken:
+                if not slot.is_woken or slot.value is STOPPED:
                     self._abandon(job)
                 else:
                     if slot.value.error is not None:
@@ -113,8 +118,14 @@ class WorkThread:
             raise
         finally:
             self._is_busy = False
+            if loss is not None:
+                loss.discard(slot)
         if outcome is TIMED_OUT:
             return self._abandon(job)
+        if outcome is STOPPED:
+            assert loss is not None
+            self._abandon(job)
+            raise loss.error()
         return outcome.unwrap()
 
     def _abandon(self, job: _Job) -> None:
@@ -194,13 +205,14 @@ async def run_blocking(
     name: str,
     when_late: Callable[[Outcome], None] = lambda outcome: None,
     until: float = math.inf,
+    loss: Loss | None = None,
 ) -> Any:
     """Call a blocking function once, off the event loop; inline where time is simulated."""
     if engine.is_virtual:
         return fn()
     thread = WorkThread(engine, name)
     try:
-        return await thread.run(fn, grace_secs, when_late, until)
+        return await thread.run(fn, grace_secs, when_late, until, loss)
     finally:
         thread.close()
 
@@ -209,11 +221,12 @@ class _Probe:
     """What "auto" knows of one kind of step."""
 
     __slots__ = (
-        "fastest", "in_thread", "is_called", "is_warm", "next_probe", "num_slow", "since_probe",
-        "waiting",
+        "fastest", "forgives", "in_thread", "is_called", "is_warm", "next_probe", "num_slow",
+        "since_probe", "waiting",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, forgives: bool = True) -> None:
+        self.forgives = forgives
         # the first call is slow, as it compiles; until it has returned the others wait a while
         self.is_called = False
         self.is_warm = False
@@ -227,21 +240,34 @@ class _Probe:
     def learn(self, inline_secs: float) -> None:
         """Take note of a call on the event loop."""
         was_in_thread = self.in_thread
-        self.num_slow = self.num_slow + 1 if inline_secs > INLINE_SECS else 0
+        if inline_secs > INLINE_SECS:
+            self.num_slow += 1
+        elif self.forgives:
+            self.num_slow = 0
         # a step that was fast so far may have been held up by another process, once
         self.in_thread = self.num_slow >= (1 if was_in_thread else 2)
         if not self.in_thread:
             return
         again = was_in_thread and self.next_probe > 0  # it looked fast in the thread, and was not
         self.next_probe = min(2 * self.next_probe, _LAST_PROBE) if again else _FIRST_PROBE
+        if not self.forgives:
+            self.next_probe = sys.maxsize
         self.since_probe = 0
         self.fastest = math.inf
 
 
 class StepTimes:
-    """What "auto" knows of the steps of one raw session; all workers on it share it."""
+    """What "auto" knows of the steps of one raw session; all workers on it share it.
 
-    def __init__(self) -> None:
+    Args:
+        always_in_thread: whether no call may hold the event loop, as it may never return.
+        forgives: whether what was slow on the event loop is tried there again. What is slow only
+            now and then (a hook that saves every 1,000 steps) would hold it each time.
+    """
+
+    def __init__(self, *, always_in_thread: bool = False, forgives: bool = True) -> None:
+        self.always_in_thread = always_in_thread
+        self._forgives = forgives
         self._probes: dict[Hashable, _Probe] = {}
 
     def of(self, key: Hashable) -> _Probe:
@@ -249,7 +275,7 @@ class StepTimes:
         if probe is None:
             if len(self._probes) >= _MAX_KEYS:
                 self._probes.clear()
-            probe = self._probes[key] = _Probe()
+            probe = self._probes[key] = _Probe(self._forgives)
         return probe
 
 
@@ -273,7 +299,7 @@ class StepRunner:
 
     def is_new(self, times: StepTimes, key: Hashable) -> bool:
         """Whether the first call of this kind is under way, in another session's thread."""
-        if self._name != "auto":
+        if self._name != "auto" or times.always_in_thread:
             return False
         probe = times.of(key)
         return probe.is_called and not probe.is_warm
@@ -287,12 +313,17 @@ class StepRunner:
         times.of(key).waiting.append(slot)
         await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
 
-    async def run(self, fn: Callable[[], Any], times: StepTimes, key: Hashable) -> Any:
-        """Call `fn` and return its value; steps of one `key` take about the same time."""
+    async def run(
+        self, fn: Callable[[], Any], times: StepTimes, key: Hashable, loss: Loss | None = None
+    ) -> Any:
+        """Call `fn` and return its value; steps of one `key` take about the same time.
+
+        In a thread, `loss` ends the wait for a call that will never return.
+        """
         if self._name == "inline":
             return fn()
-        if self._name == "thread":
-            return await self._thread.run(fn, self._grace_secs)
+        if self._name == "thread" or times.always_in_thread:
+            return await self._thread.run(fn, self._grace_secs, loss=loss)
         probe = times.of(key)
         probe.is_called = True
         is_probe = probe.since_probe >= probe.next_probe and probe.fastest < INLINE_SECS
@@ -305,7 +336,7 @@ class StepRunner:
                 if not probe.in_thread:
                     self._thread.close()  # a thousand workers need not keep a thousand threads
         try:
-            return await self._thread.run(fn, self._grace_secs)
+            return await self._thread.run(fn, self._grace_secs, loss=loss)
         finally:
             if probe.is_warm:
                 probe.since_probe += 1

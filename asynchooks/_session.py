@@ -18,7 +18,7 @@ Where a step runs, how requests are merged and who may run now stand in other fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -26,15 +26,15 @@ from ._connection import Connection
 from ._engine import Engine, current_engine
 from ._errors import StopTraining, is_clean_end
 from ._global_step import GlobalStep
-from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from ._hook import SessionRunArgs, SessionRunContext
 from ._hook_list import HookList
 from ._merge import MergedRun
 from ._or_stop import or_stop
-from ._phase import Onlookers, Phase
+from ._phase import OneRun, Onlookers, Phase
 from ._raw_run import run_raw
 from ._raw_session import RawSession, SessionCreator, check_creator, default_creator
 from ._recovery import Recovery
-from ._runner import StepRunner, StepRunnerName, check_runner
+from ._runner import StepRunner, StepRunnerName, StepTimes, check_runner
 from ._step_fn import StepContext, call_step_fn, check_step_fn
 from ._stop import Stop
 
@@ -50,7 +50,8 @@ class MonitoredSession:
     several may be opened and closed in any order, from different tasks.
 
     Args:
-        hooks: an iterable of `SessionRunHook`; called in this order at every moment.
+        hooks: an iterable of `SessionRunHook`, ours and TensorFlow's as you like; called in this
+            order at every moment.
         session_creator: makes the raw session; None means TensorFlow's `ChiefSessionCreator` on
             the graph that is the default one now.
         stop_grace_period_secs: seconds, >= 0, that threads and side tasks get to stop at the end,
@@ -73,7 +74,7 @@ class MonitoredSession:
 
     def __init__(
         self,
-        hooks: Iterable[SessionRunHook] | None = None,
+        hooks: Iterable[Any] | None = None,
         session_creator: SessionCreator | None = None,
         stop_grace_period_secs: float = 120,
         *,
@@ -100,10 +101,11 @@ class MonitoredSession:
             self._lease, self._hooks, recovery or Recovery(), self._grace_secs, stop
         )
         self._stop = stop
+        self._plain_times = StepTimes(forgives=False)
         self._step = self._lease.global_step.bound(stop)
         self._phase = Phase.NEW
-        self._is_running = False
         self._onlookers = Onlookers()
+        self._one_run = OneRun(self._onlookers)
 
     @property
     def graph(self) -> Any:
@@ -171,7 +173,7 @@ class MonitoredSession:
             RuntimeError: the session is not open, runs already, or a hook asked it to stop.
             BaseException: what a hook or the step raised, with a note of which it was.
         """
-        with _Running(self, "run"):
+        with self._one_run.begin(self._phase, "run"):
             if feed_dict is not None and not isinstance(feed_dict, Mapping):
                 raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
             args = SessionRunArgs(fetches, feed_dict, options)
@@ -189,7 +191,7 @@ class MonitoredSession:
             StopTraining: it called `step_context.request_stop()`, or its input ended.
         """
         check_step_fn(step_fn)
-        with _Running(self, "run_step_fn"):
+        with self._one_run.begin(self._phase, "run_step_fn"):
             return await self._connection.recovering(lambda: self._call_step_fn(step_fn))
 
     async def _run(self, args: SessionRunArgs, run_metadata: Any) -> Any:
@@ -201,9 +203,9 @@ class MonitoredSession:
                 "Look at session.should_stop() before each run."
             )
         coroutine = self._run_hooked(raw, args, run_metadata)
-        if self._hooks.own_hooks_only:
-            return await coroutine
-        return await self._lease.drive(coroutine, self._hooks.culprit)
+        if self._hooks.needs_graph_entered:
+            return await self._lease.drive(coroutine, self._hooks.culprit)
+        return await coroutine
 
     async def _run_hooked(self, raw: RawSession, args: SessionRunArgs, run_metadata: Any) -> Any:
         original = SessionRunArgs(args.fetches, args.feed_dict)
@@ -237,6 +239,14 @@ class MonitoredSession:
         context = StepContext(raw.exposed, self._run)
         return await call_step_fn(step_fn, context, raw, self._runner, self._lease)
 
+    async def _call_plain(self, fn: Callable[[], Any], kind: Hashable) -> Any:
+        """Call plain methods of hooks where steps run."""
+        raw = self._connection.raw
+        if raw is not None:
+            self._plain_times.always_in_thread = raw.step_times.always_in_thread
+        loss = None if raw is None else raw.loss
+        return await self._runner.run(lambda: self._lease.call(fn), self._plain_times, kind, loss)
+
     async def __aenter__(self) -> Self:
         """Call begin of all hooks, create the raw session, call their after_create_session.
 
@@ -248,6 +258,7 @@ class MonitoredSession:
         self._engine: Engine = current_engine()
         self._connection.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
+        self._hooks.call_plain = self._call_plain
         self._worker = self._lease.global_step.open_worker()
         self._run_step = self._lease.global_step.bound(self._stop, self._worker)
         try:
@@ -285,13 +296,13 @@ class MonitoredSession:
         error = None if is_clean_end(exc) else exc
         if self._phase is Phase.NEW:
             self._phase.check_open("__aexit__")
-        if self._is_running:  # in another task: no further run begins, and its waits end
+        if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end
             self._phase = Phase.CLOSING
             self._stop.set()
             until = self._engine.now() + self._grace_secs
             try:
                 await self._onlookers.wait_until(
-                    lambda: not self._is_running, "another task's run", until
+                    lambda: not self._one_run.is_under_way, "another task's run", until
                 )
             except BaseException as interruption:
                 error = error or interruption
@@ -310,7 +321,7 @@ class MonitoredSession:
         if self._phase is Phase.CLOSED:
             raise RuntimeError("Session is already closed.")
         self._phase.check_open("close")
-        if self._is_running:
+        if self._one_run.is_under_way:
             raise RuntimeError("close() while a run is under way; close the session afterwards")
         leaving = await self._close(None)
         if leaving is not None:
@@ -367,26 +378,3 @@ class MonitoredSession:
         except BaseException as error:  # of what surrounds the hooks
             return error
         return first
-
-
-class _Running:
-    """One run at a time: hooks and the global step of two would be told apart by nobody."""
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: MonitoredSession, what: str) -> None:
-        self._session = session
-        session._phase.check_open(what)
-        if session._is_running:
-            raise RuntimeError(
-                f"{what}() while another run of this session is under way. A session runs one "
-                "step at a time: give each task a session of its own (SharedSessionCreator lends "
-                "them one model), and within a step_fn use step_context.run_with_hooks()"
-            )
-
-    def __enter__(self) -> None:
-        self._session._is_running = True
-
-    def __exit__(self, *_: object) -> None:
-        self._session._is_running = False
-        self._session._onlookers.tell()

@@ -88,7 +88,7 @@ async def call_step_fn(
         # itself it may not be hashable
         kind: Any = getattr(step_fn, "__code__", type(step_fn))
         result = await runner.run(
-            lambda: lease.call(lambda: step_fn(context)), raw.step_times, kind
+            lambda: lease.call(lambda: step_fn(context)), raw.step_times, kind, raw.loss
         )
         return await result if isinstance(result, Awaitable) else result
 

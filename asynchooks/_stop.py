@@ -6,6 +6,7 @@ It knows nothing of why training stops or of what happens then.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from ._engine import STOPPED, Slot
@@ -43,6 +44,29 @@ class Stop:
     def discard(self, slot: Slot) -> None:
         with self._lock:
             self._slots.pop(slot, None)
+
+
+class Loss(Stop):
+    """Set when nobody will answer any more: a blocking call is then waited for in vain."""
+
+    __slots__ = ("_reason",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reason: Callable[[], Exception] = _no_reason
+
+    def report(self, reason: Callable[[], Exception]) -> None:
+        """Have every call that is waited for, now or later, raise an error made by `reason`."""
+        self._reason = reason
+        self.set()
+
+    def error(self) -> Exception:
+        """A new error each time: several tasks may raise it."""
+        return self._reason()
+
+
+def _no_reason() -> Exception:
+    return RuntimeError("nothing was lost")
 
 
 surrounding_stop: ContextVar[Stop | None] = ContextVar("asynchooks_stop", default=None)

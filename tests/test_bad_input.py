@@ -140,16 +140,6 @@ async def test_before_run_that_returns_something_else_is_told(returned: Any) -> 
             await session.run("calls")
 
 
-async def test_a_moment_that_cannot_be_awaited_is_told() -> None:
-    class Wrong(SessionRunHook):
-        def after_run(self, run_context: Any, run_values: Any) -> Any:
-            return 3
-
-    async with MonitoredSession([Wrong()], counting_creator()) as session:
-        with pytest.raises(TypeError, match=r"Wrong.after_run returned 3.* write `async def"):
-            await session.run("calls")
-
-
 class Feeds(SessionRunHook):
     def __init__(self, **feeds: Any) -> None:
         self.feeds = feeds

@@ -21,6 +21,7 @@ LAYERS = [
         "_function_session",
         "_shared_session",
         "_merge",
+        "_hook_calls",
         "_hook_list",
         "_raw_run",
         "_connection",
@@ -45,6 +46,7 @@ SAME_LAYER = {
     ("_step_fn", "_raw_session"),
     ("_step_fn", "_runner"),
     ("_hook_list", "_merge"),
+    ("_hook_list", "_hook_calls"),
     ("_raw_run", "_merge"),
     ("_connection", "_hook_list"),
 }

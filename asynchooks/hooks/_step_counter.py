@@ -39,6 +39,7 @@ class StepCounterHook(SessionRunHook):
     """
 
     needs_global_step = True
+    _looks_at_default_graph = False
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class StopAtStepHook(SessionRunHook):
     """
 
     needs_global_step = True
+    _looks_at_default_graph = False
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
         if (num_steps is None) == (last_step is None):

@@ -1,0 +1,96 @@
+"""The methods of hooks, as they are called: coroutines one by one, plain ones together.
+
+It calls nothing by itself, and knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from ._errors import tensorflow_train
+from ._hook import SessionRunHook
+from ._raw_session import SessionCreator
+from ._runner import is_async
+
+
+class HookCall(NamedTuple):
+    """One method of one hook; `place` is the hook's in the list, as hooks may compare equal."""
+
+    place: int
+    hook: Any
+    method: Callable[..., Any]
+    is_async: bool
+
+
+def calls_of(hooks: list[Any], moment: str) -> list[HookCall]:
+    """The calls of this moment, in order; a method that a hook leaves alone costs nothing."""
+    return [
+        HookCall(place, hook, getattr(hook, moment), is_async(getattr(hook, moment)))
+        for place, hook in enumerate(hooks)
+        if overrides(hook, moment)
+    ]
+
+
+def in_groups(calls: list[HookCall]) -> list[list[HookCall]]:
+    """Neighbouring plain methods together, so that they share one hop to a thread."""
+    groups: list[list[HookCall]] = []
+    for call in calls:
+        if groups and not call.is_async and not groups[-1][-1].is_async:
+            groups[-1].append(call)
+        else:
+            groups.append([call])
+    return groups
+
+
+def overrides(hook: Any, moment: str) -> bool:
+    """Whether the hook has a method of its own, so that calling it is worth anything."""
+    own = getattr(hook, moment, None)  # TensorFlow's hooks have no on_error
+    left_alone = {getattr(base, moment, None) for base in _hook_types()}
+    return own is not None and getattr(own, "__func__", own) not in left_alone
+
+
+def needs_global_step(hook: Any) -> bool:
+    return isinstance(hook, SessionRunHook) and hook.needs_global_step
+
+
+def needs_graph_entered(hook: Any) -> bool:
+    """Whether its coroutines may look at the default graph; of ours we know."""
+    return bool(vars(type(hook)).get("_looks_at_default_graph", True))
+
+
+def _hook_types() -> tuple[type, ...]:
+    train = tensorflow_train()
+    return (SessionRunHook,) if train is None else (SessionRunHook, train.SessionRunHook)
+
+
+def checked(hooks: Iterable[Any] | None) -> list[Any]:
+    """The hooks as a list.
+
+    Raises:
+        TypeError: something in it is no hook (says what was probably meant).
+    """
+    if isinstance(hooks, SessionCreator):
+        raise TypeError(
+            f"hooks is {hooks!r}, a session creator. Hooks come first here: "
+            "MonitoredSession(hooks, session_creator), not MonitoredSession(session_creator)"
+        )
+    types = _hook_types()
+    if isinstance(hooks, types):
+        raise TypeError(f"hooks is the hook {hooks!r}; give a list of hooks: [{hooks!r}]")
+    try:
+        listed = list(hooks or ())
+    except TypeError:
+        raise TypeError(f"hooks is {hooks!r}; give an iterable of SessionRunHook") from None
+    for place, hook in enumerate(listed):
+        if isinstance(hook, type) and issubclass(hook, types):
+            raise TypeError(
+                f"hooks[{place}] is the class {hook.__name__}; give an instance of it: "
+                f"{hook.__name__}(...)"
+            )
+        if not isinstance(hook, types):
+            raise TypeError(
+                f"hooks[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
+                "of asynchooks.SessionRunHook or of TensorFlow's"
+            )
+    return listed

@@ -1,0 +1,222 @@
+"""Hooks with plain methods, beside hooks with coroutines: where they run, and in what order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionError,
+    SessionRunArgs,
+    SessionRunHook,
+    StopTraining,
+)
+from asynchooks.testing import RecordingHook
+
+from .helpers import counting_creator
+
+pytestmark = pytest.mark.anyio
+
+Log = list[tuple[str, str]]
+
+
+class Plain(SessionRunHook):
+    """As RecordingHook, without a coroutine; notes the threads that it is called in, too."""
+
+    def __init__(self, name: str, log: Log, fetches: Any = None) -> None:
+        self.name, self.log, self.fetches = name, log, fetches
+        self.results: list[Any] = []
+        self.threads: list[tuple[str, int]] = []
+
+    def note(self, moment: str) -> None:
+        self.log.append((self.name, moment))
+        self.threads.append((moment, threading.get_ident()))
+
+    def begin(self) -> None:  # type: ignore[override]
+        self.note("begin")
+
+    def after_create_session(self, session: Any, coord: Any) -> None:  # type: ignore[override]
+        self.note("after_create_session")
+
+    def before_run(self, run_context: Any) -> Any:
+        self.note("before_run")
+        return None if self.fetches is None else SessionRunArgs(self.fetches)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+        self.note("after_run")
+        self.results.append(run_values.results)
+
+    def end(self, session: Any) -> None:  # type: ignore[override]
+        self.note("end")
+
+    def on_error(self, session: Any, exception: BaseException) -> None:  # type: ignore[override]
+        self.note("on_error")
+
+
+MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
+
+
+@pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
+async def test_plain_and_coroutine_hooks_keep_their_order_at_every_moment(step_runner: Any) -> None:
+    log: Log = []
+    a, b, c = Plain("a", log), RecordingHook("b", log), Plain("c", log)
+    d, e = Plain("d", log, "calls"), RecordingHook("e", log)
+    hooks = [a, b, c, d, e]
+    async with MonitoredSession(hooks, counting_creator(), step_runner=step_runner) as session:
+        assert await session.run("calls") == 1
+    assert log == [(name, moment) for moment in MOMENTS for name in "abcde"]
+    assert d.results == [1]
+    assert a.results == [None]
+
+
+async def test_on_error_of_plain_hooks_is_called_in_reverse() -> None:
+    log: Log = []
+    hooks = [Plain("a", log), RecordingHook("b", log), Plain("c", log)]
+    with pytest.raises(ZeroDivisionError):
+        async with MonitoredSession(hooks, counting_creator()):
+            raise ZeroDivisionError
+    assert log[-3:] == [("c", "on_error"), ("b", "on_error"), ("a", "on_error")]
+
+
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+async def test_a_plain_hook_runs_where_the_step_runs(step_runner: Any) -> None:
+    here = threading.get_ident()
+    where: list[int] = []
+
+    def step() -> dict[str, int]:
+        where.append(threading.get_ident())
+        return {}
+
+    hook = Plain("a", [])
+    creator = FunctionSessionCreator(step)
+    async with MonitoredSession([hook], creator, step_runner=step_runner) as session:
+        await session.run([])
+        await session.run([])
+    assert (set(where) == {here}) == (step_runner == "inline")
+    for moment, thread in hook.threads:
+        assert thread == (here if moment == "begin" else where[0]), moment
+
+
+async def test_neighbouring_plain_hooks_share_one_hop(monkeypatch: pytest.MonkeyPatch) -> None:
+    hops: list[object] = []
+    hooks = [Plain("a", []), Plain("b", []), RecordingHook("c"), Plain("d", []), Plain("e", [])]
+    session = MonitoredSession(hooks, counting_creator(), step_runner="thread")
+    async with session:
+        call = session._hooks.call_plain
+
+        async def counted(fn: Any, kind: Any) -> Any:
+            hops.append(kind)
+            return await call(fn, kind)
+
+        session._hooks.call_plain = counted
+        await session.run([])
+    assert hops[:4] == [("before_run", 0), ("before_run", 3), ("after_run", 0), ("after_run", 3)]
+
+
+async def test_what_a_plain_method_returns_to_be_awaited_is_awaited_in_its_place() -> None:
+    log: list[str] = []
+
+    async def later(name: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        log.append(name)
+
+    class Wrapped(SessionRunHook):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def after_run(self, run_context: Any, run_values: Any) -> Awaitable[None]:  # type: ignore[override]
+            log.append(f"{self.name} called")
+            return later(f"{self.name} done")
+
+    async with MonitoredSession([Wrapped("a"), Wrapped("b")], counting_creator()) as session:
+        await session.run([])
+    assert log == ["a called", "a done", "b called", "b done"]
+
+
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+async def test_the_end_of_an_iterator_in_a_plain_before_run_ends_training(
+    step_runner: Any,
+) -> None:
+    class Input(SessionRunHook):
+        def __init__(self) -> None:
+            self.batches = iter([1, 2])
+
+        def before_run(self, run_context: Any) -> Any:
+            return SessionRunArgs(None, {"batch": next(self.batches)})
+
+    seen: list[int] = []
+
+    def step(batch: int) -> dict[str, int]:
+        seen.append(batch)
+        return {}
+
+    other = RecordingHook("b")
+    hooks, creator = [Input(), other], FunctionSessionCreator(step)
+    async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
+        with pytest.raises(StopTraining, match="the input ended in before_run of Input"):
+            for _ in range(3):
+                await session.run([])
+    assert seen == [1, 2]
+    assert other.log[-1] == ("b", "end")
+
+
+@pytest.mark.parametrize("moment", ["begin", "after_create_session", "before_run", "after_run"])
+async def test_an_error_of_a_plain_hook_names_it_and_the_moment(moment: str) -> None:
+    class Faulty(SessionRunHook):
+        pass
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    setattr(Faulty, moment, lambda self, *_: fail())
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with MonitoredSession([Plain("a", []), Faulty()], counting_creator()) as session:
+            await session.run([])
+    assert f"in {moment} of Faulty" in caught.value.__notes__
+
+
+async def test_a_plain_hook_s_preemption_recovers_the_session() -> None:
+    errors = iter([PreemptionError("lost"), None, None])
+
+    class Lossy(SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+            error = next(errors)
+            if error is not None:
+                raise error
+
+    other = Plain("b", [])
+    async with MonitoredSession([Lossy(), other], counting_creator()) as session:
+        await session.run([])
+    moments = [moment for moment, _ in other.threads]
+    assert moments.count("after_create_session") == 2
+    assert moments.count("begin") == 1
+
+
+async def test_a_plain_hook_may_stop_training() -> None:
+    class Stop(SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+            run_context.request_stop()
+
+    async with MonitoredSession([Stop()], counting_creator()) as session:
+        await session.run([])
+        assert session.should_stop()
+
+
+async def test_a_plain_hook_that_blocks_at_first_does_not_hold_the_event_loop() -> None:
+    released = threading.Event()
+
+    class Blocks(SessionRunHook):
+        def before_run(self, run_context: Any) -> None:  # type: ignore[override]
+            assert released.wait(30)
+
+    async with MonitoredSession([Blocks()], counting_creator()) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, [])
+            await anyio.wait_all_tasks_blocked()
+            released.set()  # reached although the hook blocks
