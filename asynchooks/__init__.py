@@ -5,7 +5,7 @@
     L4  hooks                   one file per purpose
     L3  _session                MonitoredSession: a reader starts here
     L2  _connection, _hook_list, _merge, _raw_run, _raw_session, _function_session, _shared_session,
-        _hook, _coordinator, _runner, _or_stop, _step_fn, _recovery, _phase
+        _hook, _hook_calls, _listener, _coordinator, _runner, _or_stop, _step_fn, _recovery, _phase
     L1  _global_step, _gate, _waiters, _timer, _lock
     L0  _engine, _stop, _errors     the one way to wait, and every exception
 
@@ -23,6 +23,7 @@ from ._errors import (
     FetchError,
     GraphStackError,
     LateVariableError,
+    NanLossDuringTrainingError,
     PreemptionError,
     StepFunctionError,
     StepUnreachableError,
@@ -31,30 +32,49 @@ from ._errors import (
 from ._function_session import FunctionSessionCreator
 from ._global_step import GlobalStep, GlobalStepStatistics
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._listener import CheckpointSaverListener
 from ._raw_session import RawSession, SessionCreator
 from ._recovery import Recovery
 from ._session import MonitoredSession
 from ._shared_session import SharedSessionCreator
 from ._step_fn import StepContext
 from ._timer import SecondOrStepTimer
-from .hooks import GlobalStepWaiterHook, StepCounterHook, StopAtStepHook
+from .hooks import (
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanTensorHook,
+    StepCounterHook,
+    StopAtStepHook,
+    SummarySaverHook,
+)
 
 if TYPE_CHECKING:
+    from .tf import CheckpointSaverHook as CheckpointSaverHook
     from .tf import ChiefSessionCreator as ChiefSessionCreator
+    from .tf import ProfilerHook as ProfilerHook
+    from .tf import Scaffold as Scaffold
 
-_FROM_TF = ("ChiefSessionCreator",)
+_FROM_TF = ("CheckpointSaverHook", "ChiefSessionCreator", "ProfilerHook", "Scaffold")
 
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing
+    "CheckpointSaverListener",
     "Coordinator",
     "FeedError",
+    "FeedFnHook",
     "FetchError",
+    "FinalOpsHook",
     "FunctionSessionCreator",
     "GlobalStep",
     "GlobalStepStatistics",
     "GlobalStepWaiterHook",
     "GraphStackError",
     "LateVariableError",
+    "LoggingTensorHook",
     "MonitoredSession",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
     "PreemptionError",
     "RawSession",
     "Recovery",
@@ -71,6 +91,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StepUnreachableError",
     "StopAtStepHook",
     "StopTraining",
+    "SummarySaverHook",
 ]
 
 

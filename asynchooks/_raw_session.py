@@ -46,6 +46,8 @@ class RawSession(ABC):
     """Whether `close` never blocks."""
     no_options: tuple[Any, Any] = (None, None)
     """The run options and metadata that hooks see when nobody asked for any."""
+    evaluates = False
+    """Whether `evaluate` can compute fetches without running a step."""
     loss: Loss | None = None
     """Where what it runs on may fall silent: set then, and blocking calls are given up."""
 
@@ -87,6 +89,10 @@ class RawSession(ABC):
         """
         name = "asynchooks-call"
         return await run_blocking(current_engine(), fn, _GRACE_SECS, name, loss=self.loss)
+
+    async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
+        """Compute fetches off the event loop, without a step; only where `evaluates` says so."""
+        raise NotImplementedError(f"{type(self).__name__} computes nothing without a step")
 
     def first_step(self, last: int) -> int:
         """The global step that a new session begins with; `last` is where the one before ended."""

@@ -16,7 +16,16 @@ PACKAGE = Path(asynchooks.__file__).parent
 LAYERS = [
     ["_errors", "_engine", "_stop"],
     ["_gate", "_waiters", "_global_step", "_timer", "_lock"],
-    ["_coordinator", "_hook", "_runner", "_step_fn", "_or_stop", "_recovery", "_raw_session"],
+    [
+        "_coordinator",
+        "_hook",
+        "_listener",
+        "_runner",
+        "_step_fn",
+        "_or_stop",
+        "_recovery",
+        "_raw_session",
+    ],
     [
         "_function_session",
         "_shared_session",

@@ -79,8 +79,10 @@ class StepCounterHook(SessionRunHook):
         if step == self._last_step and self._num_warnings < _MAX_WARNINGS:
             self._num_warnings += 1
             logger.warning(
-                "It seems that the global step has not been increased: it is %d after this run as "
-                "after the last. Does the run contain the op that moves it?", step,
+                "It seems that global step (tf.train.get_global_step) has not been increased. "
+                "Current value (could be stable): %s vs previous value: %s. You could increase the "
+                "global step by passing tf.train.get_global_step() to Optimizer.apply_gradients or "
+                "Optimizer.minimize.", step, self._last_step,
             )  # fmt: skip
         self._last_step = step
 

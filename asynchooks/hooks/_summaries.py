@@ -1,20 +1,28 @@
-"""Writing scalars for TensorBoard, through TensorBoard's own writer or TensorFlow's."""
+"""Writing for TensorBoard, through TensorBoard's own writer or TensorFlow's."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any, Protocol
 
+from ._graph_elements import default_graph
+
 
 class SummaryWriter(Protocol):
-    """What takes scalars: TensorFlow's `FileWriter` is one."""
+    """What takes summaries: TensorFlow's `FileWriter` is one."""
 
     def add_summary(self, summary: Any, global_step: int) -> None: ...
 
     def flush(self) -> None: ...
 
 
-def open_writer(directory: str) -> SummaryWriter:
+class EventWriter(SummaryWriter, Protocol):
+    """What takes the beginning of a session, too: TensorFlow's `FileWriter` is one."""
+
+    def add_session_log(self, session_log: Any, global_step: int) -> None: ...
+
+
+def open_writer(directory: str) -> EventWriter:
     """A writer of an event file in the directory.
 
     In a TensorFlow graph it is TensorFlow's cached one, which hooks of one directory share; it
@@ -23,15 +31,15 @@ def open_writer(directory: str) -> SummaryWriter:
     Raises:
         ImportError: neither is installed (says what to install).
     """
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and not tensorflow.executing_eagerly():
-        writer: SummaryWriter = tensorflow.compat.v1.summary.FileWriterCache.get(directory)
+    if default_graph() is not None:
+        cache = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache
+        writer: EventWriter = cache.get(directory)
         return writer
     return EventFileWriter(directory)
 
 
 def scalar_summary(tag: str, value: float) -> Any:
-    """One scalar as a summary message: TensorFlow's where it is loaded, else TensorBoard's."""
+    """One scalar as a summary message."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
         summary = tensorflow.compat.v1.Summary
@@ -42,8 +50,20 @@ def scalar_summary(tag: str, value: float) -> Any:
     return summary(value=[summary.Value(tag=tag, simple_value=value)])
 
 
+def session_start() -> Any:
+    """The message that says that a session has begun."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
+        session_log = tensorflow.compat.v1.SessionLog
+    else:
+        from tensorboard.compat.proto import event_pb2
+
+        session_log = event_pb2.SessionLog
+    return session_log(status=session_log.START)
+
+
 class EventFileWriter:
-    """TensorBoard's event file writer under the two methods that hooks use. Close it."""
+    """TensorBoard's event file writer under the methods that hooks use. Close it."""
 
     def __init__(self, directory: str) -> None:
         try:
@@ -56,17 +76,31 @@ class EventFileWriter:
         self._writer = event_file_writer.EventFileWriter(directory)
 
     def add_summary(self, summary: Any, global_step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(global_step, summary=Summary.FromString(_serialized(summary)))
+
+    def add_session_log(self, session_log: Any, global_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._add(global_step, session_log=SessionLog.FromString(_serialized(session_log)))
+
+    def _add(self, step: int, **what: Any) -> None:
         import time
 
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        own = Summary.FromString(summary.SerializeToString())
         # the file format wants the wall clock, which no engine has
-        self._writer.add_event(Event(wall_time=time.time(), step=global_step, summary=own))
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **what))
 
     def flush(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _serialized(message: Any) -> bytes:
+    is_bytes = isinstance(message, bytes)
+    data: bytes = message if is_bytes else message.SerializeToString()
+    return data

@@ -19,7 +19,11 @@ except ImportError as error:
         "MonitoredSession(hooks, FunctionSessionCreator(step_fn))"
     ) from error
 
+from tensorflow.compat.v1.train import Scaffold
+
+from ._checkpoint_saver import CheckpointSaverHook
 from ._creators import ChiefSessionCreator
 from ._graph import in_graph
+from ._profiler import ProfilerHook
 
-__all__ = ["ChiefSessionCreator", "in_graph"]
+__all__ = ["CheckpointSaverHook", "ChiefSessionCreator", "ProfilerHook", "Scaffold", "in_graph"]

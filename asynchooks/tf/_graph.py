@@ -39,6 +39,15 @@ def entered_graph() -> tf.Graph | None:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def check_graph_session(hook: object) -> None:
+    """In a hook's begin: raise RuntimeError unless its session runs a graph."""
+    if entered_graph() is None:
+        raise RuntimeError(
+            f"{type(hook).__name__} needs a session on a TensorFlow graph "
+            "(MonitoredSession(hooks, ChiefSessionCreator())); a step function has none"
+        )
+
+
 class Driven(Awaitable[Any]):
     """A coroutine that has a default graph of its own.
 

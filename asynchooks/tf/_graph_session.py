@@ -26,6 +26,8 @@ class GraphSession(RawSession):
         session: a `tf.compat.v1.Session`, initialised.
     """
 
+    evaluates = True
+
     def __init__(self, session: Any) -> None:
         super().__init__()
         self._session = session
@@ -46,6 +48,7 @@ class GraphSession(RawSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = self._session.global_step = global_step
+        self._session.asynchooks_raw = self  # hooks of ours find it at the session they are given
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -65,6 +68,9 @@ class GraphSession(RawSession):
         if len(self._callables) > _MAX_CALLABLES:
             self._callables.popitem(last=False)
         return compiled()
+
+    async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
+        return await self.call_blocking(lambda: self._session.run(fetches, feed_dict))
 
     def run_key(self, fetches: Any) -> Hashable:
         key = _key(fetches)

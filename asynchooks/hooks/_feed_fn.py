@@ -1,0 +1,44 @@
+"""FeedFnHook: feeds what a function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook
+
+Feeds = Mapping[Any, Any] | None
+
+
+class FeedFnHook(SessionRunHook):
+    """Calls a function before each run and feeds what it returns.
+
+    Args:
+        feed_fn: takes nothing and returns a mapping as for `session.run`'s feed_dict; sync or
+            async. A sync one runs where blocking steps run. Its StopIteration or
+            StopAsyncIteration ends training cleanly.
+
+    Raises:
+        TypeError: `feed_fn` cannot be called.
+
+    Source: TensorFlow's `tf.compat.v1.train.FeedFnHook`.
+
+    Example:
+        async def next_batch():
+            return {images: await queue.receive()}
+
+        hooks = [FeedFnHook(next_batch)]
+    """
+
+    def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
+        if not callable(feed_fn):
+            raise TypeError(f"feed_fn is {feed_fn!r}; give a function that returns a feed_dict")
+        self.feed_fn = feed_fn
+
+    def before_run(self, run_context: SessionRunContext) -> Any:
+        feeds = self.feed_fn()
+        return _args_later(feeds) if isinstance(feeds, Awaitable) else SessionRunArgs(None, feeds)
+
+
+async def _args_later(feeds: Awaitable[Feeds]) -> SessionRunArgs:
+    return SessionRunArgs(None, await feeds)

@@ -1,0 +1,87 @@
+"""FinalOpsHook: values at the end of training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from .._coordinator import Coordinator
+from .._errors import is_input_end, out_of_range_types
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._raw_session import raw_session_of
+
+logger = logging.getLogger("asynchooks")
+
+
+class FinalOpsHook(SessionRunHook):
+    """Computes values at a clean end, while the session is open: `final_ops_values` holds them.
+
+    A step function gives the outputs of its last run: calling it would be one more training step.
+
+    Args:
+        final_ops: what to compute, as for `session.run`; None computes nothing.
+        final_ops_feed_dict: what to feed meanwhile; for graphs only.
+
+    Raises:
+        OutOfRangeError: at the end: the ops read an input that has ended (the log says so).
+        ValueError: when opening: a feed_dict was given for a step function.
+
+    Source: TensorFlow's `tf.compat.v1.train.FinalOpsHook`.
+
+    Example:
+        final = FinalOpsHook({"accuracy": accuracy}, {images: test_images})
+        async with MonitoredSession([final]) as session:
+            ...
+        print(final.final_ops_values["accuracy"])
+    """
+
+    _looks_at_default_graph = False
+
+    def __init__(
+        self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None
+    ) -> None:
+        self._final_ops = final_ops
+        self._feed_dict = final_ops_feed_dict
+        self._keeps_last = False
+        self._last: Any = None
+        self._values: Any = None
+
+    @property
+    def final_ops_values(self) -> Any:
+        """The values, nested as `final_ops`; None before the end."""
+        return self._values
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._keeps_last = not raw_session_of(session).evaluates and self._final_ops is not None
+        if self._keeps_last and self._feed_dict:
+            raise ValueError(
+                f"FinalOpsHook got the feed_dict {self._feed_dict!r}, but this session cannot "
+                "compute anything without a training step; leave the feed_dict out, or evaluate in "
+                "the `end` of a hook of your own"
+            )
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        return SessionRunArgs(self._final_ops) if self._keeps_last else None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._keeps_last:
+            self._last = run_values.results
+
+    async def end(self, session: Any) -> None:
+        if self._keeps_last:
+            self._values = self._last
+        elif self._final_ops is not None:
+            try:
+                raw = raw_session_of(session)
+                self._values = await raw.evaluate(self._final_ops, self._feed_dict)
+            except Exception as error:
+                if isinstance(error, out_of_range_types()) or is_input_end(error):
+                    logger.warning(
+                        "An OutOfRangeError or StopIteration exception is raised by the code in "
+                        "FinalOpsHook: its ops %r read an input that has ended. What is computed "
+                        "at the end should depend on variables only, such as the value_op of a "
+                        "metric rather than its update_op.",
+                        self._final_ops,
+                    )
+                raise

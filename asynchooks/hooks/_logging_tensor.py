@@ -1,0 +1,144 @@
+"""LoggingTensorHook: values of a run, in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .._coordinator import Coordinator
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._raw_session import raw_session_of
+from .._timer import SecondOrStepTimer
+from ._graph_elements import as_graph_element, default_graph
+
+logger = logging.getLogger("asynchooks")
+
+
+class LoggingTensorHook(SessionRunHook):
+    """Logs values every n runs of this session, every n seconds, and/or at the end.
+
+    The first run always logs (but not with `at_end` alone). On a graph, `at_end` computes the
+    values once more; a step function gives those of its last run, as computing them anew would be
+    one more training step.
+
+    Args:
+        tensors: a mapping of tags to fetches (logged in the order of the tags), or an iterable of
+            fetches, which are their own tags. A fetch is a tensor, an op, a SparseTensor or a name
+            (`x` means `x:0`), nested as you like; on a step function the name of an output.
+        every_n_iter: runs between two messages, > 0.
+        every_n_secs: seconds between two messages, >= 0; give at most one of the two.
+        at_end: whether to log at the end, too, even if the last run was logged.
+        formatter: makes the text out of a dict of tags to values.
+
+    Raises:
+        ValueError: `every_n_iter` and `every_n_secs` are both given, or neither without `at_end`;
+            in begin: a name with several outputs, or a tensor of another graph.
+        KeyError: in begin: the graph has no such name.
+
+    Source: TensorFlow's `tf.compat.v1.train.LoggingTensorHook`.
+
+    Example:
+        hooks = [LoggingTensorHook({"loss": loss}, every_n_iter=100)]
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any] | Iterable[Any],
+        every_n_iter: int | None = None,
+        every_n_secs: float | None = None,
+        at_end: bool = False,
+        formatter: Callable[[dict[Any, Any]], str] | None = None,
+    ) -> None:
+        only_at_end = at_end and every_n_iter is None and every_n_secs is None
+        if not only_at_end and (every_n_iter is None) == (every_n_secs is None):
+            raise ValueError(
+                f"got every_n_iter={every_n_iter}, every_n_secs={every_n_secs} and "
+                f"at_end={at_end}; give at_end and/or exactly one of the other two"
+            )
+        if every_n_iter is not None and every_n_iter <= 0:
+            raise ValueError(f"every_n_iter is {every_n_iter}; give a number of runs > 0")
+        if isinstance(tensors, str):
+            raise TypeError(f"tensors is the text {tensors!r}; give a list of names: [{tensors!r}]")
+        if isinstance(tensors, Mapping):
+            self._given = {tag: tensors[tag] for tag in sorted(tensors)}
+        else:
+            self._given = {each: each for each in tensors}
+        self._timer = None if only_at_end else SecondOrStepTimer(every_n_secs, every_n_iter)
+        self._at_end = at_end
+        self._formatter = formatter
+
+    async def begin(self) -> None:
+        if self._timer is not None:
+            self._timer.reset()
+        self._num_runs = 0
+        graph = default_graph()
+        self._fetches = list(self._given.values())
+        if graph is not None:
+            self._fetches = [as_graph_element(graph, each) for each in self._fetches]
+        self._last: list[Any] | None = None
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        # what cannot be computed at the end is kept from the last run
+        self._keeps_last = self._at_end and not raw_session_of(session).evaluates
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        timer = self._timer
+        self._is_due = timer is not None and timer.should_trigger_for_step(self._num_runs)
+        return SessionRunArgs(self._fetches) if self._is_due or self._keeps_last else None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._is_due:
+            self._log(run_values.results)
+        if self._keeps_last:
+            self._last = run_values.results
+        self._num_runs += 1
+
+    async def end(self, session: Any) -> None:
+        raw = raw_session_of(session)
+        if self._at_end and raw.evaluates:
+            self._log(await raw.evaluate(self._fetches))
+        elif self._at_end and self._last is not None:
+            self._log(self._last)
+
+    def _log(self, values: list[Any]) -> None:
+        seconds = None
+        if self._timer is not None:
+            seconds, _ = self._timer.update_last_triggered_step(self._num_runs)
+        if self._formatter is not None:
+            logger.info("%s", self._formatter(dict(zip(self._given, values, strict=True))))
+            return
+        pairs = zip(self._given, values, strict=True)
+        text = ", ".join(f"{tag} = {_text(value)}" for tag, value in pairs)
+        if seconds is None:
+            logger.info("%s", text)
+        else:
+            logger.info("%s (%.3f sec)", text, seconds)
+
+
+def _text(value: Any) -> str:
+    """As `str`, but arrays show small numbers without an exponent.
+
+    numpy's print options would do it, for the whole process at once.
+    """
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        return np.array_str(value, suppress_small=True)
+    return _inner(value, np) if isinstance(value, (list, tuple, dict)) else str(value)
+
+
+def _inner(value: Any, np: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return str(np.array_repr(value, suppress_small=True))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_inner(each, np)}" for key, each in value.items()) + "}"
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = zip(value._fields, value, strict=True)
+        return f"{type(value).__name__}({', '.join(f'{k}={_inner(v, np)}' for k, v in fields)})"
+    if isinstance(value, list):
+        return f"[{', '.join(_inner(each, np) for each in value)}]"
+    if isinstance(value, tuple):
+        inner = ", ".join(_inner(each, np) for each in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)

@@ -1,0 +1,102 @@
+"""SummarySaverHook: summaries that the model makes, for TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._timer import SecondOrStepTimer
+from ._summaries import EventFileWriter, EventWriter, open_writer, session_start
+
+
+class SummarySaverHook(SessionRunHook):
+    """Writes summaries at the first run, then every n steps or seconds.
+
+    They are labelled with the step after the run. Without writer and directory nothing is written.
+
+    Args:
+        save_steps: steps between two summaries, >= 0.
+        save_secs: seconds between two summaries, >= 0; exactly one of the two is given.
+        output_dir: directory for an event file, if no writer is given.
+        summary_writer: a writer such as `tf.compat.v1.summary.FileWriter`; it stays open.
+        scaffold: a Scaffold, whose `summary_op` is used.
+        summary_op: fetches of serialized summaries (dtype string, shape ()), one or a list; on a
+            step function names of outputs, each a `Summary` message or its bytes. Exactly one of
+            scaffold and summary_op is given.
+
+    Raises:
+        ValueError: both or neither of a pair are given.
+        ImportError: in begin: output_dir needs TensorBoard, which is not installed.
+
+    Source: TensorFlow's `tf.compat.v1.train.SummarySaverHook`.
+
+    Example:
+        tf.compat.v1.summary.scalar("loss", loss)
+        summaries = tf.compat.v1.summary.merge_all()
+        hooks = [SummarySaverHook(save_steps=100, output_dir="logs", summary_op=summaries)]
+    """
+
+    needs_global_step = True
+    _looks_at_default_graph = False
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str | None = None,
+        summary_writer: EventWriter | None = None,
+        scaffold: Any = None,
+        summary_op: Any = None,
+    ) -> None:
+        if (scaffold is None) == (summary_op is None):
+            raise ValueError(
+                f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one"
+            )
+        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._output_dir = output_dir
+        self._writer = summary_writer
+        self._own_writer: EventFileWriter | None = None
+        self._scaffold = scaffold
+        self._summary_op = summary_op
+
+    async def begin(self) -> None:
+        self._has_run = False
+        if self._writer is None and self._output_dir is not None:
+            self._writer = open_writer(self._output_dir)
+            if isinstance(self._writer, EventFileWriter):
+                self._own_writer = self._writer
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        next_step = run_context.global_step.value + 1
+        self._is_due = not self._has_run or self._timer.should_trigger_for_step(next_step)
+        if not self._is_due or self._writer is None:
+            return None
+        given = self._summary_op if self._scaffold is None else self._scaffold.summary_op
+        if given is None:  # the graph holds no summaries
+            return None
+        return SessionRunArgs(list(given) if isinstance(given, (list, tuple)) else [given])
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._writer is None:
+            return
+        step = run_context.global_step.value
+        if not self._has_run:
+            self._writer.add_session_log(session_start(), step)
+            self._has_run = True
+        if self._is_due:
+            self._timer.update_last_triggered_step(step)
+            for summary in run_values.results or ():
+                self._writer.add_summary(summary, step)
+
+    async def end(self, session: Any) -> None:
+        self._finish()
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+        if self._own_writer is not None:
+            self._own_writer.close()
+            self._own_writer = self._writer = None

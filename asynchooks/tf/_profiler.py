@@ -1,0 +1,95 @@
+"""ProfilerHook: where a step spends its time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import timeline
+
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._raw_session import raw_session_of
+from .._timer import SecondOrStepTimer
+from ._graph import check_graph_session
+
+logger = logging.getLogger("asynchooks")
+
+v1 = tf.compat.v1
+
+
+class ProfilerHook(SessionRunHook):
+    """Traces a run every n steps or seconds, never the first, into `timeline-<step>.json`.
+
+    The files are in Chrome's trace format; the run's metadata goes to an event file as
+    `step_<step>`. A traced run is slower than others.
+
+    Args:
+        save_steps: steps between two traces, >= 0.
+        save_secs: seconds between two traces, >= 0; exactly one of the two is given.
+        output_dir: directory for the files; "" is the current one.
+        show_dataflow: whether the trace connects producers and consumers of tensors.
+        show_memory: whether the trace shows sizes and lifetimes of tensors.
+
+    Raises:
+        ValueError: both or neither interval are given.
+        RuntimeError: when opening: this is no graph session.
+
+    Source: TensorFlow's `tf.compat.v1.train.ProfilerHook`.
+
+    Example:
+        hooks = [ProfilerHook(save_steps=1000, output_dir="profile")]
+    """
+
+    needs_global_step = True
+    _looks_at_default_graph = False
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str = "",
+        show_dataflow: bool = True,
+        show_memory: bool = False,
+    ) -> None:
+        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._directory = os.fspath(output_dir)
+        self._show_dataflow = show_dataflow
+        self._show_memory = show_memory
+
+    async def begin(self) -> None:
+        check_graph_session(self)
+        self._writer = v1.summary.FileWriterCache.get(self._directory)
+        self._has_run = False
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        self._step_before = run_context.global_step.value
+        self._is_due = self._has_run and self._timer.should_trigger_for_step(self._step_before + 1)
+        if not self._is_due:
+            return None
+        return SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if not self._has_run:
+            self._has_run = True
+            self._timer.update_last_triggered_step(self._step_before)
+        if not self._is_due:
+            return
+        step, metadata = run_context.global_step.value, run_values.run_metadata
+        self._timer.update_last_triggered_step(step)
+        raw = raw_session_of(run_context.session)
+        await raw.call_blocking(lambda: self._write(step, metadata))
+
+    def _write(self, step: int, metadata: Any) -> None:
+        path = os.path.join(self._directory, f"timeline-{step}.json")
+        logger.info("Saving timeline for %d into '%s'.", step, path)
+        trace = timeline.Timeline(metadata.step_stats).generate_chrome_trace_format(
+            show_dataflow=self._show_dataflow, show_memory=self._show_memory
+        )
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(trace)
+        self._writer.add_run_metadata(metadata, f"step_{step}")
+
+    async def end(self, session: Any) -> None:
+        self._writer.flush()
