@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ._coordinator import Coordinator
 from ._engine import STOPPED, Engine, Slot
-from ._errors import is_preemption
+from ._errors import StopTraining, is_preemption
 from ._hook_list import HookList
 from ._raw_session import Lease, RawSession
 from ._recovery import Recovery
@@ -27,11 +27,16 @@ class Connection:
     """The raw session of one `MonitoredSession`, which makes it, with what stops it.
 
     A lost raw session takes its coordinator with it, and a stop that a hook asked for; what the
-    caller asked for stays.
+    caller asked for stays. Without `recovery` nothing counts as lost: errors leave.
     """
 
     def __init__(
-        self, lease: Lease, hooks: HookList, recovery: Recovery, grace_secs: float, stop: Stop
+        self,
+        lease: Lease,
+        hooks: HookList,
+        recovery: Recovery | None,
+        grace_secs: float,
+        stop: Stop,
     ) -> None:
         self._lease = lease
         self._hooks = hooks
@@ -51,6 +56,9 @@ class Connection:
         self._caller_error: BaseException | None = None
         # what the session's waits end at: set by the caller and by the present coordinator
         self.stop = stop
+        # what waits in a run end at: also when the coordinator is told of a preemption, by which
+        # the run is to be made again
+        self.run_stop = Stop()
 
     @property
     def exposed(self) -> Any:
@@ -60,14 +68,23 @@ class Connection:
     def should_stop(self) -> bool:
         if self._is_broken or self._caller_asked_stop:
             return True
-        if self.coord is None or self._is_dropping or is_preemption(self.coord.error):
+        if self.coord is None or self._is_dropping or self._is_curable(self.coord.error):
             return False  # it is replaced at the next run, and what a hook asked for forgotten
         return self.hook_asked_stop or self.coord.should_stop()
+
+    def raise_held(self) -> None:
+        """Raise the error that the coordinator holds, if there is one."""
+        if self.coord is not None:
+            self.coord.raise_requested_exception()
+
+    def _is_curable(self, error: BaseException | None) -> bool:
+        return self._recovery is not None and is_preemption(error)
 
     def request_stop(self, error: BaseException | None) -> None:
         self._caller_asked_stop = True
         self._caller_error = self._caller_error or error
         self.stop.set()
+        self.run_stop.set()
         if self.coord is not None:
             self.coord.request_stop(error)
 
@@ -77,6 +94,8 @@ class Connection:
         Raises:
             Exception: what the attempt raised, if recreating cannot cure it, or did not.
         """
+        if self._recovery is None:
+            return await attempt()
         failures = 0
         while True:
             try:
@@ -87,7 +106,7 @@ class Connection:
                 if not is_preemption(error):
                     raise
                 failures += 1
-                await self._recover_from(error, failures)
+                await self._recover_from(error, failures, self._recovery)
 
     def _is_lost(self) -> bool:
         is_replaced = self.raw is not None and self.raw.is_retired
@@ -136,6 +155,8 @@ class Connection:
         """
         held = None if self.coord is None else self.coord.error
         is_cause = is_preemption(held) and not is_preemption(error)
+        if type(error) is StopTraining and (self.stop.is_set or not self.run_stop.is_set):
+            is_cause = False  # no wait that the preemption ended
         return held if is_cause and isinstance(held, Exception) else error
 
     async def catch_up(self) -> BaseException | None:
@@ -147,7 +168,7 @@ class Connection:
     def first_error(self, error: BaseException) -> BaseException:
         """The error that leaves: the coordinator's, if it holds one that is no preemption."""
         held = self._caller_error if self.coord is None else self.coord.error
-        if held is None or held is error or is_preemption(held):
+        if held is None or held is error or self._is_curable(held):
             return error
         held.__context__ = error
         return held
@@ -171,12 +192,12 @@ class Connection:
                         end = coord.end(self.engine, until, cancel_tasks=is_impatient)
                         again = await _interruption(end)
                     error = error or again
-            if is_preemption(coord.error):
+            if self._is_curable(coord.error):
                 logger.error("A preemption was reported while the session ended: %r", coord.error)
         if error is not None:
             return self.first_error(error)
         held = self._caller_error if coord is None else coord.error
-        return None if is_preemption(held) else held
+        return None if self._is_curable(held) else held
 
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
@@ -185,16 +206,16 @@ class Connection:
         self._is_closed = True
         await self._lease.release(raw, self.engine, self._grace_secs)
 
-    async def _recover_from(self, error: Exception, failures: int) -> None:
+    async def _recover_from(self, error: Exception, failures: int, recovery: Recovery) -> None:
         """Drop the raw session and wait as long as the next attempt should be waited for."""
-        if failures > self._recovery.max_attempts or self._is_closed:
+        if failures > recovery.max_attempts or self._is_closed:
             self._is_broken = True
             error.add_note(f"recreating the session was given up after {failures - 1} attempts")
             raise error
-        pause = self._recovery.pause_before(failures)
+        pause = recovery.pause_before(failures)
         logger.info(
             "The session was lost (%s: %s); recreating it, attempt %d of %d, in %g s",
-            type(error).__name__, error, failures, self._recovery.max_attempts, pause,
+            type(error).__name__, error, failures, recovery.max_attempts, pause,
         )  # fmt: skip
         await self._drop()
         if not pause:
@@ -216,8 +237,9 @@ class Connection:
         if coord is not None:
             self._is_dropping = True
             coord.detach()
-            until = self.engine.now() + self._grace_secs
-            await coord.end(self.engine, until, cancel_tasks=False)
+            is_silent = self.raw is not None and self.raw.is_silent
+            until = self.engine.now() + (0.0 if is_silent else self._grace_secs)
+            await coord.end(self.engine, until, cancel_tasks=is_silent)
             if coord.error is not None and not is_preemption(coord.error):
                 raise coord.error
         self._is_dropping = False
@@ -226,14 +248,18 @@ class Connection:
         self.hook_asked_stop = False
         if not self._caller_asked_stop:
             self.stop.clear()
+            self.run_stop.clear()
 
     def _on_change(self, is_set: bool) -> None:
         """The coordinator was asked to stop, or its stop was cleared; in any thread."""
         coord = self.coord
-        if is_set and not (coord is not None and is_preemption(coord.error)):
-            self.stop.set()
-        elif not is_set and not self._caller_asked_stop:
+        if is_set:
+            if not (coord is not None and self._is_curable(coord.error)):
+                self.stop.set()
+            self.run_stop.set()
+        elif not self._caller_asked_stop:
             self.stop.clear()
+            self.run_stop.clear()
 
 
 async def _interruption(awaitable: Awaitable[object]) -> BaseException | None:

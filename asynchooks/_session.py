@@ -20,11 +20,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from ._connection import Connection
 from ._engine import Engine, current_engine
-from ._errors import StopTraining, is_clean_end
+from ._errors import is_clean_end
 from ._global_step import GlobalStep
 from ._hook import SessionRunArgs, SessionRunContext
 from ._hook_list import HookList
@@ -72,6 +72,8 @@ class MonitoredSession:
                 loss = await session.run("loss")
     """
 
+    _recovers: ClassVar[bool] = True
+
     def __init__(
         self,
         hooks: Iterable[Any] | None = None,
@@ -98,7 +100,11 @@ class MonitoredSession:
         self._runner_name = check_runner(step_runner)
         self._lease = session_creator.lease()
         self._connection = Connection(
-            self._lease, self._hooks, recovery or Recovery(), self._grace_secs, stop
+            self._lease,
+            self._hooks,
+            (recovery or Recovery()) if self._recovers else None,
+            self._grace_secs,
+            stop,
         )
         self._stop = stop
         self._plain_times = StepTimes(forgives=False)
@@ -223,8 +229,6 @@ class MonitoredSession:
             outputs = await run_raw(self._runner, raw, merged, options, key, self._run_step, ticket)
             mine, results = merged.split(outputs)
             await self._hooks.after_run(context, merged, results, options)
-        except StopTraining:
-            raise
         except Exception as error:
             leaving = self._connection.judge(error)
             if leaving is error:
@@ -260,7 +264,7 @@ class MonitoredSession:
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
         self._hooks.call_plain = self._call_plain
         self._worker = self._lease.global_step.open_worker()
-        self._run_step = self._lease.global_step.bound(self._stop, self._worker)
+        self._run_step = self._lease.global_step.bound(self._connection.run_stop, self._worker)
         try:
             async with self._lease.opening():
                 await self._lease.drive(

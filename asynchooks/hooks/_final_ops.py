@@ -30,10 +30,10 @@ class FinalOpsHook(SessionRunHook):
     Source: TensorFlow's `tf.compat.v1.train.FinalOpsHook`.
 
     Example:
-        final = FinalOpsHook({"accuracy": accuracy}, {images: test_images})
-        async with MonitoredSession([final]) as session:
-            ...
-        print(final.final_ops_values["accuracy"])
+        final = FinalOpsHook("accuracy")  # on a graph: FinalOpsHook(accuracy, {images: held_out})
+        async with MonitoredSession([final], creator) as session:
+            await session.run("loss")
+        print(final.final_ops_values)
     """
 
     _looks_at_default_graph = False

@@ -39,7 +39,7 @@ class LoggingTensorHook(SessionRunHook):
     Source: TensorFlow's `tf.compat.v1.train.LoggingTensorHook`.
 
     Example:
-        hooks = [LoggingTensorHook({"loss": loss}, every_n_iter=100)]
+        hooks = [LoggingTensorHook({"loss": "loss"}, every_n_iter=100)]
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class NanTensorHook(SessionRunHook):
     Source: TensorFlow's `tf.compat.v1.train.NanTensorHook`.
 
     Example:
-        hooks = [NanTensorHook(loss, fail_on_nan_loss=False)]
+        hooks = [NanTensorHook("loss", fail_on_nan_loss=False)]
     """
 
     _looks_at_default_graph = False

@@ -31,9 +31,7 @@ class SummarySaverHook(SessionRunHook):
     Source: TensorFlow's `tf.compat.v1.train.SummarySaverHook`.
 
     Example:
-        tf.compat.v1.summary.scalar("loss", loss)
-        summaries = tf.compat.v1.summary.merge_all()
-        hooks = [SummarySaverHook(save_steps=100, output_dir="logs", summary_op=summaries)]
+        hooks = [SummarySaverHook(save_steps=100, output_dir="logs", summary_op="summary")]
     """
 
     needs_global_step = True
