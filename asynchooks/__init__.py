@@ -53,10 +53,21 @@ from .hooks import (
 if TYPE_CHECKING:
     from .tf import CheckpointSaverHook as CheckpointSaverHook
     from .tf import ChiefSessionCreator as ChiefSessionCreator
+    from .tf import MonitoredTrainingSession as MonitoredTrainingSession
     from .tf import ProfilerHook as ProfilerHook
     from .tf import Scaffold as Scaffold
+    from .tf import SingularMonitoredSession as SingularMonitoredSession
+    from .tf import WorkerSessionCreator as WorkerSessionCreator
 
-_FROM_TF = ("CheckpointSaverHook", "ChiefSessionCreator", "ProfilerHook", "Scaffold")
+_FROM_TF = (
+    "CheckpointSaverHook",
+    "ChiefSessionCreator",
+    "MonitoredTrainingSession",
+    "ProfilerHook",
+    "Scaffold",
+    "SingularMonitoredSession",
+    "WorkerSessionCreator",
+)
 
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing
     "CheckpointSaverListener",

@@ -53,6 +53,7 @@ class GlobalStep:
         num_workers: how many sessions will open, when known: then a wait that can no longer end
             is noticed as soon as all of them wait.
         name: what it is called in logs and event files.
+        moved_elsewhere: whether other processes move it, too: then no wait for it is hopeless.
 
     Example:
         step = GlobalStep()
@@ -62,7 +63,12 @@ class GlobalStep:
     """
 
     def __init__(
-        self, value: int = 0, *, num_workers: int | None = None, name: str = "global_step"
+        self,
+        value: int = 0,
+        *,
+        num_workers: int | None = None,
+        name: str = "global_step",
+        moved_elsewhere: bool = False,
     ) -> None:
         if not isinstance(value, int):
             raise TypeError(f"value is {value!r}; give an integer number of steps")
@@ -72,7 +78,7 @@ class GlobalStep:
         # shared with every handle that `bound` makes; the lock guards the other two
         self._lock = threading.Lock()
         self._gate = Gate(value)
-        self._waiters = Waiters(num_workers)
+        self._waiters = Waiters(math.inf if moved_elsewhere else num_workers)
         # this handle's own
         self._stop: Stop | None = None
         self._worker: Worker | None = None
@@ -324,7 +330,8 @@ class GlobalStep:
 
     def __repr__(self) -> str:
         gate, waiters = self._gate, self._waiters
-        expected = "" if waiters.num_workers is None else f" of {waiters.num_workers} expected"
+        is_known = waiters.num_workers not in (None, math.inf)
+        expected = f" of {waiters.num_workers} expected" if is_known else ""
         limit = "" if gate.limit is None else f", limit {gate.limit}"
         return (
             f"<GlobalStep {self.name} at {gate.value}{limit}, epoch {gate.epoch}, "

@@ -160,7 +160,16 @@ class RawSession(ABC):
 
 
 def raw_session_of(session: Any) -> RawSession:
-    """The raw session behind what hooks are given as the session."""
+    """The raw session behind what hooks are given as the session.
+
+    Raises:
+        RuntimeError: there is none: the body went on after recreating a lost one had failed.
+    """
+    if session is None:
+        raise RuntimeError(
+            "the session was lost for good, so nothing can be saved or computed at its end; let "
+            "the error of `run` leave the block"
+        )
     raw: RawSession = session if isinstance(session, RawSession) else session.asynchooks_raw
     return raw
 
@@ -205,8 +214,8 @@ class Lease:
         """Whether there is anything that counts steps."""
         return True
 
-    def opening(self) -> AbstractAsyncContextManager[None]:
-        """Around the hooks' begin and the first `acquire`: nobody else changes the model."""
+    def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
+        """Around the hooks' begin: nobody else changes the model, which is complete at its end."""
         return _nothing()
 
     async def acquire(
@@ -216,13 +225,17 @@ class Lease:
         if lost is not None:
             await close_raw(lost, engine, grace_secs)
         raw, value = await self._create(engine, grace_secs)
+        await self._start_from(value, raw)
+        self._has_created = True
+        raw.attach(self.global_step)
+        return raw
+
+    async def _start_from(self, value: int, raw: RawSession) -> None:
+        """Take up the global step where a new raw session begins."""
         if self._has_created:
             self.global_step.restart(value)
         else:
             self.global_step.publish(value)
-        self._has_created = True
-        raw.attach(self.global_step)
-        return raw
 
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
         """A raw session and the global step that it begins with."""

@@ -266,11 +266,10 @@ class MonitoredSession:
         self._worker = self._lease.global_step.open_worker()
         self._run_step = self._lease.global_step.bound(self._connection.run_stop, self._worker)
         try:
-            async with self._lease.opening():
+            async with self._lease.opening(self._engine, self._grace_secs):
                 await self._lease.drive(
                     self._hooks.begin(lambda: self._lease.has_global_step), self._hooks.culprit
                 )
-                await self._connection.recovering(self._connection.acquire)
             await self._connection.recovering(self._connection.create)
         except BaseException as error:
             leaving = await self._close(error)

@@ -107,7 +107,6 @@ class _SharedLease(Lease):
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.lease.global_step)
         self._common = common
-        self._is_opening = False
         self._has_opened = False
         self._is_user = False
 
@@ -120,35 +119,25 @@ class _SharedLease(Lease):
         return self._common.lease.has_global_step
 
     @asynccontextmanager
-    async def opening(self) -> AsyncIterator[None]:
+    async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
         self._is_user = True
         self._common.num_users += 1
         async with self._common.lock:
-            self._is_opening = self._has_opened = True
-            try:
-                async with self._common.lease.opening():
-                    yield
-            finally:
-                self._is_opening = False
+            self._has_opened = True
+            async with self._common.lease.opening(engine, grace_secs):
+                yield
 
     async def acquire(
         self, engine: Engine, grace_secs: float, lost: RawSession | None = None
     ) -> RawSession:
-        if self._is_opening:
-            return await self._acquire(engine, grace_secs, lost)
-        async with self._common.lock:
-            return await self._acquire(engine, grace_secs, lost)
-
-    async def _acquire(
-        self, engine: Engine, grace_secs: float, lost: RawSession | None
-    ) -> RawSession:
         common = self._common
-        if common.raw is not None and common.raw is lost:  # the first to notice recreates it
-            await common.close_raw(engine, grace_secs)
-        if common.raw is None:
-            common.raw = await common.lease.acquire(engine, grace_secs)
-        return common.raw
+        async with common.lock:
+            if common.raw is not None and common.raw is lost:  # the first to notice recreates it
+                await common.close_raw(engine, grace_secs)
+            if common.raw is None:
+                common.raw = await common.lease.acquire(engine, grace_secs)
+            return common.raw
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
         if self._is_user:  # a run that outlived its session releases a second time

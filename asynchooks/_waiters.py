@@ -40,7 +40,7 @@ class Waiters:
         "workers",
     )  # fmt: skip
 
-    def __init__(self, num_workers: int | None) -> None:
+    def __init__(self, num_workers: float | None) -> None:
         self._heap: list[tuple[int, int, Waiter]] = []  # by step, then order of asking
         self._num_gone = 0  # left, but still in the heap: taking one out would cost a scan
         self._num_idle = 0  # open workers that wait themselves

@@ -69,6 +69,7 @@ class StepCounterHook(SessionRunHook):
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._tag = f"{session.global_step.name}/sec"
+        self._last_step = None  # a session that was lost may come to the same step again
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value

@@ -22,8 +22,18 @@ except ImportError as error:
 from tensorflow.compat.v1.train import Scaffold
 
 from ._checkpoint_saver import CheckpointSaverHook
-from ._creators import ChiefSessionCreator
+from ._creators import ChiefSessionCreator, WorkerSessionCreator
 from ._graph import in_graph
 from ._profiler import ProfilerHook
+from ._sessions import MonitoredTrainingSession, SingularMonitoredSession
 
-__all__ = ["CheckpointSaverHook", "ChiefSessionCreator", "ProfilerHook", "Scaffold", "in_graph"]
+__all__ = [
+    "CheckpointSaverHook",
+    "ChiefSessionCreator",
+    "MonitoredTrainingSession",
+    "ProfilerHook",
+    "Scaffold",
+    "SingularMonitoredSession",
+    "WorkerSessionCreator",
+    "in_graph",
+]

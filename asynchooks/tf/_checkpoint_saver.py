@@ -181,11 +181,13 @@ def _checked(listener: Any) -> Any:
 async def _blocking(session: Any, fn: Callable[[], Any]) -> Any:
     """Call it in a thread, with the session's graph as the default one."""
 
+    raw = raw_session_of(session)
+
     def call() -> Any:
         with session.graph.as_default():
             return fn()
 
-    return await raw_session_of(session).call_blocking(call)
+    return await raw.call_blocking(call)
 
 
 async def _call(session: Any, method: Callable[..., Any], *args: Any) -> Any:

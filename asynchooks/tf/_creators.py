@@ -1,24 +1,18 @@
-"""Creators of TensorFlow sessions, and the lease by which sessions hold a graph."""
+"""Creators of TensorFlow sessions: for the chief, who initialises a model, and for its workers."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import math
 from typing import Any
 
 import tensorflow as tf
 
-from .._coordinator import Coordinator
-from .._engine import Engine
-from .._errors import LateVariableError
-from .._global_step import GlobalStep
-from .._lock import Lock
-from .._raw_session import Lease, RawSession, SessionCreator
-from .._runner import Outcome, run_blocking
-from ._coordinator import GraphCoordinator
-from ._graph import Driven, entered_graph
-from ._graph_session import GraphSession
+from .._raw_session import Lease, SessionCreator
+from ._graph import entered_graph
+from ._lease import GraphLease, WorkerLease, step_name
+from ._server import Server, check_heartbeat_secs
+
+v1 = tf.compat.v1
 
 
 class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator):  # type: ignore[misc]
@@ -29,15 +23,20 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
 
     Args:
         scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections.
-        master: the address of a TensorFlow server; "" runs in this process.
+        master: the address of a TensorFlow server ("grpc://host:port"); "" runs in this process.
+            Steps on a server run in threads.
         config: a `tf.compat.v1.ConfigProto`.
         checkpoint_dir: where to look for the newest checkpoint.
         checkpoint_filename_with_path: a checkpoint to restore instead.
+        heartbeat_secs: seconds, > 0, within which a server's silence is noticed; what runs there
+            then raises UnavailableError, and the session is recreated.
 
     Raises:
         TypeError: `scaffold` is no Scaffold.
+        ValueError: `heartbeat_secs` is not > 0.
         RuntimeError: when opening: the model is not ready after initialisation.
-        tf.errors.OpError: when opening: what TensorFlow says.
+        tf.errors.OpError: when opening: what TensorFlow says; UnavailableError if no server
+            answers.
 
     Example:
         with tf.Graph().as_default():
@@ -52,124 +51,109 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
         config: Any = None,
         checkpoint_dir: str | None = None,
         checkpoint_filename_with_path: str | None = None,
+        *,
+        heartbeat_secs: float = 10.0,
     ) -> None:
-        if scaffold is not None and not isinstance(scaffold, tf.compat.v1.train.Scaffold):
-            raise TypeError(
-                f"scaffold is {scaffold!r}; give a tf.compat.v1.train.Scaffold, or None "
-                "(a directory is given as checkpoint_dir=...)"
-            )
+        self.scaffold = _checked(scaffold)
+        self.master = master
+        self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
+        self.checkpoint_dir = checkpoint_dir
         self._made_in = entered_graph()
-        super().__init__(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)
+        super().__init__(
+            self.scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
+        )
+
+    def create_session(self) -> Any:
+        """An initialised or restored `tf.compat.v1.Session`; blocks."""
+        self._check_state()
+        try:
+            return super().create_session()  # type: ignore[safe-super]  # TensorFlow's
+        except Exception as error:
+            if self.checkpoint_dir:
+                newest = tf.train.latest_checkpoint(self.checkpoint_dir)
+                error.add_note(
+                    f"in create_session of {type(self).__name__}, with the newest checkpoint "
+                    f"{newest!r} of checkpoint_dir={self.checkpoint_dir!r}; others there are as "
+                    "they were: restore one through checkpoint_filename_with_path"
+                )
+            raise
+
+    def _check_state(self) -> None:
+        """TensorFlow takes a state file that it cannot read for none, and starts from scratch."""
+        if not self.checkpoint_dir or tf.train.get_checkpoint_state(self.checkpoint_dir):
+            return
+        state = tf.io.gfile.join(self.checkpoint_dir, "checkpoint")
+        if tf.io.gfile.exists(state):
+            raise ValueError(
+                f"{state!r}, which names the newest checkpoint, cannot be read. Starting from "
+                "scratch would overwrite checkpoints: restore one through "
+                "checkpoint_filename_with_path, or remove that file"
+            )
 
     def lease(self, num_workers: int | None = None) -> Lease:
-        graph = entered_graph() or self._made_in or tf.compat.v1.get_default_graph()
-        with graph.as_default():
-            step = tf.compat.v1.train.get_global_step()
-        name = "global_step" if step is None else step.op.name
-        return GraphLease(self, GlobalStep(num_workers=num_workers, name=name), graph)
+        graph = entered_graph() or self._made_in or v1.get_default_graph()
+        server = Server.at(self.master, step_name(graph))
+        return GraphLease(self, graph, server, num_workers)
 
 
-class _GraphState:
-    """What all sessions on one graph share; it is kept at the graph."""
+class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, SessionCreator):  # type: ignore[misc]
+    """Makes TensorFlow sessions on a model that a chief initialises, and waits until it has.
 
-    def __init__(self) -> None:
-        self.lock = Lock("the graph")  # whoever changes it
-        self.num_users = 0
-        self.was_finalized = False
+    It tries at once. Then a chief of this process wakes it; for one elsewhere it tries again after
+    a quarter of a second and, up to ten, after twice the pause before. Waiting is cancellable at
+    any time.
 
-    @classmethod
-    def of(cls, graph: tf.Graph) -> _GraphState:
-        state: _GraphState | None = getattr(graph, "_asynchooks_state", None)
-        if state is None:
-            state = graph._asynchooks_state = cls()
-        return state
+    Args:
+        scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections.
+        master: the address of the TensorFlow server ("grpc://host:port") that holds the model.
+        config: a `tf.compat.v1.ConfigProto`.
+        max_wait_secs: seconds to wait for the model, >= 0; None waits as long as it takes.
+        heartbeat_secs: as for `ChiefSessionCreator`.
+
+    Raises:
+        TypeError, ValueError: an argument is not what it should be.
+        tf.errors.DeadlineExceededError: when opening: the model was not ready in time.
+
+    Source: TensorFlow's `tf.compat.v1.train.WorkerSessionCreator`, which looks every 30 s.
+
+    Example:
+        with tf.Graph().as_default():
+            train_op = build_model()
+            creator = WorkerSessionCreator(master="grpc://localhost:2222", max_wait_secs=60)
+            session = MonitoredSession(hooks, creator)
+    """
+
+    def __init__(
+        self,
+        scaffold: Any = None,
+        master: str = "",
+        config: Any = None,
+        max_wait_secs: float | None = 30 * 60,
+        *,
+        heartbeat_secs: float = 10.0,
+    ) -> None:
+        self.scaffold = _checked(scaffold)
+        self.master = master
+        if max_wait_secs is not None and not max_wait_secs >= 0:
+            raise ValueError(f"max_wait_secs is {max_wait_secs!r}; give seconds >= 0, or None")
+        self.max_wait_secs = math.inf if max_wait_secs is None else max_wait_secs
+        self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
+        self._made_in = entered_graph()
+        # TensorFlow would sleep between its tries: with no time to wait it tries once
+        super().__init__(self.scaffold, master, config, max_wait_secs=0)
+
+    def lease(self, num_workers: int | None = None) -> Lease:
+        graph = entered_graph() or self._made_in or v1.get_default_graph()
+        server = Server.at(self.master, step_name(graph))
+        return WorkerLease(self, graph, server, num_workers)
 
 
-class GraphLease(Lease):
-    """A hold on a graph: finalized while it is run, as it was before when the last one ends."""
-
-    def __init__(self, creator: SessionCreator, global_step: GlobalStep, graph: tf.Graph) -> None:
-        super().__init__(creator, global_step)
-        self.graph = graph
-        self._state = _GraphState.of(graph)
-
-    @property
-    def has_global_step(self) -> bool:
-        with self.graph.as_default():
-            return tf.compat.v1.train.get_global_step() is not None
-
-    @asynccontextmanager
-    async def opening(self) -> AsyncIterator[None]:
-        state = self._state
-        if state.num_users == 0:
-            state.was_finalized = self.graph.finalized
-        state.num_users += 1
-        async with state.lock:
-            if not self.graph.finalized or state.was_finalized:
-                yield
-                return
-            # The graph is being run. New ops are fine beside running threads, yet a run that
-            # mixes old and new is not; new variables nobody would initialise.
-            async with self.global_step.exclusive():
-                variables = len(self._variables())
-                self.graph._unsafe_unfinalize()
-                try:
-                    yield
-                finally:
-                    self.graph.finalize()
-            if len(self._variables()) > variables:
-                late = ", ".join(each.name for each in self._variables()[variables:])
-                raise LateVariableError(
-                    f"begin of a hook added {late} to a graph that is being run already, where "
-                    "nothing would initialise it; create variables before the first session opens"
-                )
-
-    def _variables(self) -> list[Any]:
-        keys = tf.compat.v1.GraphKeys
-        locals_ = self.graph.get_collection(keys.LOCAL_VARIABLES)
-        return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
-
-    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        if inspect.iscoroutinefunction(self.creator.create_session):
-            session = await self.drive(self.creator.create_session(), lambda: "create_session")
-            return self._wrap(session)
-        created: tuple[RawSession, int] = await run_blocking(
-            engine,
-            lambda: self._wrap(self.call(self.creator.create_session)),
-            grace_secs,
-            "asynchooks-create",
-            _close_late,
+def _checked(scaffold: Any) -> Any:
+    if scaffold is None:
+        return v1.train.Scaffold()
+    if not isinstance(scaffold, v1.train.Scaffold):
+        raise TypeError(
+            f"scaffold is {scaffold!r}; give a tf.compat.v1.train.Scaffold, or None "
+            "(a directory is given as checkpoint_dir=...)"
         )
-        return created
-
-    def _wrap(self, session: Any) -> tuple[RawSession, int]:
-        raw = GraphSession(session)
-        return raw, raw.read_step() or 0
-
-    def close(self) -> None:
-        self._state.num_users -= 1
-        if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
-            self.graph._unsafe_unfinalize()
-
-    def drive(
-        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
-    ) -> Awaitable[Any]:
-        return Driven(coroutine, self.graph, culprit)
-
-    def call(self, fn: Callable[[], Any]) -> Any:
-        with self.graph.as_default():
-            return fn()
-
-    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
-        with self.graph.as_default():
-            if self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
-                tf.compat.v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
-
-    def new_coordinator(self) -> Coordinator:
-        return GraphCoordinator(clean_stop_exception_types=())
-
-
-def _close_late(outcome: Outcome) -> None:
-    """A session that came after its task was cancelled belongs to nobody."""
-    if outcome.error is None:
-        outcome.value[0].close()
+    return scaffold

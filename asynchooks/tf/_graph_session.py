@@ -12,6 +12,8 @@ from tensorflow.core.protobuf import config_pb2
 from .._errors import is_preemption
 from .._global_step import GlobalStep
 from .._raw_session import RawSession
+from .._runner import StepTimes
+from ._server import Heartbeat
 
 _MAX_CALLABLES = 64
 _UNKNOWN = object()
@@ -24,12 +26,18 @@ class GraphSession(RawSession):
 
     Args:
         session: a `tf.compat.v1.Session`, initialised.
+        heartbeat: what watches the server that it runs on; None in this process. It is stopped
+            with the session.
     """
 
     evaluates = True
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, heartbeat: Heartbeat | None = None) -> None:
         super().__init__()
+        self._heartbeat = heartbeat
+        if heartbeat is not None:
+            self.loss = heartbeat.loss
+            self.step_times = StepTimes(always_in_thread=True)
         self._session = session
         self._graph: tf.Graph = session.graph
         # A run without feeds costs 30 us through a callable, 64 to 140 through Session.run. The
@@ -115,6 +123,8 @@ class GraphSession(RawSession):
 
     def close(self) -> None:
         self._callables.clear()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._session.close()
 
 
