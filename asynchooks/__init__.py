@@ -5,7 +5,8 @@
     L4  hooks                   one file per purpose
     L3  _session                MonitoredSession: a reader starts here
     L2  _connection, _hook_list, _merge, _raw_run, _raw_session, _function_session, _shared_session,
-        _hook, _hook_calls, _listener, _coordinator, _runner, _or_stop, _step_fn, _recovery, _phase
+        _hook, _hook_calls, _listener, _coordinator, _runner, _or_stop, _step_fn, _recovery, _phase,
+        _portal
     L1  _global_step, _gate, _waiters, _timer, _lock
     L0  _engine, _stop, _errors     the one way to wait, and every exception
 
@@ -53,20 +54,24 @@ from .hooks import (
 if TYPE_CHECKING:
     from .tf import CheckpointSaverHook as CheckpointSaverHook
     from .tf import ChiefSessionCreator as ChiefSessionCreator
+    from .tf import HooksCallback as HooksCallback
     from .tf import MonitoredTrainingSession as MonitoredTrainingSession
     from .tf import ProfilerHook as ProfilerHook
     from .tf import Scaffold as Scaffold
     from .tf import SingularMonitoredSession as SingularMonitoredSession
     from .tf import WorkerSessionCreator as WorkerSessionCreator
+    from .tf import sync_hook as sync_hook
 
 _FROM_TF = (
     "CheckpointSaverHook",
     "ChiefSessionCreator",
+    "HooksCallback",
     "MonitoredTrainingSession",
     "ProfilerHook",
     "Scaffold",
     "SingularMonitoredSession",
     "WorkerSessionCreator",
+    "sync_hook",
 )
 
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing

@@ -43,7 +43,14 @@ class StepFunctionError(TypeError):
 
 
 class FetchError(ValueError):
-    """The caller's fault: a fetch that the step function's outputs do not hold."""
+    """The caller's fault: a fetch that the step function's outputs do not hold.
+
+    `fetch` is the one that is missing.
+    """
+
+    def __init__(self, message: str, fetch: Any = None) -> None:
+        super().__init__(message)
+        self.fetch = fetch
 
 
 class FeedError(ValueError):

@@ -170,7 +170,7 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
         except KeyError:
             known = ", ".join(sorted(map(repr, outputs))) or "nothing"
             raise FetchError(
-                f"fetch {fetches!r} is not among the step function's outputs: {known}"
+                f"fetch {fetches!r} is not among the step function's outputs: {known}", fetches
             ) from None
     if isinstance(fetches, Mapping):
         return {key: pick(outputs, each) for key, each in fetches.items()}
@@ -180,7 +180,8 @@ def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:
         return type(fetches)(pick(outputs, each) for each in fetches)
     raise FetchError(
         f"fetch {fetches!r} is of type {type(fetches).__name__}; give the name of an output, or "
-        "names nested in lists, tuples and dicts"
+        "names nested in lists, tuples and dicts",
+        fetches,
     )
 
 

@@ -63,6 +63,7 @@ class HookList:
 
     async def begin(self, has_global_step: Callable[[], bool]) -> None:
         """Call begin of all; a hook counts as begun as soon as its begin is called."""
+        self._num_begun = 0
         begins = {call.place: call.method for call in self._begin}
         for place, hook in enumerate(self.hooks):
             self._num_begun += 1

@@ -17,7 +17,7 @@ class MergedRun:
     """
 
     __slots__ = (
-        "_caller", "_feeders", "_hook_fetches", "_option_requests", "_raw", "feed_dict",
+        "_caller", "_feeders", "_hook_fetches", "_hooks", "_option_requests", "_raw", "feed_dict",
         "run_metadata",
     )  # fmt: skip
 
@@ -25,6 +25,7 @@ class MergedRun:
         self._raw = raw
         self._caller = caller
         self._hook_fetches: dict[int, Any] = {}  # by the hook's place: hooks may compare equal
+        self._hooks: dict[int, Any] = {}  # those that fetch
         self._feeders: dict[Hashable, str] | None = None
         self._option_requests: list[Any] = []
         self.feed_dict = caller.feed_dict
@@ -41,6 +42,7 @@ class MergedRun:
             request = _converted(request, type(hook).__name__)
         if request.fetches is not None:
             self._hook_fetches[place] = request.fetches
+            self._hooks[place] = hook
         if request.options is not None:
             self._option_requests.append(request.options)
         if request.feed_dict:
@@ -90,6 +92,12 @@ class MergedRun:
             return outputs, {}
         caller, *others = outputs
         return caller, dict(zip(self._hook_fetches, others, strict=True))
+
+    def blame(self, error: Exception) -> None:
+        """Name the hooks whose fetches made the run fail, if that is the cause."""
+        for place, fetches in self._hook_fetches.items():
+            if self._raw.rejects(fetches, error):
+                error.add_note(f"fetched in before_run of {type(self._hooks[place]).__name__}")
 
     def values(self, results: Any, options: Any) -> SessionRunValues:
         """What a hook is given after the run."""

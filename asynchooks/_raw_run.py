@@ -68,6 +68,8 @@ async def run_raw(
         step.abandon(ticket)
         if is_input_end(error):
             raise StopTraining("the input ended in the step") from error
+        if isinstance(error, (TypeError, ValueError, LookupError)):
+            merged.blame(error)
         raise
 
 

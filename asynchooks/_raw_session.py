@@ -10,13 +10,13 @@ import inspect
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from ._coordinator import Coordinator
 from ._engine import Engine, current_engine
-from ._errors import PreemptionError
+from ._errors import FetchError, PreemptionError
 from ._global_step import GlobalStep
 from ._runner import Outcome, StepTimes, is_async, run_blocking
 from ._stop import Loss
@@ -111,6 +111,10 @@ class RawSession(ABC):
         """What a key of a feed_dict stands for: two keys clash when they share a name."""
         return (key,)
 
+    def rejects(self, fetches: Any, error: Exception) -> bool:
+        """Whether a run failed with this error because of these fetches, one hook's or more."""
+        return isinstance(error, FetchError) and _contains(fetches, error.fetch)
+
     def merge_options(self, requests: list[Any]) -> Any:
         """One set of run options out of several, the caller's first; none is changed."""
         raise ValueError(
@@ -157,6 +161,14 @@ class RawSession(ABC):
         with self._lock:
             self._is_retired = True
             return self._num_runs == 0
+
+
+def _contains(fetches: Any, fetch: Any) -> bool:
+    if isinstance(fetches, Mapping):
+        fetches = list(fetches.values())
+    if isinstance(fetches, (list, tuple)):
+        return any(_contains(each, fetch) for each in fetches)
+    return fetches is fetch or (isinstance(fetch, str) and fetches == fetch)
 
 
 def raw_session_of(session: Any) -> RawSession:

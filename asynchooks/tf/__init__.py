@@ -10,6 +10,8 @@ share, leave them before the first `await`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import tensorflow  # noqa: F401  # type: ignore[import-untyped]
 except ImportError as error:
@@ -26,14 +28,28 @@ from ._creators import ChiefSessionCreator, WorkerSessionCreator
 from ._graph import in_graph
 from ._profiler import ProfilerHook
 from ._sessions import MonitoredTrainingSession, SingularMonitoredSession
+from ._sync_hook import sync_hook
+
+if TYPE_CHECKING:
+    from ._keras import HooksCallback as HooksCallback
 
 __all__ = [
     "CheckpointSaverHook",
     "ChiefSessionCreator",
+    "HooksCallback",
     "MonitoredTrainingSession",
     "ProfilerHook",
     "Scaffold",
     "SingularMonitoredSession",
     "WorkerSessionCreator",
     "in_graph",
+    "sync_hook",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HooksCallback":  # Keras takes a second to import
+        from ._keras import HooksCallback
+
+        return HooksCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

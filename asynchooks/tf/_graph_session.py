@@ -96,7 +96,21 @@ class GraphSession(RawSession):
         except tf.errors.OpError:
             return None
 
+    def rejects(self, fetches: Any, error: Exception) -> bool:
+        if isinstance(fetches, dict):
+            fetches = list(fetches.values())
+        if isinstance(fetches, (list, tuple)):
+            return any(self.rejects(each, error) for each in fetches)
+        try:
+            if not isinstance(fetches, tf.SparseTensor):
+                self._graph.as_graph_element(fetches)
+        except (TypeError, ValueError, KeyError):
+            return True
+        return getattr(fetches, "graph", self._graph) is not self._graph
+
     def feed_names(self, key: Any) -> tuple[Hashable, ...]:
+        if getattr(key, "graph", self._graph) is not self._graph:
+            raise ValueError(f"{key!r} is fed, but it is no element of the session's graph")
         if isinstance(key, tf.SparseTensor):
             return (key.indices.name, key.values.name, key.dense_shape.name)
         if isinstance(key, str):

@@ -1,0 +1,92 @@
+"""Coroutine hooks for callers that block: an event loop in a thread beside them.
+
+It calls what it is given and knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
+from typing import Any
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+__all__ = ["BlockingPortal", "HookPortal"]
+
+LOOK_SECS = 0.1
+"""How long a blocked caller waits before it looks whether it is needed."""
+_JOIN_SECS = 1.0
+
+
+class HookPortal:
+    """An event loop in which a blocking caller has coroutines run, one after the other.
+
+    Args:
+        portal: anyio's blocking portal to an event loop of yours, which then stays open; None
+            starts an event loop (asyncio) in a thread, a daemon, so that a caller who never closes
+            it does not keep the process from ending.
+    """
+
+    def __init__(self, portal: BlockingPortal | None = None) -> None:
+        if portal is not None and not isinstance(portal, BlockingPortal):
+            raise TypeError(
+                f"portal is {portal!r}; give one that anyio.from_thread.start_blocking_portal "
+                "opened, or None"
+            )
+        self._given = portal
+        self._own: BlockingPortal | None = None
+        self._finalizer: weakref.finalize[[BlockingPortal], HookPortal] | None = None
+
+    @property
+    def portal(self) -> BlockingPortal:
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            opened: queue.SimpleQueue[BlockingPortal] = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=anyio.run, args=(_serve, opened), name="asynchooks-hooks", daemon=True
+            )
+            thread.start()
+            self._own, self._thread = opened.get(), thread
+            self._finalizer = weakref.finalize(self, _stop, self._own)
+        return self._own
+
+    def call(
+        self,
+        fn: Callable[..., Awaitable[Any]],
+        *args: Any,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Any:
+        """Have `fn(*args)` run there, and block until it has ended.
+
+        Args:
+            meanwhile: called here about every tenth of a second while it runs.
+
+        Raises:
+            BaseException: what it raised.
+        """
+        future = self.portal.start_task_soon(fn, *args)
+        while meanwhile is not None and not wait([future], timeout=LOOK_SECS).done:
+            meanwhile()
+        return future.result()
+
+    def close(self) -> None:
+        """End the event loop and what still runs in it; the next call starts another."""
+        own, self._own = self._own, None
+        if own is not None and self._finalizer is not None:
+            self._finalizer()
+            self._thread.join(_JOIN_SECS)  # a task that shields itself is left alone
+
+
+async def _serve(opened: queue.SimpleQueue[BlockingPortal]) -> None:
+    async with BlockingPortal() as portal:
+        opened.put(portal)
+        await portal.sleep_until_stopped()
+
+
+def _stop(portal: BlockingPortal) -> None:
+    portal.start_task_soon(portal.stop, True)

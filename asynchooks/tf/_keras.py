@@ -1,0 +1,193 @@
+"""HooksCallback: hooks in Keras's `model.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import keras
+
+from .._coordinator import Coordinator
+from .._engine import current_engine
+from .._errors import FetchError, StopTraining
+from .._function_session import pick
+from .._global_step import GlobalStep
+from .._hook import SessionRunArgs, SessionRunContext
+from .._hook_list import HookList
+from .._merge import MergedRun
+from .._portal import BlockingPortal, HookPortal
+from .._raw_session import RawSession
+from .._stop import Stop
+
+_GRACE_SECS = 120.0
+"""What side tasks get to stop at the end, and hooks for on_error."""
+
+
+class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """A Keras callback that calls hooks around each batch of `model.fit`.
+
+    Fetches are names of Keras's logs ("loss" and the metrics, means over the epoch so far), nested
+    as you like. The global step is the optimizer's count of iterations. A hook that asks to stop,
+    a StopAtStepHook at its step, and the end of a hook's input end `fit` after the batch. The
+    coroutines run in an event loop in a thread while `fit` waits. Hooks that need a graph, feeds
+    and run options do not work here.
+
+    `with HooksCallback(hooks) as callback:` around `fit` tells hooks by `on_error` when `fit`
+    fails; without it they learn only of their own errors.
+
+    Args:
+        hooks: an iterable of `SessionRunHook`; may be used for one `fit` after the other.
+        portal: anyio's blocking portal to an event loop of yours; None starts one (asyncio).
+
+    Raises:
+        BaseException: out of `fit`: what a hook raised, with a note of which it was.
+
+    Example:
+        model.fit(x, y, epochs=5, callbacks=[HooksCallback([NanTensorHook("loss")])])
+    """
+
+    def __init__(self, hooks: Iterable[Any], *, portal: BlockingPortal | None = None) -> None:
+        super().__init__()
+        self._hooks = HookList(hooks, is_stopping=lambda: False)
+        self._hooks.call_plain = _call_here
+        self._portal = HookPortal(portal)
+        self._coord: Coordinator | None = None
+        self._raw: _KerasSession | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._guarded(self._begin)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        try:
+            self._guarded(self._before)
+        except StopTraining as error:
+            self.model.stop_training = True
+            raise StopIteration from error  # Keras ends the epoch without this batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._guarded(self._after, dict(logs or {}))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._guarded(self._end)
+        self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is not None and self._coord is not None:
+            self._portal.call(self._fail, exc)
+            self._portal.close()
+
+    def _guarded(self, fn: Any, *args: Any) -> None:
+        """Call it in the event loop; an error other than the end of training ends the hooks."""
+        try:
+            self._portal.call(fn, *args)
+        except StopTraining:
+            raise
+        except BaseException as error:
+            if self._coord is not None:
+                self._portal.call(self._fail, error)
+            self._portal.close()
+            raise
+
+    async def _begin(self) -> None:
+        self._raw = _KerasSession(self.model)
+        step = GlobalStep(self._raw.read_step(), num_workers=1)
+        self._raw.attach(step)
+        self._step = step.bound(self._raw.stop, step.open_worker())
+        coord = self._coord = Coordinator(clean_stop_exception_types=())
+        coord.attach(self._on_change, lambda task: task)
+        await self._hooks.begin(lambda: True)
+        await self._hooks.after_create_session(self._raw, coord)
+
+    async def _before(self) -> None:
+        assert self._raw is not None
+        args = SessionRunArgs([])
+        self._context = SessionRunContext(args, self._raw, self._step)
+        self._merged = MergedRun(self._raw, args, None)
+        await self._hooks.before_run(self._context, self._merged)
+        self._merged.finish_options(has_hooks=True)
+        if self._merged.feed_dict:
+            raise ValueError(
+                f"a hook feeds {sorted(map(str, self._merged.feed_dict))}, but Keras feeds its "
+                "batches itself; give the data to model.fit"
+            )
+        if self._is_at_limit:
+            raise StopTraining(f"{self._step!r} has reached its limit")
+
+    async def _after(self, logs: dict[str, Any]) -> None:
+        assert self._raw is not None
+        self._step.publish(self._raw.read_step())
+        try:
+            outputs = pick(logs, self._merged.fetches)
+        except FetchError as error:
+            self._merged.blame(error)
+            raise
+        _, results = self._merged.split(outputs)
+        await self._hooks.after_run(self._context, self._merged, results, None)
+        if self._context.stop_requested or self._is_at_limit:
+            self.model.stop_training = True
+
+    async def _end(self) -> None:
+        coord = self._coord
+        assert coord is not None
+        first = await self._hooks.end(self._raw)
+        await self._end_coord(coord)
+        error = coord.error or first
+        if error is not None:
+            raise error
+        self._coord = None
+
+    async def _fail(self, error: BaseException) -> None:
+        coord, self._coord = self._coord, None
+        await self._hooks.on_error(self._raw, error, current_engine(), _GRACE_SECS)
+        if coord is not None:
+            await self._end_coord(coord)
+
+    async def _end_coord(self, coord: Coordinator) -> None:
+        coord.detach()
+        engine = current_engine()
+        await coord.end(engine, engine.now() + _GRACE_SECS, cancel_tasks=False)
+
+    def _on_change(self, is_set: bool) -> None:
+        assert self._raw is not None
+        if is_set:
+            self._raw.stop.set()
+            self.model.stop_training = True
+
+    @property
+    def _is_at_limit(self) -> bool:
+        return self._step.limit is not None and self._step.value >= self._step.limit
+
+
+class _KerasSession(RawSession):
+    """What hooks are given as the session: the model that Keras trains."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.stop = Stop()
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        raise RuntimeError(
+            "Keras runs the steps: fetch its logs through before_run, or use `session.model`"
+        )
+
+    def close(self) -> None:
+        """Nothing to free: the model is the caller's."""
+
+    def read_step(self) -> int:
+        return int(self.model.optimizer.iterations)
+
+
+async def _call_here(fn: Any, kind: Any) -> Any:
+    return fn()
