@@ -49,3 +49,31 @@ def test_quickstart_starts_gradually_stops_exactly_and_learns(backend: str) -> N
     assert int(end[1]) == LAST_STEP
     assert int(end[2]) > 0
     assert float(end[3]) >= 0.95
+
+
+@pytest.mark.tensorflow
+def test_the_script_prints_the_same_before_and_after_its_move() -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+
+    before, after = run_example("tensorflow1_before.py"), run_example("tensorflow1_after.py")
+
+    assert after == before
+    result = re.match(r"step 600, loss [\d.]+, accuracy ([\d.]+)\n", before)
+    assert result is not None, before
+    assert float(result[1]) >= 0.95
+    assert before.endswith("model.ckpt-600.index\n")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_keras_feeds_the_dashboard_and_stops_exactly(backend: str) -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+
+    printed = run_example("keras_hooks.py", "--backend", backend)
+
+    assert f"told of the steps {list(range(1, 1000, 100))}\n" in printed
+    end = re.search(r"stopped at step 1000, test accuracy ([\d.]+)", printed)
+    assert end is not None, printed
+    assert float(end[1]) >= 0.95
