@@ -164,7 +164,8 @@ class SingularMonitoredSession(MonitoredSession):
             session = SingularMonitoredSession(hooks, checkpoint_dir="model")
         async with session:
             await session.run(train_op)
-            saver.save(session.raw_session(), "model/best.ckpt")
+            with session.graph.as_default():
+                saver.save(session.raw_session(), "model/best.ckpt")
     """
 
     _recovers: ClassVar[bool] = False

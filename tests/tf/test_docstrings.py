@@ -1,0 +1,63 @@
+"""The examples in the docstrings of what needs TensorFlow run."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import asynchooks
+from asynchooks import SessionRunHook, StopAtStepHook
+
+from ..test_docstrings import example_of
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+NAMES = [name for name in asynchooks.tf.__all__ if name not in ("Scaffold", "in_graph")]
+
+
+class UploadMetrics(SessionRunHook):
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        run_context.request_stop()
+
+
+def build_model() -> Any:
+    return v1.assign_add(v1.train.get_or_create_global_step(), 1)
+
+
+def keras_model() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = example_of(getattr(asynchooks, name))
+    assert name in example
+    namespace: dict[str, Any] = {
+        **{each: getattr(asynchooks, each) for each in [*asynchooks.__all__, *NAMES]},
+        "UploadMetrics": UploadMetrics,
+        "build_model": build_model,
+        "hooks": [StopAtStepHook(last_step=3)],
+        "tf": tf,
+    }
+    if name == "HooksCallback":
+        namespace |= {"model": keras_model(), "x": np.ones((8, 2)), "y": np.ones(8)}
+        exec(example, namespace)
+        return
+    with tf.Graph().as_default():
+        namespace["train_op"] = build_model()
+        if "async" not in example:
+            exec(example, namespace)
+            return
+    exec(f"async def example():\n{textwrap.indent(example, '    ')}\n", namespace)
+    await namespace["example"]()
