@@ -16,7 +16,7 @@ from ._errors import StopTraining, is_preemption
 from ._hook_list import HookList
 from ._raw_session import Lease, RawSession
 from ._recovery import Recovery
-from ._stop import EndsAtStop, Stop
+from ._stop import EndsAtStop, Loss, Stop
 
 logger = logging.getLogger("asynchooks")
 
@@ -64,6 +64,10 @@ class Connection:
     def exposed(self) -> Any:
         """The raw session as hooks see it, None if there is none."""
         return None if self.raw is None else self.raw.exposed
+
+    @property
+    def _loss(self) -> Loss | None:
+        return None if self.raw is None else self.raw.loss
 
     def should_stop(self) -> bool:
         if self._is_broken or self._caller_asked_stop:
@@ -184,12 +188,15 @@ class Connection:
             coord.detach()
             until = self.engine.now() + self._grace_secs
             if error is None:
-                error = await _interruption(coord.end(self.engine, until, cancel_tasks=False))
+                end = coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
+                error = await _interruption(end)
             is_cancelled = not isinstance(error, (Exception, type(None)))
             for is_impatient in (is_cancelled, True):
                 if not coord.joined:  # an anyio shield does not hold a native cancellation back
                     with self.engine.shielded(math.inf):
-                        end = coord.end(self.engine, until, cancel_tasks=is_impatient)
+                        end = coord.end(
+                            self.engine, until, cancel_tasks=is_impatient, loss=self._loss
+                        )
                         again = await _interruption(end)
                     error = error or again
             if self._is_curable(coord.error):
@@ -237,9 +244,8 @@ class Connection:
         if coord is not None:
             self._is_dropping = True
             coord.detach()
-            is_silent = self.raw is not None and self.raw.is_silent
-            until = self.engine.now() + (0.0 if is_silent else self._grace_secs)
-            await coord.end(self.engine, until, cancel_tasks=is_silent)
+            until = self.engine.now() + self._grace_secs
+            await coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
             if coord.error is not None and not is_preemption(coord.error):
                 raise coord.error
         self._is_dropping = False

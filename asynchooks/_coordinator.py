@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
 from ._errors import StopTraining, out_of_range_types
 from ._or_stop import or_stop
-from ._stop import EndsAtStop, Stop, surrounding_stop
+from ._stop import EndsAtStop, Loss, Stop, surrounding_stop
 
 logger = logging.getLogger("asynchooks")
 
@@ -216,11 +216,14 @@ class Coordinator:
                 f"({stop_grace_period_secs} s after the stop; let them look at should_stop())"
             )
 
-    async def end(self, engine: Engine, until: float, *, cancel_tasks: bool) -> None:
+    async def end(
+        self, engine: Engine, until: float, *, cancel_tasks: bool, loss: Loss | None = None
+    ) -> None:
         """Stop, then wait for all threads and side tasks, on the engine's clock until `until`.
 
         What `join` is for threads, for a session. Side tasks that live on are cancelled then (at
-        once with `cancel_tasks`); what lives on after that is logged and left.
+        once with `cancel_tasks`); what lives on after that is logged and left. Threads are waited
+        for until `loss` at most: they block on what will never answer.
         Cancellation leaves at once; call it again, shielded, to finish.
         """
         self.request_stop()
@@ -232,6 +235,8 @@ class Coordinator:
         elif waited:
             slot = Slot(engine, f"the threads {', '.join(t.name for t in waited)}")
             when_ended(waited, slot.wake)
+            if loss is not None:
+                loss.add(slot)
             await engine.park(slot, until)
         await self._end_tasks(engine, until, cancel_tasks)  # those that were started meanwhile
         self.finish_join(waited)

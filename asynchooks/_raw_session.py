@@ -151,11 +151,6 @@ class RawSession(ABC):
         elif is_last:
             self.close()
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nobody answers any more: what still runs on it is not worth waiting for."""
-        return self.loss is not None and self.loss.is_set
-
     def retire(self) -> bool:
         """Close no later than the last run ends; returns whether the caller must close it now."""
         with self._lock:
@@ -322,8 +317,13 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
     elif raw.closes_at_once:
         close()
     else:
-        until = engine.now() + (0.0 if raw.is_silent else grace_secs)
-        await run_blocking(engine, close, grace_secs, "asynchooks-close", log_error, until)
+        until = engine.now() + grace_secs
+        try:
+            await run_blocking(
+                engine, close, grace_secs, "asynchooks-close", log_error, until, raw.loss
+            )
+        except Exception as loss:
+            log_error(Outcome(error=loss))
 
 
 def check_creator(creator: object, name: str) -> None:

@@ -95,7 +95,8 @@ class _Common:
         try:
             if coord is not None:
                 coord.detach()
-                await coord.end(engine, engine.now() + grace_secs, cancel_tasks=True)
+                until = engine.now() + grace_secs
+                await coord.end(engine, until, cancel_tasks=True, loss=raw.loss)
         finally:
             if is_idle:
                 await close_raw(raw, engine, grace_secs)

@@ -137,9 +137,11 @@ class GraphSession(RawSession):
 
     def close(self) -> None:
         self._callables.clear()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        self._session.close()
+        try:
+            self._session.close()
+        finally:
+            if self._heartbeat is not None:  # not before: closing blocks, too, where nobody answers
+                self._heartbeat.stop()
 
 
 def _compile_read(session: Any, step: Any) -> Callable[[], Any]:
