@@ -96,18 +96,14 @@ class HookList:
         """Ask all hooks and merge what they want; an iterator that ended here ends training."""
         try:
             for group in self._before_run:
-                if group[0].is_async:
-                    call = group[0]
-                    self._current = (call.hook, "before_run")
-                    requests = [await call.method(context)]
-                else:
-                    requests = await self._call_group(
-                        group, "before_run", lambda call: call.method(context)
-                    )
-                for call, request in zip(group, requests, strict=True):
-                    if request is not None:
-                        self._current = (call.hook, "before_run")
-                        merged.add(call.place, call.hook, request)
+                call = group[0]
+                if not call.is_async:
+                    await self._ask_group(group, context, merged)
+                    continue
+                self._current = (call.hook, "before_run")
+                request = await call.method(context)
+                if request is not None:
+                    merged.add(call.place, call.hook, request)
         except BaseException as error:
             if is_input_end(error):
                 raise StopTraining(f"the input ended in {self.culprit()}") from error
@@ -119,19 +115,16 @@ class HookList:
         self, context: SessionRunContext, merged: MergedRun, results: dict[int, Any], options: Any
     ) -> None:
         try:
+
+            def tell(call: HookCall) -> Any:
+                return call.method(context, merged.values(results.get(call.place), options))
+
             for group in self._after_run:
                 if group[0].is_async:
-                    call = group[0]
-                    self._current = (call.hook, "after_run")
-                    await call.method(context, merged.values(results.get(call.place), options))
+                    self._current = (group[0].hook, "after_run")
+                    await tell(group[0])
                 else:
-                    await self._call_group(
-                        group,
-                        "after_run",
-                        lambda call: call.method(
-                            context, merged.values(results.get(call.place), options)
-                        ),
-                    )
+                    await self._call_group(group, "after_run", tell)
         except BaseException as error:
             self._blame(error)
             raise
@@ -185,6 +178,15 @@ class HookList:
             await call.method(*args)
         else:
             await self._call_group([call], moment, lambda call: call.method(*args))
+
+    async def _ask_group(
+        self, group: list[HookCall], context: SessionRunContext, merged: MergedRun
+    ) -> None:
+        requests = await self._call_group(group, "before_run", lambda call: call.method(context))
+        for call, request in zip(group, requests, strict=True):
+            if request is not None:
+                self._current = (call.hook, "before_run")
+                merged.add(call.place, call.hook, request)
 
     async def _call_group(
         self, group: list[HookCall], moment: str, fn: Callable[[HookCall], Any]
