@@ -52,6 +52,9 @@ class FinalOpsHook(SessionRunHook):
         """The values, nested as `final_ops`; None before the end."""
         return self._values
 
+    async def begin(self) -> None:
+        self._last = self._values = None
+
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._keeps_last = not raw_session_of(session).evaluates and self._final_ops is not None
         if self._keeps_last and self._feed_dict:

@@ -8,7 +8,7 @@ from typing import Any
 from .._coordinator import Coordinator
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._timer import SecondOrStepTimer
-from ._summaries import EventFileWriter, SummaryWriter, open_writer, scalar_summary
+from ._summaries import Output, SummaryWriter, scalar_summary
 
 logger = logging.getLogger("asynchooks")
 
@@ -54,18 +54,13 @@ class StepCounterHook(SessionRunHook):
                 "one (every_n_secs needs every_n_steps=None)"
             )
         self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
-        self._output_dir = output_dir
-        self._writer = summary_writer
-        self._own_writer: EventFileWriter | None = None
+        self._output = Output(output_dir, summary_writer)
         self._tag = "global_step/sec"
         self._last_step: int | None = None
         self._num_warnings = 0
 
     async def begin(self) -> None:
-        if self._writer is None and self._output_dir is not None:
-            self._writer = open_writer(self._output_dir)
-            if isinstance(self._writer, EventFileWriter):
-                self._own_writer = self._writer
+        self._output.open()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._tag = f"{session.global_step.name}/sec"
@@ -88,19 +83,12 @@ class StepCounterHook(SessionRunHook):
         self._last_step = step
 
     def _record(self, steps_per_sec: float, step: int) -> None:
-        if self._writer is not None:
-            self._writer.add_summary(scalar_summary(self._tag, steps_per_sec), step)
+        if self._output.writer is not None:
+            self._output.writer.add_summary(scalar_summary(self._tag, steps_per_sec), step)
         logger.info("%s: %g", self._tag, steps_per_sec)
 
     async def end(self, session: Any) -> None:
-        self._finish()
+        self._output.finish()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
-        if self._own_writer is not None:
-            self._own_writer.close()
-            self._own_writer = self._writer = None
+        self._output.finish()

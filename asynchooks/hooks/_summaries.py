@@ -22,20 +22,43 @@ class EventWriter(SummaryWriter, Protocol):
     def add_session_log(self, session_log: Any, global_step: int) -> None: ...
 
 
-def open_writer(directory: str) -> EventWriter:
-    """A writer of an event file in the directory.
+class Output:
+    """Where one hook writes: to the writer that it was given, or to a directory, or nowhere.
 
-    In a TensorFlow graph it is TensorFlow's cached one, which hooks of one directory share; it
-    must not be closed by them. Elsewhere it is TensorBoard's, which needs no TensorFlow.
-
-    Raises:
-        ImportError: neither is installed (says what to install).
+    Args:
+        directory: for an event file, if no writer is given.
+        writer: stays open; None opens one in the directory.
     """
-    if default_graph() is not None:
-        cache = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache
-        writer: EventWriter = cache.get(directory)
-        return writer
-    return EventFileWriter(directory)
+
+    def __init__(self, directory: str | None, writer: Any) -> None:
+        self._directory = directory
+        self.writer: Any = writer
+        self._own: EventFileWriter | None = None
+
+    def open(self) -> None:
+        """In the hook's begin.
+
+        In a TensorFlow graph the writer is TensorFlow's cached one, which hooks of one directory
+        share and must not close. Elsewhere it is TensorBoard's, which needs no TensorFlow.
+
+        Raises:
+            ImportError: neither is installed (says what to install).
+        """
+        if self.writer is not None or self._directory is None:
+            return
+        if default_graph() is not None:
+            cache = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache
+            self.writer = cache.get(self._directory)
+        else:
+            self.writer = self._own = EventFileWriter(self._directory)
+
+    def finish(self) -> None:
+        """At the end of the session, however it ends."""
+        if self.writer is not None:
+            self.writer.flush()
+        if self._own is not None:
+            self._own.close()
+            self._own = self.writer = None
 
 
 def scalar_summary(tag: str, value: float) -> Any:

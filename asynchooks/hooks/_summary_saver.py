@@ -6,7 +6,7 @@ from typing import Any
 
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from .._timer import SecondOrStepTimer
-from ._summaries import EventFileWriter, EventWriter, open_writer, session_start
+from ._summaries import EventWriter, Output, session_start
 
 
 class SummarySaverHook(SessionRunHook):
@@ -51,23 +51,18 @@ class SummarySaverHook(SessionRunHook):
                 f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one"
             )
         self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
-        self._output_dir = output_dir
-        self._writer = summary_writer
-        self._own_writer: EventFileWriter | None = None
+        self._output = Output(output_dir, summary_writer)
         self._scaffold = scaffold
         self._summary_op = summary_op
 
     async def begin(self) -> None:
         self._has_run = False
-        if self._writer is None and self._output_dir is not None:
-            self._writer = open_writer(self._output_dir)
-            if isinstance(self._writer, EventFileWriter):
-                self._own_writer = self._writer
+        self._output.open()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         next_step = run_context.global_step.value + 1
         self._is_due = not self._has_run or self._timer.should_trigger_for_step(next_step)
-        if not self._is_due or self._writer is None:
+        if not self._is_due or self._output.writer is None:
             return None
         given = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         if given is None:  # the graph holds no summaries
@@ -75,26 +70,20 @@ class SummarySaverHook(SessionRunHook):
         return SessionRunArgs(list(given) if isinstance(given, (list, tuple)) else [given])
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._writer is None:
+        writer = self._output.writer
+        if writer is None:
             return
         step = run_context.global_step.value
         if not self._has_run:
-            self._writer.add_session_log(session_start(), step)
+            writer.add_session_log(session_start(), step)
             self._has_run = True
         if self._is_due:
             self._timer.update_last_triggered_step(step)
             for summary in run_values.results or ():
-                self._writer.add_summary(summary, step)
+                writer.add_summary(summary, step)
 
     async def end(self, session: Any) -> None:
-        self._finish()
+        self._output.finish()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
-        if self._own_writer is not None:
-            self._own_writer.close()
-            self._own_writer = self._writer = None
+        self._output.finish()

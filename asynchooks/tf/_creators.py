@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from .._raw_session import Lease, SessionCreator
 from ._graph import entered_graph
-from ._lease import GraphLease, WorkerLease, step_name
+from ._lease import GraphLease, step_name
 from ._server import Server, check_heartbeat_secs
+from ._worker_lease import WorkerLease
 
 v1 = tf.compat.v1
 
