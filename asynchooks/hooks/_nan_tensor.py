@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from numbers import Number
 from typing import Any
 
 from .._errors import NanLossDuringTrainingError
@@ -41,8 +42,8 @@ class NanTensorHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         loss = run_values.results
-        is_number = loss is not None and not isinstance(loss, (str, list, tuple, dict))
-        if not is_number or math.prod(getattr(loss, "shape", ())) != 1:
+        shape = () if isinstance(loss, Number) else getattr(loss, "shape", None)
+        if shape is None or math.prod(shape) != 1:
             raise ValueError(
                 f"the loss {self._args.fetches!r} came to {loss!r}; give a scalar, a tensor rather "
                 "than an op (by name: 'loss:0')"

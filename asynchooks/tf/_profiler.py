@@ -57,6 +57,7 @@ class ProfilerHook(SessionRunHook):
         self._directory = os.fspath(output_dir)
         self._show_dataflow = show_dataflow
         self._show_memory = show_memory
+        self._writer: Any = None
 
     async def begin(self) -> None:
         check_graph_session(self)
@@ -93,3 +94,7 @@ class ProfilerHook(SessionRunHook):
 
     async def end(self, session: Any) -> None:
         self._writer.flush()
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        if self._writer is not None:
+            self._writer.flush()

@@ -1,0 +1,212 @@
+"""FeedFnHook on step functions: sync and async feeds, their errors, and the end of input."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+
+from asynchooks import (
+    FeedError,
+    FeedFnHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    SessionRunHook,
+    StopTraining,
+)
+from asynchooks.testing import RecordingHook
+
+pytestmark = pytest.mark.anyio
+
+
+def session_on(
+    fed: list[Any], *feed_fns: Any, hooks: tuple[SessionRunHook, ...] = (), **options: Any
+) -> MonitoredSession:
+    """A session whose step writes down what it is fed."""
+
+    def step(rate: Any = None, scale: Any = None) -> dict[str, Any]:
+        fed.append((rate, scale))
+        return {"rate": rate}
+
+    all_hooks = [*(FeedFnHook(feed_fn) for feed_fn in feed_fns), *hooks]
+    return MonitoredSession(all_hooks, FunctionSessionCreator(step), **options)
+
+
+class Feeder:
+    """Counts up: the n-th feed is n."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def sync(self) -> dict[str, int]:
+        self.count += 1
+        return {"rate": self.count}
+
+    async def suspends(self) -> dict[str, int]:
+        await anyio.lowlevel.checkpoint()
+        return self.sync()
+
+    def returns_a_coroutine(self) -> Any:
+        return self.suspends()
+
+    __call__ = sync
+
+
+FORMS: dict[str, Callable[[Feeder], Any]] = {
+    "sync": lambda feeder: feeder.sync,
+    "async": lambda feeder: feeder.suspends,
+    "a lambda of a coroutine": lambda feeder: feeder.returns_a_coroutine,
+    "an object": lambda feeder: feeder,
+    "a partial": lambda feeder: functools.partial(Feeder.suspends, feeder),
+}
+
+
+@pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_each_run_is_fed_what_one_call_returns(form: str, step_runner: Any) -> None:
+    fed: list[Any] = []
+    feeder = Feeder()
+    async with session_on(fed, FORMS[form](feeder), step_runner=step_runner) as session:
+        assert feeder.count == 0
+        for run in (1, 2, 3):
+            assert await session.run("rate") == run
+    assert fed == [(1, None), (2, None), (3, None)]
+    assert feeder.count == 3
+
+
+async def test_a_sync_one_runs_where_blocking_steps_run_and_an_async_one_on_the_loop() -> None:
+    threads: list[int] = []
+
+    def sync() -> None:
+        threads.append(threading.get_ident())
+
+    async def suspends() -> None:
+        threads.append(threading.get_ident())
+
+    async with session_on([], sync, suspends, step_runner="thread") as session:
+        await session.run([])
+    assert threads[0] != threading.get_ident()
+    assert threads[1] == threading.get_ident()
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+async def test_nothing_may_be_fed(nothing: Any) -> None:
+    fed: list[Any] = []
+    async with session_on(fed, lambda: nothing) as session:
+        await session.run([], {"rate": 7})
+    assert fed == [(7, None)]
+
+
+async def test_feeds_of_hooks_and_caller_go_into_one_run() -> None:
+    fed: list[Any] = []
+    mine = {"scale": 2}
+    async with session_on(fed, lambda: {"rate": 1}) as session:
+        await session.run([], mine)
+    assert fed == [(1, 2)]
+    assert mine == {"scale": 2}, "the caller's mapping is not changed"
+
+
+async def test_two_feeds_of_one_parameter_are_an_error() -> None:
+    fed: list[Any] = []
+    async with session_on(fed, lambda: {"rate": 1}) as session:
+        with pytest.raises(RuntimeError, match="Same tensor is fed by a SessionRunHook and user"):
+            await session.run([], {"rate": 2})
+    async with session_on(fed, lambda: {"rate": 1}, lambda: {"rate": 2}) as session:
+        with pytest.raises(RuntimeError, match=r"Same tensor is fed by two hooks.*rate"):
+            await session.run([])
+    assert fed == []
+
+
+async def test_an_unknown_parameter_is_an_error() -> None:
+    async with session_on([], lambda: {"tempo": 1}) as session:
+        with pytest.raises(FeedError, match=r"unknown \['tempo'\]"):
+            await session.run([])
+
+
+async def test_what_is_no_mapping_is_an_error() -> None:
+    async with session_on([], lambda: [("rate", 1)]) as session:
+        with pytest.raises(TypeError, match="FeedFnHook.before_run returned the feed_dict"):
+            await session.run([])
+
+
+def ends_sync() -> Callable[[], Any]:
+    feeds = iter([{"rate": 1}, {"rate": 2}])
+    return lambda: next(feeds)
+
+
+def ends_async() -> Callable[[], Any]:
+    async def feeds() -> AsyncIterator[Any]:
+        yield {"rate": 1}
+        yield {"rate": 2}
+
+    return feeds().__anext__
+
+
+def ends_sync_in_async() -> Callable[[], Any]:
+    feeds = iter([{"rate": 1}, {"rate": 2}])
+
+    async def feed() -> Any:
+        return next(feeds)
+
+    return feed
+
+
+def ends_by_stop_training() -> Callable[[], Any]:
+    feeds = iter([{"rate": 1}, {"rate": 2}])
+
+    async def feed() -> Any:
+        for each in feeds:
+            return each
+        raise StopTraining("no more")
+
+    return feed
+
+
+@pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
+@pytest.mark.parametrize("make", [ends_sync, ends_async, ends_sync_in_async, ends_by_stop_training])
+async def test_the_end_of_input_ends_training_cleanly(make: Any, step_runner: Any) -> None:
+    fed: list[Any] = []
+    other = RecordingHook("other")
+    session = session_on(fed, make(), hooks=(other,), step_runner=step_runner)
+    async with session:
+        while True:
+            await session.run([])
+    assert fed == [(1, None), (2, None)], "the run without a feed runs no step"
+    moments = [moment for _, moment in other.log]
+    assert moments == [
+        "begin", "after_create_session", "before_run", "after_run", "before_run", "after_run", "end"
+    ]  # fmt: skip
+
+
+async def test_the_end_of_input_names_the_hook() -> None:
+    async with session_on([], iter([]).__next__) as session:
+        with pytest.raises(StopTraining, match="the input ended in before_run of FeedFnHook"):
+            await session.run([])
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_error_leaves_with_the_name_of_the_hook(is_async: bool) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError("no rate")
+
+    async def fails_later() -> None:
+        await anyio.lowlevel.checkpoint()
+        fails()
+
+    fed: list[Any] = []
+    async with session_on(fed, fails_later if is_async else fails) as session:
+        with pytest.raises(ZeroDivisionError, match="no rate") as caught:
+            await session.run([])
+        assert not session.should_stop()
+    assert caught.value.__notes__ == ["in before_run of FeedFnHook"]
+    assert fed == []
+
+
+@pytest.mark.parametrize("feeds", [None, {"rate": 1}, 7])
+def test_what_cannot_be_called_is_refused(feeds: Any) -> None:
+    with pytest.raises(TypeError, match="give a function that returns a feed_dict"):
+        FeedFnHook(feeds)

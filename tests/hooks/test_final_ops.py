@@ -1,0 +1,103 @@
+"""FinalOpsHook on step functions: the outputs of the last run, without one more step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynchooks import FetchError, FinalOpsHook, FunctionSessionCreator, MonitoredSession
+from asynchooks.testing import RecordingHook
+
+from ..helpers import counting_creator, counting_step
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("final_ops", "values"),
+    [
+        ("calls", 3),
+        (["calls", "calls"], [3, 3]),
+        ({"a": "calls", "b": ("calls",)}, {"a": 3, "b": (3,)}),
+        ([], []),
+        (None, None),
+    ],
+)
+async def test_the_last_runs_outputs_are_kept_nested_as_asked(final_ops: Any, values: Any) -> None:
+    step, calls = counting_step()
+    hook = FinalOpsHook(final_ops)
+    async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
+        for _ in range(3):
+            await session.run([])
+        assert hook.final_ops_values is None, "not before the end"
+    assert hook.final_ops_values == values
+    assert calls == [1, 2, 3], "the end runs no further step"
+
+
+async def test_the_caller_gets_only_what_it_asked_for() -> None:
+    hook = FinalOpsHook("calls")
+    async with MonitoredSession([hook], counting_creator()) as session:
+        assert await session.run(["calls"]) == [1]
+        assert await session.run([]) == []
+    assert hook.final_ops_values == 2
+
+
+async def test_without_a_run_there_are_no_values() -> None:
+    hook = FinalOpsHook("calls")
+    async with MonitoredSession([hook], counting_creator()):
+        pass
+    assert hook.final_ops_values is None
+
+
+async def test_after_a_failure_there_are_no_values() -> None:
+    hook = FinalOpsHook("calls")
+    with pytest.raises(ZeroDivisionError):
+        async with MonitoredSession([hook], counting_creator()) as session:
+            await session.run([])
+            raise ZeroDivisionError
+    assert hook.final_ops_values is None
+
+
+async def test_a_run_that_failed_leaves_those_of_the_run_before() -> None:
+    outputs = iter([{"a": 1}, {"b": 2}])
+    hook = FinalOpsHook("a")
+    async with MonitoredSession([hook], FunctionSessionCreator(lambda: next(outputs))) as session:
+        await session.run([])
+        with pytest.raises(FetchError, match="fetch 'a' is not among"):
+            await session.run([])
+    assert hook.final_ops_values == 1
+
+
+async def test_a_hook_that_is_used_again_forgets_the_session_before() -> None:
+    hook = FinalOpsHook("calls")
+    async with MonitoredSession([hook], counting_creator()) as session:
+        await session.run([])
+    async with MonitoredSession([hook], counting_creator()):
+        pass
+    assert hook.final_ops_values is None, "this session has run nothing"
+
+
+async def test_a_feed_is_refused_when_opening_as_nothing_can_be_computed() -> None:
+    other = RecordingHook("other")
+    hook = FinalOpsHook("calls", {"rate": 1})
+    session = MonitoredSession([hook, other], counting_creator())
+    with pytest.raises(ValueError, match=r"got the feed_dict \{'rate': 1\}") as caught:
+        await session.__aenter__()
+    assert "in after_create_session of FinalOpsHook" in caught.value.__notes__
+    assert other.log == [("other", "begin"), ("other", "on_error")]
+
+
+@pytest.mark.parametrize("feeds", [None, {}])
+async def test_no_feed_is_no_error(feeds: Any) -> None:
+    hook = FinalOpsHook("calls", feeds)
+    async with MonitoredSession([hook], counting_creator()) as session:
+        await session.run([])
+    assert hook.final_ops_values == 1
+
+
+async def test_none_asks_for_nothing_of_any_run() -> None:
+    hook = FinalOpsHook(None)
+    async with MonitoredSession([hook], FunctionSessionCreator(dict)) as session:
+        assert await session.run([]) == []
+    assert hook.final_ops_values is None
