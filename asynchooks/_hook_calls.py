@@ -64,33 +64,33 @@ def _hook_types() -> tuple[type, ...]:
     return (SessionRunHook,) if train is None else (SessionRunHook, train.SessionRunHook)
 
 
-def checked(hooks: Iterable[Any] | None) -> list[Any]:
-    """The hooks as a list.
+def checked(hooks: Iterable[Any] | None, name: str = "hooks") -> list[Any]:
+    """The hooks as a list; `name` is the argument they were given as.
 
     Raises:
         TypeError: something in it is no hook (says what was probably meant).
     """
     if isinstance(hooks, SessionCreator):
         raise TypeError(
-            f"hooks is {hooks!r}, a session creator. Hooks come first here: "
+            f"{name} is {hooks!r}, a session creator. Hooks come first here: "
             "MonitoredSession(hooks, session_creator), not MonitoredSession(session_creator)"
         )
     types = _hook_types()
     if isinstance(hooks, types):
-        raise TypeError(f"hooks is the hook {hooks!r}; give a list of hooks: [{hooks!r}]")
+        raise TypeError(f"{name} is the hook {hooks!r}; give a list of hooks: [{hooks!r}]")
     try:
         listed = list(hooks or ())
     except TypeError:
-        raise TypeError(f"hooks is {hooks!r}; give an iterable of SessionRunHook") from None
+        raise TypeError(f"{name} is {hooks!r}; give an iterable of SessionRunHook") from None
     for place, hook in enumerate(listed):
         if isinstance(hook, type) and issubclass(hook, types):
             raise TypeError(
-                f"hooks[{place}] is the class {hook.__name__}; give an instance of it: "
+                f"{name}[{place}] is the class {hook.__name__}; give an instance of it: "
                 f"{hook.__name__}(...)"
             )
         if not isinstance(hook, types):
             raise TypeError(
-                f"hooks[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
+                f"{name}[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
                 "of asynchooks.SessionRunHook or of TensorFlow's"
             )
     return listed

@@ -56,7 +56,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
         heartbeat_secs: float = 10.0,
     ) -> None:
         self.scaffold = _checked(scaffold)
-        self.master = master
+        self.master = _checked_address(master)
         self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
         self.checkpoint_dir = checkpoint_dir
         self._made_in = entered_graph()
@@ -66,30 +66,49 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
 
     def create_session(self) -> Any:
         """An initialised or restored `tf.compat.v1.Session`; blocks."""
-        self._check_state()
+        newest = self._newest_checkpoint()
         try:
             return super().create_session()  # type: ignore[safe-super]  # TensorFlow's
         except Exception as error:
-            if self.checkpoint_dir:
-                newest = tf.train.latest_checkpoint(self.checkpoint_dir)
-                error.add_note(
-                    f"in create_session of {type(self).__name__}, with the newest checkpoint "
-                    f"{newest!r} of checkpoint_dir={self.checkpoint_dir!r}; others there are as "
-                    "they were: restore one through checkpoint_filename_with_path"
-                )
+            if newest is None:
+                raise
+            note = (
+                f"in create_session of {type(self).__name__}, restoring {newest!r}; what is saved "
+                "is as it was: another checkpoint can be restored through "
+                "checkpoint_filename_with_path"
+            )
+            if isinstance(error, tf.errors.OutOfRangeError):
+                # said of a file that is too short, which must not pass for the end of input
+                loss = tf.errors.DataLossError(None, None, error.message)
+                loss.add_note(note)
+                raise loss from error
+            error.add_note(note)
             raise
 
-    def _check_state(self) -> None:
-        """TensorFlow takes a state file that it cannot read for none, and starts from scratch."""
-        if not self.checkpoint_dir or tf.train.get_checkpoint_state(self.checkpoint_dir):
-            return
-        state = tf.io.gfile.join(self.checkpoint_dir, "checkpoint")
-        if tf.io.gfile.exists(state):
+    def _newest_checkpoint(self) -> str | None:
+        """The checkpoint to be restored, None if there is none.
+
+        Raises:
+            ValueError: the file that names it cannot be read. TensorFlow would start from scratch.
+        """
+        if self._checkpoint_filename_with_path or not self.checkpoint_dir:
+            path: str | None = self._checkpoint_filename_with_path
+            return path
+        try:
+            state = tf.train.get_checkpoint_state(self.checkpoint_dir)
+        except ValueError:  # it is empty
+            state = None
+        if state is not None:
+            newest: str = state.model_checkpoint_path
+            return newest
+        path = tf.io.gfile.join(self.checkpoint_dir, "checkpoint")
+        if tf.io.gfile.exists(path):
             raise ValueError(
-                f"{state!r}, which names the newest checkpoint, cannot be read. Starting from "
+                f"{path!r}, which names the newest checkpoint, cannot be read. Starting from "
                 "scratch would overwrite checkpoints: restore one through "
                 "checkpoint_filename_with_path, or remove that file"
             )
+        return None
 
     def lease(self, num_workers: int | None = None) -> Lease:
         graph = entered_graph() or self._made_in or v1.get_default_graph()
@@ -134,7 +153,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, SessionCreat
         heartbeat_secs: float = 10.0,
     ) -> None:
         self.scaffold = _checked(scaffold)
-        self.master = master
+        self.master = _checked_address(master)
         if max_wait_secs is not None and not max_wait_secs >= 0:
             raise ValueError(f"max_wait_secs is {max_wait_secs!r}; give seconds >= 0, or None")
         self.max_wait_secs = math.inf if max_wait_secs is None else max_wait_secs
@@ -158,3 +177,11 @@ def _checked(scaffold: Any) -> Any:
             "(a directory is given as checkpoint_dir=...)"
         )
     return scaffold
+
+
+def _checked_address(master: object) -> str:
+    if not isinstance(master, str):
+        raise TypeError(
+            f'master is {master!r}; give the address of a server ("grpc://host:port"), or ""'
+        )
+    return master

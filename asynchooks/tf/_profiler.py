@@ -90,7 +90,10 @@ class ProfilerHook(SessionRunHook):
         )
         with open(path, "w", encoding="utf-8") as file:
             file.write(trace)
-        self._writer.add_run_metadata(metadata, f"step_{step}")
+        try:
+            self._writer.add_run_metadata(metadata, f"step_{step}")
+        except ValueError:  # a session that was lost has come to the same step again
+            logger.info("The event file holds the metadata of step %d already.", step)
 
     async def end(self, session: Any) -> None:
         self._writer.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from .._hook_calls import checked
 from .._raw_session import SessionCreator
 from .._recovery import Recovery
 from .._runner import StepRunnerName
@@ -94,9 +95,10 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         creator = ChiefSessionCreator(
             scaffold, master, config, checkpoint_dir, heartbeat_secs=heartbeat_secs
         )
-        all_hooks = [*(chief_only_hooks or ())]
+        all_hooks = checked(chief_only_hooks, "chief_only_hooks")
         summary_dir = summary_dir or checkpoint_dir
-        if summary_dir and log_step_count_steps and log_step_count_steps > 0:
+        log_step_count_steps = _if_on("log_step_count_steps", log_step_count_steps)
+        if summary_dir and log_step_count_steps is not None:
             all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
         if summary_dir and summary_times:
             summaries = SummarySaverHook(
@@ -111,12 +113,12 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
                 save_graph_def=save_graph_def,
             )
             all_hooks.append(saver)
-        all_hooks += hooks or ()
+        all_hooks += checked(hooks)
     else:
         creator = WorkerSessionCreator(
             scaffold, master, config, max_wait_secs, heartbeat_secs=heartbeat_secs
         )
-        all_hooks = [*(hooks or ())]
+        all_hooks = checked(hooks)
     return MonitoredSession(
         all_hooks, creator, stop_grace_period_secs, step_runner=step_runner, recovery=recovery
     )
@@ -128,8 +130,8 @@ def _times(
     """The interval as a hook takes it; empty if it is turned off."""
     if steps is USE_DEFAULT and secs is USE_DEFAULT:
         steps, secs = default_steps, default_secs
-    steps = None if steps is USE_DEFAULT or not steps or steps < 0 else steps
-    secs = None if secs is USE_DEFAULT or not secs or secs < 0 else secs
+    steps = _if_on(f"{name}_steps", steps)
+    secs = _if_on(f"{name}_secs", secs)
     if steps is not None and secs is not None:
         raise ValueError(
             f"got {name}_steps={steps} and {name}_secs={secs}; give one of them (None or 0 turns "
@@ -138,6 +140,14 @@ def _times(
     if steps is None and secs is None:
         return {}
     return {"save_steps": steps, "save_secs": secs}
+
+
+def _if_on(name: str, interval: Any) -> Any:
+    if interval is USE_DEFAULT or interval is None:
+        return None
+    if not isinstance(interval, (int, float)):
+        raise TypeError(f"{name} is {interval!r}; give a number, or None or 0 to turn it off")
+    return interval if interval > 0 else None
 
 
 class SingularMonitoredSession(MonitoredSession):
