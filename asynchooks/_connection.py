@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ._coordinator import Coordinator
 from ._engine import STOPPED, Engine, Slot
-from ._errors import StopTraining, is_preemption
+from ._errors import PreemptionError, StopTraining, is_preemption
 from ._hook_list import HookList
 from ._raw_session import Lease, RawSession
 from ._recovery import Recovery
@@ -107,15 +107,24 @@ class Connection:
                     await self._drop()
                 return await attempt()
             except Exception as error:
+                lost = error
                 if not is_preemption(error):
-                    raise
+                    if not self._was_replaced or type(error) is StopTraining:
+                        raise
+                    # another worker has closed it under this one's hook: whatever that made of it
+                    lost = PreemptionError(f"the shared session was replaced: {error!r}")
+                    lost.__cause__ = error
                 failures += 1
-                await self._recover_from(error, failures, self._recovery)
+                await self._recover_from(lost, failures, self._recovery)
+
+    @property
+    def _was_replaced(self) -> bool:
+        """Whether another worker that shares the raw session has given it up."""
+        return self.raw is not None and self.raw.is_retired
 
     def _is_lost(self) -> bool:
-        is_replaced = self.raw is not None and self.raw.is_retired
         is_preempted = self.coord is not None and is_preemption(self.coord.error)
-        return not self._is_ready or is_replaced or is_preempted
+        return not self._is_ready or self._was_replaced or is_preempted
 
     async def acquire(self) -> RawSession:
         """Have a raw session; its hooks are not told yet."""
@@ -165,7 +174,7 @@ class Connection:
 
     async def catch_up(self) -> BaseException | None:
         """Have the successor of a shared session that another worker replaced, for `end`."""
-        if self.raw is None or not self.raw.is_retired:
+        if not self._was_replaced:
             return None
         return await _interruption(self.recovering(self.create))
 
@@ -247,6 +256,7 @@ class Connection:
             until = self.engine.now() + self._grace_secs
             await coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
             if coord.error is not None and not is_preemption(coord.error):
+                self._is_dropping = False
                 raise coord.error
         self._is_dropping = False
         self._lost = self.raw or self._lost

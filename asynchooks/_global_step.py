@@ -10,7 +10,7 @@ import logging
 import math
 import operator
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -123,6 +123,8 @@ class GlobalStep:
         with self._lock:
             if self._gate.value >= step:
                 return self._gate.value
+            if self._stop is not None and self._stop.is_set:
+                raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
             slot = Slot(engine, f"{self.name} {step}")
             waiter = self._waiters.add(step, slot, self._worker)
             lost = self._waiters.take_lost()
@@ -227,19 +229,42 @@ class GlobalStep:
         _wake(news)
 
     @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
+    async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
         """Within the block no run is under way, in order of asking. Cancellation safe.
 
         Do not run a step of the same model inside: it would wait for the block to end.
+
+        Args:
+            timeout: seconds, >= 0, to wait for runs that are under way; None waits as long as it
+                takes, for ever if one of them waits for the caller.
+
+        Raises:
+            TimeoutError: on entering: they have not ended in time.
         """
-        await self._ask(is_exclusive=True)
+        release = await self.take_exclusive(timeout=timeout)
         try:
             yield
         finally:
+            release()
+
+    async def take_exclusive(self, *, timeout: float | None = None) -> Callable[[], None]:
+        """As entering `exclusive`; returns what ends it, from any thread."""
+        asker = await self._ask(is_exclusive=True, timeout=timeout)
+        if asker.answer is not Answer.GRANTED:
+            raise TimeoutError(
+                f"the runs that are under way have not ended within {timeout} s: {self!r}"
+            )
+        is_taken = True
+
+        def release() -> None:
+            nonlocal is_taken
             with self._lock:
-                self._gate.is_exclusive = False
+                if is_taken:
+                    is_taken = self._gate.is_exclusive = False
                 news = self._news()
             _wake(news)
+
+        return release
 
     def open_worker(self) -> Worker:
         """Say that one more session may move the step; close it with `close_worker`."""
@@ -287,8 +312,8 @@ class GlobalStep:
                 workers_open=len(waiters.workers),
             )
 
-    async def _ask(self, *, is_exclusive: bool) -> Asker:
-        """Stand in the gate's queue until there is an answer, or (but for exclusive) a stop."""
+    async def _ask(self, *, is_exclusive: bool, timeout: float | None = None) -> Asker:
+        """Stand in the gate's queue until there is an answer, time, or (not exclusive) a stop."""
         engine = current_engine()
         what = f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}"
         asker = Asker(Slot(engine, what), is_exclusive)
@@ -296,13 +321,14 @@ class GlobalStep:
             self._gate.askers.append(asker)
             news = self._news()
         _wake(news)
+        until = math.inf if timeout is None else engine.now() + timeout
         try:
             with nullcontext() if is_exclusive else EndsAtStop(asker.slot, self._stop):
-                await engine.park(asker.slot)
+                await engine.park(asker.slot, until)
         except BaseException:
             self._withdraw(asker, give_back=True)
             raise
-        if asker.slot.value is STOPPED:
+        if asker.slot.value in (STOPPED, TIMED_OUT):
             self._withdraw(asker, give_back=False)
         return asker
 

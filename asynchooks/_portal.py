@@ -70,9 +70,12 @@ class HookPortal:
             BaseException: what it raised.
         """
         future = self.portal.start_task_soon(fn, *args)
-        while meanwhile is not None and not wait([future], timeout=LOOK_SECS).done:
-            meanwhile()
-        return future.result()
+        try:
+            while meanwhile is not None and not wait([future], timeout=LOOK_SECS).done:
+                meanwhile()
+            return future.result()
+        finally:  # interrupted: it must not go on beside what the caller does next
+            future.cancel()
 
     def close(self) -> None:
         """End the event loop and what still runs in it; the next call starts another."""

@@ -17,13 +17,11 @@ from typing import Any
 from ._coordinator import Coordinator
 from ._engine import Engine, current_engine
 from ._errors import FetchError, PreemptionError
-from ._global_step import GlobalStep
+from ._global_step import GlobalStep, GlobalStepStatistics
 from ._runner import Outcome, StepTimes, is_async, run_blocking
 from ._stop import Loss
 
 logger = logging.getLogger("asynchooks")
-
-_GRACE_SECS = 120.0
 
 
 class RawSession(ABC):
@@ -55,6 +53,7 @@ class RawSession(ABC):
         self.is_async = is_async(self.run)
         self.global_step = GlobalStep()
         self.step_times = StepTimes()
+        self.grace_secs = 120.0  # of the session that it was made for
         self._lock = threading.Lock()  # guards the next two
         self._num_runs = 0
         self._is_retired = False
@@ -82,13 +81,16 @@ class RawSession(ABC):
         """The global step now; None if this session does not count. May block."""
         return None
 
-    async def call_blocking(self, fn: Callable[[], Any]) -> Any:
+    async def call_blocking(
+        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = lambda outcome: None
+    ) -> Any:
         """Call a function that blocks on this session off the event loop: a save, an evaluation.
 
-        A cancellation waits for it, for two minutes at most.
+        A cancellation waits for it, for the grace period at most; `when_late` then gets its
+        outcome, once it has one.
         """
-        name = "asynchooks-call"
-        return await run_blocking(current_engine(), fn, _GRACE_SECS, name, loss=self.loss)
+        engine, name = current_engine(), "asynchooks-call"
+        return await run_blocking(engine, fn, self.grace_secs, name, when_late, loss=self.loss)
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
         """Compute fetches off the event loop, without a step; only where `evaluates` says so."""
@@ -143,13 +145,18 @@ class RawSession(ABC):
             self._num_runs += 1
 
     def leave_run(self) -> None:
+        if not self.leave():
+            return
+        if is_async(self.close):
+            current_engine().start(self.close)
+        else:
+            self.close()
+
+    def leave(self) -> bool:
+        """A run ends, or what else has kept it open; returns whether the caller must close it."""
         with self._lock:
             self._num_runs -= 1
-            is_last = self._is_retired and self._num_runs == 0
-        if is_last and is_async(self.close):
-            current_engine().start(self.close)
-        elif is_last:
-            self.close()
+            return self._is_retired and self._num_runs == 0
 
     def retire(self) -> bool:
         """Close no later than the last run ends; returns whether the caller must close it now."""
@@ -231,14 +238,16 @@ class Lease:
         """A raw session that is ready to run; `lost` is the one it replaces, which is closed."""
         if lost is not None:
             await close_raw(lost, engine, grace_secs)
+        known = self.global_step.statistics()
         raw, value = await self._create(engine, grace_secs)
-        await self._start_from(value, raw)
+        self._start_from(value, known)
         self._has_created = True
+        raw.grace_secs = grace_secs
         raw.attach(self.global_step)
         return raw
 
-    async def _start_from(self, value: int, raw: RawSession) -> None:
-        """Take up the global step where a new raw session begins."""
+    def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
+        """Take up the step where a new raw session begins; what was `known` before it was made."""
         if self._has_created:
             self.global_step.restart(value)
         else:

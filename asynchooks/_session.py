@@ -32,7 +32,7 @@ from ._merge import MergedRun
 from ._or_stop import or_stop
 from ._phase import OneRun, Onlookers, Phase
 from ._raw_run import run_raw
-from ._raw_session import RawSession, SessionCreator, check_creator, default_creator
+from ._raw_session import RawSession, SessionCreator, check_creator, close_raw, default_creator
 from ._recovery import Recovery
 from ._runner import StepRunner, StepRunnerName, StepTimes, check_runner
 from ._step_fn import StepContext, call_step_fn, check_step_fn
@@ -374,10 +374,17 @@ class MonitoredSession:
         return None
 
     async def _end_hooks(self, session: Any) -> BaseException | None:
+        raw = self._connection.raw
         try:
-            first: BaseException | None = await self._lease.drive(
-                self._hooks.end(session), self._hooks.culprit
-            )
+            if raw is not None:
+                raw.enter_run()  # no worker that shares it closes it meanwhile
+            try:
+                first: BaseException | None = await self._lease.drive(
+                    self._hooks.end(session), self._hooks.culprit
+                )
+            finally:
+                if raw is not None and raw.leave():
+                    await close_raw(raw, self._engine, self._grace_secs)
         except BaseException as error:  # of what surrounds the hooks
             return error
         return first

@@ -61,9 +61,10 @@ class LoggingTensorHook(SessionRunHook):
         if isinstance(tensors, str):
             raise TypeError(f"tensors is the text {tensors!r}; give a list of names: [{tensors!r}]")
         if isinstance(tensors, Mapping):
-            self._given = {tag: tensors[tag] for tag in sorted(tensors)}
+            self._tags: list[Any] = sorted(tensors)
+            self._given = [tensors[tag] for tag in self._tags]
         else:
-            self._given = {each: each for each in tensors}
+            self._tags = self._given = list(tensors)
         self._timer = None if only_at_end else SecondOrStepTimer(every_n_secs, every_n_iter)
         self._at_end = at_end
         self._formatter = formatter
@@ -73,9 +74,9 @@ class LoggingTensorHook(SessionRunHook):
             self._timer.reset()
         self._num_runs = 0
         graph = default_graph()
-        self._fetches = list(self._given.values())
+        self._fetches = self._given
         if graph is not None:
-            self._fetches = [as_graph_element(graph, each) for each in self._fetches]
+            self._fetches = [as_graph_element(graph, each) for each in self._given]
         self._last: list[Any] | None = None
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
@@ -106,9 +107,9 @@ class LoggingTensorHook(SessionRunHook):
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._num_runs)
         if self._formatter is not None:
-            logger.info("%s", self._formatter(dict(zip(self._given, values, strict=True))))
+            logger.info("%s", self._formatter(dict(zip(self._tags, values, strict=True))))
             return
-        pairs = zip(self._given, values, strict=True)
+        pairs = zip(self._tags, values, strict=True)
         text = ", ".join(f"{tag} = {_text(value)}" for tag, value in pairs)
         if seconds is None:
             logger.info("%s", text)

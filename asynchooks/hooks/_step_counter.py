@@ -88,7 +88,7 @@ class StepCounterHook(SessionRunHook):
         logger.info("%s: %g", self._tag, steps_per_sec)
 
     async def end(self, session: Any) -> None:
-        self._output.finish()
+        await self._output.finish()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        self._output.finish()
+        await self._output.finish()

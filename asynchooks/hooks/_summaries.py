@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
+from .._engine import current_engine
+from .._runner import run_blocking
 from ._graph_elements import default_graph
+
+_GRACE_SECS = 30.0
+"""What a cancellation gives to the last write."""
 
 
 class SummaryWriter(Protocol):
@@ -44,7 +49,7 @@ class Output:
         Raises:
             ImportError: neither is installed (says what to install).
         """
-        if self.writer is not None or self._directory is None:
+        if self.writer is not None or not self._directory:
             return
         if default_graph() is not None:
             cache = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache
@@ -52,13 +57,20 @@ class Output:
         else:
             self.writer = self._own = EventFileWriter(self._directory)
 
-    def finish(self) -> None:
-        """At the end of the session, however it ends."""
+    async def finish(self) -> None:
+        """At the end of the session, however it ends; waits for the disk off the event loop."""
         if self.writer is not None:
+            name = "asynchooks-flush"
+            await run_blocking(current_engine(), self._flush, _GRACE_SECS, name)
+
+    def _flush(self) -> None:
+        own, self._own = self._own, None
+        try:
             self.writer.flush()
-        if self._own is not None:
-            self._own.close()
-            self._own = self.writer = None
+        finally:
+            if own is not None:
+                self.writer = None
+                own.close()
 
 
 def scalar_summary(tag: str, value: float) -> Any:

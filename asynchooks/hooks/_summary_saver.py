@@ -83,7 +83,7 @@ class SummarySaverHook(SessionRunHook):
                 writer.add_summary(summary, step)
 
     async def end(self, session: Any) -> None:
-        self._output.finish()
+        await self._output.finish()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        self._output.finish()
+        await self._output.finish()

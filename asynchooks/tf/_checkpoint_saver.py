@@ -10,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from .._coordinator import Coordinator
+from .._engine import current_engine
+from .._global_step import GlobalStep
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
-from .._listener import CheckpointSaverListener
 from .._raw_session import raw_session_of
-from .._runner import is_async
+from .._runner import Outcome, is_async, run_blocking
 from .._timer import SecondOrStepTimer
 from ._graph import check_graph_session, in_graph
 
@@ -21,13 +22,18 @@ logger = logging.getLogger("asynchooks")
 
 v1 = tf.compat.v1
 
+_PATIENT_SECS, _IMPATIENT_SECS = 30.0, 1.0
+"""How long a save waits for runs under way: at first, and once they were seen to wait for it."""
+
 
 class CheckpointSaverHook(SessionRunHook):
     """Saves checkpoints at every creation of a session, then every n steps or seconds, and at end.
 
     Saving happens in a thread, in `global_step.exclusive()`: no worker that shares the model runs
-    a step meanwhile, so that a checkpoint holds one step. At the end it is saved only if that step
-    is not saved yet. A cancellation waits for a save that is under way.
+    a step meanwhile, so that a checkpoint holds one step. (Steps that other processes make on a
+    server may mix in; and where runs that are under way do not end within 30 s, as they may wait
+    for this worker, it is saved beside them, with a warning.) At the end it is saved only if that
+    step is not saved yet. A cancellation waits for a save that is under way.
 
     Args:
         checkpoint_dir: directory for the checkpoints and an event file.
@@ -37,7 +43,8 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_basename: files are named `<basename>-<global step>`.
         scaffold: a Scaffold, whose saver is used. With neither it is the one in the graph's
             collection SAVERS.
-        listeners: `CheckpointSaverListener`s, ours or TensorFlow's, told in this order.
+        listeners: `CheckpointSaverListener`s, ours or TensorFlow's, told in this order. They must
+            not open or run a session on the same model: it would wait for the save to end.
         save_graph_def: whether to write `graph.pbtxt` and a `.meta` file for each checkpoint.
 
     Raises:
@@ -75,6 +82,8 @@ class CheckpointSaverHook(SessionRunHook):
         self._listeners = [_checked(listener) for listener in listeners or ()]
         self._save_graph_def = save_graph_def
         self._writer: Any = None
+        self._is_writing = False
+        self._patience_secs = _PATIENT_SECS
         logger.info("Create CheckpointSaverHook.")
 
     async def begin(self) -> None:
@@ -114,27 +123,56 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            await run_blocking(current_engine(), self._writer.flush, _PATIENT_SECS, "flush")
 
     async def _save(self, session: Any) -> bool:
         """Save what the model is now; returns whether a listener wants training to stop."""
-        async with session.global_step.exclusive():
-            step: int = await _blocking(session, raw_session_of(session).read_step)
-            logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
-            for listener in self._listeners:
-                await _call(session, listener.before_save, session, step)
-            logger.info("Saving checkpoints for %d into %s.", step, self._path)
-            await _blocking(session, lambda: self._write(session, step))
-            self._timer.update_last_triggered_step(step)
-            logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
-            should_stop = False
-            for listener in self._listeners:
-                if await _call(session, listener.after_save, session, step):
-                    logger.info(
-                        "A CheckpointSaverListener requested that training be stopped. "
-                        "listener: %s", listener,
-                    )  # fmt: skip
-                    should_stop = True
+        release = await self._take_exclusive(session.global_step)
+        self._is_writing = False
+        try:
+            should_stop = await self._save_alone(session, release)
+        except Exception:
+            release()
+            raise
+        except BaseException:
+            if not self._is_writing:
+                release()  # else the thread does, which still writes
+            raise
+        release()
+        return should_stop
+
+    async def _take_exclusive(self, step: GlobalStep) -> Callable[[], None]:
+        try:
+            return await step.take_exclusive(timeout=self._patience_secs)
+        except TimeoutError:
+            logger.warning(
+                "Runs have been under way for %g s while a checkpoint waits for their end: %r. "
+                "They may wait for this worker, so it is saved beside them, and may hold variables "
+                "of more than one step. Later ones wait for %g s only.",
+                self._patience_secs, step, _IMPATIENT_SECS,
+            )  # fmt: skip
+            self._patience_secs = _IMPATIENT_SECS
+            return _nothing
+
+    async def _save_alone(self, session: Any, release: Callable[[], None]) -> bool:
+        step: int = await _blocking(session, raw_session_of(session).read_step)
+        logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
+        for listener in self._listeners:
+            await _call(session, listener.before_save, session, step)
+        logger.info("Saving checkpoints for %d into %s.", step, self._path)
+        self._is_writing = True
+        await _blocking(session, lambda: self._write(session, step), lambda _: release())
+        self._is_writing = False
+        self._timer.update_last_triggered_step(step)
+        logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
+        should_stop = False
+        for listener in self._listeners:
+            if await _call(session, listener.after_save, session, step):
+                logger.info(
+                    "A CheckpointSaverListener requested that training be stopped. listener: %s",
+                    listener,
+                )
+                should_stop = True
         return should_stop
 
     def _write(self, session: Any, step: int) -> None:
@@ -170,15 +208,24 @@ class CheckpointSaverHook(SessionRunHook):
 
 
 def _checked(listener: Any) -> Any:
-    if isinstance(listener, (CheckpointSaverListener, v1.train.CheckpointSaverListener)):
+    methods = ("begin", "before_save", "after_save", "end")
+    if not isinstance(listener, type) and all(hasattr(listener, each) for each in methods):
         return listener
     raise TypeError(
-        f"listeners holds {listener!r}; give instances of asynchooks.CheckpointSaverListener or "
-        "of TensorFlow's"
+        f"listeners holds {listener!r}; give instances of asynchooks.CheckpointSaverListener, of "
+        f"TensorFlow's, or with its methods {', '.join(methods)}"
     )
 
 
-async def _blocking(session: Any, fn: Callable[[], Any]) -> Any:
+def _nothing() -> None:
+    """What ends the exclusive side of the gate where it was not to be had."""
+
+
+async def _blocking(
+    session: Any,
+    fn: Callable[[], Any],
+    when_late: Callable[[Outcome], None] = lambda outcome: None,
+) -> Any:
     """Call it in a thread, with the session's graph as the default one."""
 
     raw = raw_session_of(session)
@@ -187,7 +234,7 @@ async def _blocking(session: Any, fn: Callable[[], Any]) -> Any:
         with session.graph.as_default():
             return fn()
 
-    return await raw.call_blocking(call)
+    return await raw.call_blocking(call, when_late)
 
 
 async def _call(session: Any, method: Callable[..., Any], *args: Any) -> Any:

@@ -57,6 +57,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
     ) -> None:
         self.scaffold = _checked(scaffold)
         self.master = _checked_address(master)
+        self.config = config
         self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
         self.checkpoint_dir = checkpoint_dir
         self._made_in = entered_graph()
@@ -154,6 +155,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, SessionCreat
     ) -> None:
         self.scaffold = _checked(scaffold)
         self.master = _checked_address(master)
+        self.config = config
         if max_wait_secs is not None and not max_wait_secs >= 0:
             raise ValueError(f"max_wait_secs is {max_wait_secs!r}; give seconds >= 0, or None")
         self.max_wait_secs = math.inf if max_wait_secs is None else max_wait_secs

@@ -30,8 +30,10 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Fetches are names of Keras's logs ("loss" and the metrics, means over the epoch so far), nested
     as you like. The global step is the optimizer's count of iterations. A hook that asks to stop,
     a StopAtStepHook at its step, and the end of a hook's input end `fit` after the batch. The
-    coroutines run in an event loop in a thread while `fit` waits. Hooks that need a graph, feeds
-    and run options do not work here.
+    coroutines run in an event loop in a thread while `fit` waits, each moment in a task of its
+    own. Hooks that need a graph, feeds and run options do not work here. Where training ends
+    before a batch (the input of a hook, or a StopAtStepHook that finds its step there already),
+    Keras warns that its own input ran out of data.
 
     `with HooksCallback(hooks) as callback:` around `fit` tells hooks by `on_error` when `fit`
     fails; without it they learn only of their own errors.
@@ -49,13 +51,16 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, hooks: Iterable[Any], *, portal: BlockingPortal | None = None) -> None:
         super().__init__()
-        self._hooks = HookList(hooks, is_stopping=lambda: False)
+        self._hooks = HookList(hooks, is_stopping=lambda: self._is_told_to_stop)
         self._hooks.call_plain = _call_here
         self._portal = HookPortal(portal)
         self._coord: Coordinator | None = None
         self._raw: _KerasSession | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if self._coord is not None:
+            lost = RuntimeError("the fit before this one failed, which Keras tells no callback")
+            self._portal.call(self._fail, lost)
         self._guarded(self._begin)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -66,7 +71,10 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise StopIteration from error  # Keras ends the epoch without this batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._guarded(self._after, dict(logs or {}))
+        try:
+            self._guarded(self._after, dict(logs or {}))
+        except StopTraining:  # a hook was told to stop while it waited
+            self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
         self._guarded(self._end)
@@ -161,6 +169,10 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if is_set:
             self._raw.stop.set()
             self.model.stop_training = True
+
+    @property
+    def _is_told_to_stop(self) -> bool:
+        return self._raw is not None and self._raw.stop.is_set
 
     @property
     def _is_at_limit(self) -> bool:

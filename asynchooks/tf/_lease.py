@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -13,11 +14,12 @@ import tensorflow as tf
 from .._coordinator import Coordinator
 from .._engine import Engine
 from .._errors import LateVariableError
-from .._global_step import GlobalStep
+from .._global_step import GlobalStep, GlobalStepStatistics
 from .._lock import Lock
 from .._raw_session import Lease, RawSession
-from .._runner import Outcome, run_blocking
+from .._runner import Outcome, is_async, run_blocking
 from ._coordinator import GraphCoordinator
+from ._follower import Follower
 from ._graph import Driven, entered_graph
 from ._graph_session import GraphSession
 from ._server import Heartbeat, Server
@@ -29,8 +31,8 @@ logger = logging.getLogger("asynchooks")
 
 v1 = tf.compat.v1
 
-_FOLLOW_SECS, _LONGEST_FOLLOW_SECS = 0.05, 0.5
-"""Between looks at a step that another process may move, while somebody waits for it."""
+_PATIENCE_SECS = 1.0
+"""How long a session that opens on a graph waits for the runs that are under way there."""
 
 
 def step_name(graph: tf.Graph) -> str:
@@ -76,8 +78,11 @@ class GraphLease(Lease):
         self._heartbeat_secs = creator.heartbeat_secs
         self._state = _GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
-        if server is not None and self._is_chief:
-            server.expect_chief(self)
+        self._follower: Follower | None = None
+        if server is not None:
+            self._follower = Follower(server, graph, creator.config, creator.heartbeat_secs)
+            if self._is_chief:
+                server.expect_chief(self)
 
     @property
     def has_global_step(self) -> bool:
@@ -97,7 +102,7 @@ class GraphLease(Lease):
                 return
             # The graph is being run. New ops are fine beside running threads, yet a run that
             # mixes old and new is not; new variables nobody would initialise.
-            async with self.global_step.exclusive():
+            with await self._alone_or_not():
                 variables = len(self._variables())
                 self.graph._unsafe_unfinalize()
                 try:
@@ -111,6 +116,16 @@ class GraphLease(Lease):
                     f"begin of a hook added {late} to a graph that is being run already, where "
                     "nothing would initialise it; create variables before the first session opens"
                 )
+
+    async def _alone_or_not(self) -> ExitStack:
+        """The gate's exclusive side, unless runs do not end: they may wait for who opens here."""
+        stack = ExitStack()
+        try:
+            release = await self.global_step.take_exclusive(timeout=_PATIENCE_SECS)
+            stack.callback(release)
+        except TimeoutError:
+            logger.info("A session opens beside runs that are under way: %r", self.global_step)
+        return stack
 
     async def _finalize(self, engine: Engine, grace_secs: float) -> None:
         """Have TensorFlow's Scaffold add what it needs; a large model takes a while."""
@@ -127,54 +142,62 @@ class GraphLease(Lease):
         return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
 
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        if inspect.iscoroutinefunction(self.creator.create_session):
-            session = await self.drive(self.creator.create_session(), lambda: "create_session")
-            return self._wrap(session, None)
         heartbeat = None
         if self._server is not None:
             heartbeat = Heartbeat(self._server.master, self._heartbeat_secs)
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
+        loss = None if heartbeat is None else heartbeat.loss
+        make = self.creator.create_session
         try:
+            if is_async(make):
+                session = await self.drive(make(), lambda: "create_session")
+                make = partial(_itself, session)
             created: tuple[RawSession, int] = await run_blocking(
                 engine,
-                lambda: self._wrap(self.call(self.creator.create_session), heartbeat),
+                lambda: self._wrap(make, heartbeat),
                 grace_secs,
                 "asynchooks-create",
                 _close_late,
-                loss=None if heartbeat is None else heartbeat.loss,
+                loss=loss,
             )
         except BaseException:
             if heartbeat is not None:
                 heartbeat.stop()
             raise
-        if self._server is not None and self._is_chief:
-            self._server.note_chief(self, has_come=True)
+        if self._server is not None and self._follower is not None:
+            self._follower.stop()
+            if self._is_chief:
+                self._server.note_chief(self, has_come=True)
         return created
 
-    def _wrap(self, session: Any, heartbeat: Heartbeat | None) -> tuple[RawSession, int]:
-        raw = GraphSession(session, heartbeat)
+    def _wrap(self, make: Callable[[], Any], heartbeat: Heartbeat | None) -> tuple[RawSession, int]:
+        """Make the session, in a thread; returns it with the step where it begins."""
+        raw: GraphSession | None = None
         try:
+            raw = GraphSession(self.call(make), heartbeat)
             return raw, raw.read_step() or 0
-        except BaseException:
-            raw.close()
+        except BaseException as error:
+            if raw is not None:
+                raw.close()
+            # A session that failed on the way would be collected with these frames, on the event
+            # loop perhaps; where nobody answers, that blocks for ever.
+            traceback.clear_frames(error.__traceback__)
             raise
 
-    async def _start_from(self, value: int, raw: RawSession) -> None:
+    def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
         if self._server is None:
-            await super()._start_from(value, raw)
-            return
-        # other sessions move this step, too: below it lies what was read too early, or the step
-        # of a server that has restarted
-        step = self.global_step
-        if value < step.value:
-            async with step.exclusive():
-                value = await raw.call_blocking(raw.read_step) or 0
-                if value < step.value:
-                    step.restart(value)
-        step.publish(value)
+            super()._start_from(value, known)
+        elif value < known.value and self.global_step.epoch == known.epoch:
+            # what was known before the server was asked is gone: it has restarted. Other sessions
+            # move this step, too; in a new epoch one of them has seen it already.
+            self.global_step.restart(value)
+        else:
+            self.global_step.publish(value)
 
     def close(self) -> None:
+        if self._follower is not None and self.global_step.statistics().workers_open <= 1:
+            self._follower.stop()  # the session that closes now was the last one
         if self._server is not None and self._is_chief:
             self._server.note_chief(self, has_come=False)
         self._state.num_users -= 1
@@ -196,24 +219,15 @@ class GraphLease(Lease):
         with self.graph.as_default():
             if self.graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS):
                 v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
-        if self._server is not None:
-            coord.start_soon(self._follow, raw, coord)
-
-    async def _follow(self, raw: RawSession, coord: Coordinator) -> None:
-        """Publish steps that other processes make, as long as somebody waits for one."""
-        pause = _FOLLOW_SECS
-        while not await coord.wait_stopped(pause):
-            before = self.global_step.value
-            if self.global_step.statistics().tasks_waiting_for_step:
-                epoch = self.global_step.epoch
-                step = await raw.call_blocking(raw.read_step)
-                if step is not None:
-                    self.global_step.publish(step, epoch=epoch)
-            has_moved = self.global_step.value > before
-            pause = _FOLLOW_SECS if has_moved else min(2 * pause, _LONGEST_FOLLOW_SECS)
+        if self._follower is not None:
+            coord.start_soon(self._follower.follow, raw, coord)
 
     def new_coordinator(self) -> Coordinator:
         return GraphCoordinator(clean_stop_exception_types=())
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _close_late(outcome: Outcome) -> None:

@@ -9,14 +9,19 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import timeline
 
+from .._engine import current_engine
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from .._raw_session import raw_session_of
+from .._runner import run_blocking
 from .._timer import SecondOrStepTimer
 from ._graph import check_graph_session
 
 logger = logging.getLogger("asynchooks")
 
 v1 = tf.compat.v1
+
+_GRACE_SECS = 30.0
+"""What a cancellation gives to the last write."""
 
 
 class ProfilerHook(SessionRunHook):
@@ -88,7 +93,7 @@ class ProfilerHook(SessionRunHook):
         trace = timeline.Timeline(metadata.step_stats).generate_chrome_trace_format(
             show_dataflow=self._show_dataflow, show_memory=self._show_memory
         )
-        with open(path, "w", encoding="utf-8") as file:
+        with tf.io.gfile.GFile(path, "w") as file:
             file.write(trace)
         try:
             self._writer.add_run_metadata(metadata, f"step_{step}")
@@ -96,8 +101,11 @@ class ProfilerHook(SessionRunHook):
             logger.info("The event file holds the metadata of step %d already.", step)
 
     async def end(self, session: Any) -> None:
-        self._writer.flush()
+        await self._flush()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
+        await self._flush()
+
+    async def _flush(self) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            await run_blocking(current_engine(), self._writer.flush, _GRACE_SECS, "flush")

@@ -39,6 +39,7 @@ class Server:
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
         self.global_step = GlobalStep(name=step_name, moved_elsewhere=True)
+        self.last_look = -math.inf  # when one of the sessions has read the step for all
         self._lock = threading.Lock()  # guards the next three
         self._slots: list[Slot] = []
         self._chiefs_to_come: WeakSet[object] = WeakSet()
@@ -146,7 +147,7 @@ class Heartbeat:
                 answered = connection.recv(1) != b""
         except TimeoutError:
             return f"the server at {self._master} has not answered for {self._timeout:g} s"
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
             return f"no server answers at {self._master}: {error}"
         return "" if answered else f"the server at {self._master} hangs up"
 

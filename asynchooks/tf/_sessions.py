@@ -75,7 +75,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         heartbeat_secs: as for `ChiefSessionCreator`.
 
     Raises:
-        ValueError: steps and seconds of one kind are both given.
+        ValueError: steps and seconds are both given for a hook that is made.
         TypeError: an argument is not what it should be.
 
     Source: TensorFlow's `tf.compat.v1.train.MonitoredTrainingSession`.
@@ -88,8 +88,6 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
             while not session.should_stop():
                 await session.run(train_op)
     """
-    summary_times = _times("save_summaries", save_summaries_steps, save_summaries_secs, 100, None)
-    save_times = _times("save_checkpoint", save_checkpoint_steps, save_checkpoint_secs, None, 600)
     creator: SessionCreator
     if is_chief:
         creator = ChiefSessionCreator(
@@ -100,19 +98,16 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         log_step_count_steps = _if_on("log_step_count_steps", log_step_count_steps)
         if summary_dir and log_step_count_steps is not None:
             all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
-        if summary_dir and summary_times:
-            summaries = SummarySaverHook(
-                **summary_times, output_dir=summary_dir, scaffold=creator.scaffold
-            )
-            all_hooks.append(summaries)
-        if checkpoint_dir and save_times:
-            saver = CheckpointSaverHook(
-                checkpoint_dir,
-                **save_times,
-                scaffold=creator.scaffold,
-                save_graph_def=save_graph_def,
-            )
-            all_hooks.append(saver)
+        if summary_dir:
+            steps, secs = save_summaries_steps, save_summaries_secs
+            times = _times("save_summaries", steps, secs, 100, None)
+            to = {"output_dir": summary_dir, "scaffold": creator.scaffold}
+            all_hooks += [SummarySaverHook(**times, **to)] if times else []
+        if checkpoint_dir:
+            steps, secs = save_checkpoint_steps, save_checkpoint_secs
+            times = _times("save_checkpoint", steps, secs, None, 600)
+            to = {"scaffold": creator.scaffold, "save_graph_def": save_graph_def}
+            all_hooks += [CheckpointSaverHook(checkpoint_dir, **times, **to)] if times else []
         all_hooks += checked(hooks)
     else:
         creator = WorkerSessionCreator(

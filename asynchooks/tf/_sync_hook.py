@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +34,7 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
     graph is their default one. The global step that it sees is read after each run, and ten times
     a second while it waits; waits end when TensorFlow's coordinator is asked to stop. Side tasks
     work, and end at `end`. TensorFlow tells hooks nothing of errors, so `on_error` is not called.
+    Each moment runs in a task of its own: a task group or scope cannot be held from one to another.
 
     Args:
         hook: the hook, of asynchooks.
@@ -104,7 +106,12 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._read_step()
-        self._call("after_run", self._context, SessionRunValues(*run_values))
+        try:
+            self._call("after_run", self._context, SessionRunValues(*run_values))
+        except StopTraining:
+            if self._coord is None or not self._coord.should_stop():
+                raise
+            run_context.request_stop()  # it was told to stop while it waited
         self._pass_on_stop(run_context)
 
     def end(self, session: Any) -> None:
@@ -116,13 +123,16 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def _call(self, moment: str, *args: Any) -> Any:
         method = getattr(self._hook, moment)
-        if not is_async(method):
-            return method(*args)
         try:
-            return self._portal.call(self._drive, method, args, meanwhile=self._look)
+            if is_async(method):
+                return self._portal.call(self._drive, method, args, meanwhile=self._look)
+            result = method(*args)
+            if isinstance(result, Awaitable):
+                return self._portal.call(self._drive, _itself, (result,), meanwhile=self._look)
         except Exception as error:
             error.add_note(f"in {moment} of {type(self._hook).__name__}")
             raise
+        return result
 
     async def _drive(self, method: Any, args: tuple[Any, ...]) -> Any:
         return await Driven(method(*args), self._graph, self._name)
@@ -165,3 +175,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def _name(self) -> str:
         return type(self._hook).__name__
+
+
+async def _itself(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

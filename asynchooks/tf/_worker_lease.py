@@ -48,12 +48,12 @@ class WorkerLease(GraphLease):
                     f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
                 ) from cause
             has_chief = self._server is not None and self._server.has_chief_to_come
-            until = engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause)
+            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
             logger.info(
-                "Waiting for model to be ready on %r; next look in at most %g s: %s",
+                "Waiting for model to be ready on %r; next look in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,
             )  # fmt: skip
-            await self._wait(engine, seen, min(until, deadline))
+            await self._wait(engine, seen, until)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     async def _wait(self, engine: Engine, seen: int, until: float) -> None:
