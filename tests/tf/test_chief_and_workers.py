@@ -1,0 +1,240 @@
+"""A chief and workers that train one model on a server, in one process and in two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from asynchooks import GlobalStepWaiterHook, StopAtStepHook
+
+from .models import Moments, aborted, counting_model, let_others_run, raising
+from .servers import ServerProcess, launched, listening, running_server, session_of
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+launcher = pytest.fixture(scope="module")(launched)
+server = pytest.fixture(running_server)
+
+CHIEF = """
+import sys
+
+import anyio
+import tensorflow as tf
+
+from asynchooks import MonitoredTrainingSession
+
+
+async def main():
+    with tf.Graph().as_default():
+        step = tf.compat.v1.train.get_or_create_global_step()
+        train_op = tf.compat.v1.assign_add(step, 1)
+        session = MonitoredTrainingSession(sys.argv[1])
+    print("made", flush=True)
+    sys.stdin.readline()
+    async with session:
+        print("open", flush=True)
+        sys.stdin.readline()
+        for _ in range(5):
+            await session.run(train_op)
+
+
+anyio.run(main)
+"""
+
+
+class ChiefProcess:
+    """A chief in another process, which goes on by a line for each thing that it does."""
+
+    def __init__(self, target: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHIEF, target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.wait_until("made")
+
+    def wait_until(self, what: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == what
+
+    def go_on(self) -> None:
+        print(file=self._process.stdin, flush=True)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def chief_elsewhere(server: ServerProcess) -> Iterator[ChiefProcess]:
+    process = ChiefProcess(server.target)
+    yield process
+    process.close()
+
+
+async def test_a_worker_waits_for_a_chief_in_another_process_and_follows_its_steps(
+    server: ServerProcess, chief_elsewhere: ChiefProcess
+) -> None:
+    model = counting_model()
+    session = session_of(server, model, [GlobalStepWaiterHook(5)], is_chief=False)
+    waits_for_step = anyio.Event()
+
+    async def work() -> None:
+        async with session:
+            assert await session.run(model.train_op) == 6
+
+    with listening("Waiting for model", chief_elsewhere.go_on) as lines:
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            await anyio.to_thread.run_sync(chief_elsewhere.wait_until, "open")
+            with listening("Waiting for global step 5", waits_for_step.set):
+                await waits_for_step.wait()
+            assert session.global_step.value == 0
+            chief_elsewhere.go_on()
+    assert "Waiting for model" in lines[0].text
+    assert (session.global_step.value, session.global_step.epoch) == (6, 0)
+
+
+async def test_a_chief_and_workers_of_one_process_stop_together_exactly_at_the_step(
+    server: ServerProcess,
+) -> None:
+    steps: list[int] = []
+    ran: set[int] = set()
+    all_open = anyio.Event()
+
+    async def work(index: int) -> None:
+        model = counting_model()
+        session = session_of(server, model, [StopAtStepHook(last_step=60)], is_chief=index == 0)
+        async with session:
+            if session.global_step.statistics().workers_open == 5:
+                all_open.set()
+            await all_open.wait()
+            while not session.should_stop():
+                steps.append(await session.run(model.train_op))
+                ran.add(index)
+        assert session.global_step.value == 60
+
+    async with anyio.create_task_group() as group:
+        for index in range(5):
+            group.start_soon(work, index)
+    assert max(steps) == len(steps) == 60
+    assert len(ran) == 5
+    with v1.Session(server.target, graph=(model := counting_model()).graph) as plain:
+        assert plain.run(model.step) == 60, "nobody went beyond, on the server neither"
+
+
+async def test_a_waiter_is_woken_by_another_session_s_step_and_not_by_a_look(
+    server: ServerProcess,
+) -> None:
+    one, two = counting_model(), counting_model()
+    log: list[str] = []
+    async with session_of(server, one, is_chief=True) as chief:
+        async with session_of(server, two, is_chief=False) as worker:
+
+            async def wait() -> None:
+                log.append(f"woken at {await worker.global_step.wait_for(3)}")
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                for step in (1, 2, 3):
+                    assert await chief.run(one.train_op) == step
+                    log.append(f"run {step}")
+                    await let_others_run()
+                log.append("later")
+    assert sorted(log[2:4]) == ["run 3", "woken at 3"]
+    assert log[-1] == "later"
+
+
+async def test_chief_and_worker_find_each_other_again_on_a_restarted_server(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    has_restarted = False
+
+    async def work(is_chief: bool) -> None:
+        nonlocal has_restarted
+        model = counting_model()
+        saving = {"checkpoint_dir": str(tmp_path), "save_checkpoint_steps": 5} if is_chief else {}
+        stop = StopAtStepHook(last_step=30)
+        async with session_of(server, model, [stop], is_chief=is_chief, **saving) as session:
+            while not session.should_stop():
+                await session.run(model.train_op)
+                if not is_chief and session.global_step.value > 12 and not has_restarted:
+                    has_restarted = True
+                    await anyio.to_thread.run_sync(server.restart)
+        assert session.global_step.value == 30
+        assert session.global_step.epoch == 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work, True)
+        group.start_soon(work, False)
+    assert has_restarted
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-30")
+
+
+async def test_a_wait_beside_the_runs_outlasts_a_silence_of_the_server(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    lost, has_ended = anyio.Event(), anyio.Event()
+    async with session_of(server, model, is_chief=True) as session:
+
+        async def wait() -> None:
+            assert await session.global_step.wait_for(5) == 5
+            has_ended.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await let_others_run()
+            server.stop()
+            with listening("Error reported to Coordinator", lost.set):
+                await lost.wait()
+            server.go_on()
+            with v1.Session(server.target, graph=(other := counting_model()).graph) as elsewhere:
+                for _ in range(5):
+                    elsewhere.run(other.train_op)
+            try:
+                with anyio.fail_after(2):
+                    await has_ended.wait()
+            finally:
+                group.cancel_scope.cancel()
+
+
+async def test_a_lost_chief_comes_back_beside_a_run_that_waits_for_what_it_will_do(
+    server: ServerProcess,
+) -> None:
+    one, two = counting_model(), counting_model()
+    with one.graph.as_default():
+        enqueue = v1.FIFOQueue(9, tf.int64, shared_name="tokens").enqueue(1)
+    with two.graph.as_default():
+        dequeue = v1.FIFOQueue(9, tf.int64, shared_name="tokens").dequeue()
+    losing = Moments(before_run=raising(None, aborted()))
+    async with (
+        session_of(server, one, [losing], is_chief=True) as chief,
+        session_of(server, two, is_chief=False) as worker,
+    ):
+        assert await chief.run(one.train_op) == 1
+        is_back = anyio.Event()
+
+        async def come_back() -> None:
+            await chief.run(enqueue)
+            is_back.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(worker.run, dequeue)
+            await let_others_run()
+            group.start_soon(come_back)
+            with anyio.move_on_after(2) as scope:
+                await is_back.wait()
+            with v1.Session(server.target, graph=one.graph) as elsewhere:
+                elsewhere.run(enqueue)  # lets the worker go in any case
+        assert not scope.cancelled_caught

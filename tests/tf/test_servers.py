@@ -1,0 +1,235 @@
+"""TensorFlow servers that die, fall silent or never come: what is noticed, and how soon."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from asynchooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    Coordinator,
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    MonitoredTrainingSession,
+    Recovery,
+    SessionRunContext,
+    SharedSessionCreator,
+    StepContext,
+    StopAtStepHook,
+)
+
+from .models import ChiefSessionCreator, Model, Moments, counting_model, monitored
+from .servers import ServerProcess, launched, listening, running_server
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+launcher = pytest.fixture(scope="module")(launched)
+server = pytest.fixture(running_server)
+
+BEAT = 0.5
+SOON = 4 * BEAT
+"""Within this time silence is noticed; a grace period is 120 s."""
+QUICK = Recovery(max_attempts=2, first_pause_secs=0.05)
+
+
+def chief(server: ServerProcess, model: Model, **options: Any) -> MonitoredSession:
+    """A chief of the usual kind."""
+    with model.graph.as_default():
+        return MonitoredTrainingSession(server.target, heartbeat_secs=BEAT, **options)
+
+
+async def test_after_a_restart_training_goes_on_from_the_last_checkpoint(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    model = counting_model()
+    coords: list[Coordinator] = []
+    hook = Moments(created=lambda session, coord: coords.append(coord))
+    saving = {"checkpoint_dir": str(tmp_path), "save_checkpoint_steps": 5}
+    async with chief(server, model, hooks=[hook], **saving) as session:
+        assert [await session.run(model.train_op) for _ in range(7)] == [1, 2, 3, 4, 5, 6, 7]
+        lost = session.raw_session()
+        await anyio.to_thread.run_sync(server.restart)
+        assert not session.should_stop()
+        assert [await session.run(model.train_op) for _ in range(5)] == [6, 7, 8, 9, 10]
+        assert session.raw_session() is not lost
+        assert (session.global_step.value, session.global_step.epoch) == (10, 1)
+        assert [coord.joined for coord in coords] == [True, False]
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-10")
+
+
+async def test_after_a_restart_workers_that_share_the_session_get_one_new_one(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        chief = ChiefSessionCreator(
+            master=server.target, checkpoint_dir=str(tmp_path), heartbeat_secs=BEAT
+        )
+        saver = CheckpointSaverHook(str(tmp_path), save_steps=5, scaffold=chief.scaffold)
+        creator = SharedSessionCreator(chief, num_workers=3)
+    has_restarted = False
+    created: dict[str, list[Any]] = {"a": [], "b": [], "c": []}
+    steps: list[int] = []
+
+    async def worker(name: str) -> None:
+        nonlocal has_restarted
+        hook = Moments(created=lambda session, coord: created[name].append((session, coord)))
+        hooks = [hook, StopAtStepHook(last_step=30), *([saver] if name == "a" else [])]
+        async with monitored(model.graph, hooks, creator) as session:
+            while not session.should_stop():
+                steps.append(await session.run(model.train_op))
+                if name == "b" and session.global_step.value >= 12 and not has_restarted:
+                    has_restarted = True
+                    await anyio.to_thread.run_sync(server.restart)
+        assert (session.global_step.value, session.global_step.epoch) == (30, 1)
+
+    async with anyio.create_task_group() as group:
+        for name in created:
+            group.start_soon(worker, name)
+    assert max(steps) == 30
+    first, second = zip(*created.values(), strict=True)
+    assert len({session for session, _ in first}) == len({session for session, _ in second}) == 1
+    assert first[0][0] is not second[0][0]
+    assert len({coord for _, coord in (*first, *second)}) == 6
+
+
+async def test_a_server_that_falls_silent_is_noticed_and_used_again_when_it_answers(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    model = counting_model()
+    saving = {"checkpoint_dir": str(tmp_path), "save_checkpoint_steps": 5}
+    async with chief(server, model, **saving) as session:
+        for _ in range(7):
+            await session.run(model.train_op)
+        server.stop()
+        begun = time.monotonic()
+        with listening("attempt 2", server.go_on) as lines:
+            assert await session.run(model.train_op) == 6
+        noticed = next(line for line in lines if "recreating it, attempt 1" in line.text)
+        assert noticed.at - begun < SOON
+        assert f"the server at {server.target} has not answered for 0.25 s" in noticed.text
+        assert await session.run(model.train_op) == 7
+        assert session.global_step.epoch == 1
+
+
+async def test_a_server_that_stays_silent_ends_the_session_soon(server: ServerProcess) -> None:
+    model = counting_model()
+    session = chief(server, model, recovery=QUICK)
+    with pytest.raises(tf.errors.UnavailableError, match="has not answered") as caught:
+        async with session:
+            await session.run(model.train_op)
+            server.stop()
+            begun = time.monotonic()
+            await session.run(model.train_op)
+    assert time.monotonic() - begun < 2 * SOON, "the loss, two attempts and the end"
+    assert "recreating the session was given up after 2 attempts" in caught.value.__notes__
+
+
+async def test_a_save_on_a_silent_server_ends(server: ServerProcess, tmp_path: Path) -> None:
+    class Silencer(CheckpointSaverListener):
+        async def before_save(self, session: Any, global_step_value: int) -> None:
+            if global_step_value == 5:
+                server.stop()
+
+    model = counting_model()
+    with model.graph.as_default():
+        creator = ChiefSessionCreator(
+            master=server.target, checkpoint_dir=str(tmp_path), heartbeat_secs=BEAT
+        )
+        saver = CheckpointSaverHook(
+            str(tmp_path), save_steps=5, scaffold=creator.scaffold, listeners=[Silencer()]
+        )
+    async with monitored(model.graph, [saver], creator) as session:
+        results = [await session.run(model.train_op) for _ in range(4)]
+        begun = time.monotonic()
+        with listening("attempt 1", server.go_on) as lines:
+            results.append(await session.run(model.train_op))
+        assert next(line.at for line in lines if "attempt 1" in line.text) - begun < SOON
+    assert results == [1, 2, 3, 4, 1], "from the checkpoint of step 0"
+
+
+async def test_a_wait_for_a_step_on_a_silent_server_is_taken_up_on_the_new_session(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        jump = v1.assign(model.step, 10)
+    num_created = 0
+
+    def created(session: Any, coord: Coordinator) -> None:
+        nonlocal num_created
+        num_created += 1
+        if num_created == 2:
+            session.run(jump)  # as another process would
+
+    hooks = [Moments(created=created), GlobalStepWaiterHook(10)]
+    async with chief(server, model, hooks=hooks) as session:
+        server.stop()
+        begun = time.monotonic()
+        with listening("attempt 1", server.go_on) as lines:
+            assert await session.run(model.train_op) == 11
+        assert next(line.at for line in lines if "attempt 1" in line.text) - begun < SOON
+
+
+async def test_a_wait_for_a_step_on_a_server_that_stays_silent_ends_in_its_error(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    session = chief(server, model, hooks=[GlobalStepWaiterHook(10)], recovery=QUICK)
+    with pytest.raises(tf.errors.UnavailableError, match="has not answered"):
+        async with session:
+            server.stop()
+            begun = time.monotonic()
+            await session.run(model.train_op)
+    assert time.monotonic() - begun < 2 * SOON
+
+
+async def test_a_plain_step_fn_on_a_silent_server_is_called_again(server: ServerProcess) -> None:
+    model = counting_model()
+    num_calls = 0
+
+    def step_fn(step_context: StepContext) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return step_context.session.run(model.train_op)
+
+    async with chief(server, model) as session:
+        server.stop()
+        with listening("attempt 1", server.go_on):
+            assert await session.run_step_fn(step_fn) in (1, 2), "the one given up may have run"
+    assert num_calls == 2
+
+
+async def test_a_plain_hook_that_blocks_on_a_silent_server_ends(server: ServerProcess) -> None:
+    model = counting_model()
+
+    class Reads(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+        def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
+            if not run_context.session.global_step.epoch:
+                server.stop()
+            run_context.session.run(model.step)
+
+    async with chief(server, model, hooks=[Reads()]) as session:
+        begun = time.monotonic()
+        with listening("attempt 1", server.go_on) as lines:
+            assert await session.run(model.train_op) == 1
+        assert next(line.at for line in lines if "attempt 1" in line.text) - begun < SOON
+
+
+async def test_a_cancelled_run_on_a_silent_server_ends_soon(server: ServerProcess) -> None:
+    model = counting_model()
+    async with chief(server, model, stop_grace_period_secs=20) as session:
+        server.stop()
+        begun = time.monotonic()
+        with anyio.move_on_after(BEAT / 5) as scope:
+            await session.run(model.train_op)
+        assert scope.cancelled_caught
+        assert time.monotonic() - begun < SOON
