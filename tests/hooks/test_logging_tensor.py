@@ -245,3 +245,13 @@ def test_seconds_are_not_negative() -> None:
 def test_a_text_is_no_list_of_names() -> None:
     with pytest.raises(TypeError, match=r"give a list of names: \['loss'\]"):
         LoggingTensorHook("loss", every_n_iter=1)
+
+
+async def test_an_iterable_may_hold_the_same_fetch_twice_and_nested_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hook = LoggingTensorHook(["calls", "calls", ["calls"]], every_n_iter=1)
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        async with MonitoredSession([hook], counting_creator()) as session:
+            await session.run([])
+    assert [r.getMessage() for r in caplog.records] == ["calls = 1, calls = 1, ['calls'] = [1]"]

@@ -93,9 +93,6 @@ PROFILERS = {
     "by seconds": Program(profiler(save_secs=0), "timeline-2.json"),
     "by seconds that never pass": Program(profiler(save_secs=3e4), "file_version"),
     "memory": Program(profiler(save_steps=6, show_memory=True), "('O', 'Tensor')"),
-    "a step that stands still": Program(
-        profiler(save_steps=1), "file_version", num_runs=4, trains=False
-    ),
     "the same hook in two sessions": Program(
         lambda s: [*profiler(save_steps=7)(s), *checkpoints(s)],
         "timeline-20.json",

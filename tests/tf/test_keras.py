@@ -198,3 +198,47 @@ def test_wrong_requests_are_told() -> None:
         fit(linear_model(), [asynchooks.GlobalStepWaiterHook(5)])
     with pytest.raises(TypeError, match="hooks is the hook"):
         HooksCallback(RecordingHook("a"))  # type: ignore[arg-type]
+
+
+def test_a_hook_that_is_told_to_stop_while_it_waits_ends_fit_cleanly() -> None:
+    class Waits(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            self.coord = coord
+
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.coord.request_stop()
+            await run_context.global_step.wait_for(1000)
+
+    model = linear_model()
+    other = RecordingHook("other")
+    fit(model, [Waits(), other], epochs=3)
+    assert int(model.optimizer.iterations) == 1
+    assert other.log[-1] == ("other", "end")
+
+
+def test_a_fit_that_failed_outside_the_hooks_is_ended_by_the_next_one() -> None:
+    class Bad(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise ZeroDivisionError("of Keras")
+
+    running: list[int] = []
+
+    class Sides(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            coord.start_soon(self.work, coord)
+
+        async def work(self, coord: Any) -> None:
+            running.append(1)
+            await coord.wait_stopped()
+            running.pop()
+
+    model, other = linear_model(), RecordingHook("other")
+    callback = HooksCallback([Sides(), other])
+    with pytest.raises(ZeroDivisionError):
+        model.fit(INPUTS, TARGETS, verbose=0, callbacks=[Bad(), callback])
+    assert running == [1]
+    model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
+    assert running == []
+    assert [str(error) for error in other.errors] == [
+        "the fit before this one failed, which Keras tells no callback"
+    ]

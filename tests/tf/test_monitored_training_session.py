@@ -241,3 +241,13 @@ async def test_summaries_go_to_summary_dir(tmp_path: Path) -> None:
         events = list(v1.train.summary_iterator(str(directory / name)))
         whats.append({event.WhichOneof("what") for event in events})
     assert ["summary" in each for each in whats] == [False, True]
+
+
+async def test_intervals_of_hooks_that_are_not_made_are_not_looked_at(tmp_path: Path) -> None:
+    both = {"save_checkpoint_steps": 1, "save_checkpoint_secs": 1, "save_summaries_steps": 1}
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        MonitoredTrainingSession(**both, save_summaries_secs=1)
+        MonitoredTrainingSession(is_chief=False, checkpoint_dir=str(tmp_path), **both)
+        with pytest.raises(ValueError, match="save_checkpoint_steps=1 and save_checkpoint_secs=1"):
+            MonitoredTrainingSession(checkpoint_dir=str(tmp_path), **both)

@@ -255,3 +255,51 @@ def test_what_is_no_hook_of_ours_is_refused(wrong: Any) -> None:
 def test_a_portal_that_is_none_is_refused() -> None:
     with pytest.raises(TypeError, match="start_blocking_portal"):
         sync_hook(StopAtStepHook(last_step=3), portal="trio")  # type: ignore[arg-type]
+
+
+def test_a_feed_fn_may_be_async() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        fed = v1.placeholder(tf.int64, [])
+        step = v1.train.get_or_create_global_step()
+        model = Model(graph, step, v1.assign_add(step, fed))
+
+    async def feed() -> dict[Any, int]:
+        await anyio.lowlevel.checkpoint()
+        return {fed: 5}
+
+    assert train(model, [sync_hook(asynchooks.FeedFnHook(feed))], runs=3) == [5, 10, 15]
+
+
+def test_a_hook_that_is_told_to_stop_while_it_waits_in_after_run_ends_cleanly() -> None:
+    class Waits(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            self.coord = coord
+
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.coord.request_stop()
+            await self.coord.or_stop(anyio.sleep_forever)
+
+    other = RecordingHook("other")
+    assert train(counting_model(), [sync_hook(Waits()), sync_hook(other)]) == [1]
+    assert other.log[-1] == ("other", "end")
+
+
+def test_an_interruption_cancels_the_coroutine_that_is_waited_for() -> None:
+    cancelled = threading.Event()
+
+    class Waits(SessionRunHook):
+        async def before_run(self, run_context: Any) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.set()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    hook = sync_hook(Waits())
+    hook._look = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        train(counting_model(), [hook])
+    assert cancelled.wait(10)
