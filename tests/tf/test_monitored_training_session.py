@@ -244,7 +244,11 @@ async def test_summaries_go_to_summary_dir(tmp_path: Path) -> None:
 
 
 async def test_intervals_of_hooks_that_are_not_made_are_not_looked_at(tmp_path: Path) -> None:
-    both = {"save_checkpoint_steps": 1, "save_checkpoint_secs": 1, "save_summaries_steps": 1}
+    both: dict[str, Any] = {
+        "save_checkpoint_steps": 1,
+        "save_checkpoint_secs": 1,
+        "save_summaries_steps": 1,
+    }
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
         MonitoredTrainingSession(**both, save_summaries_secs=1)
