@@ -134,10 +134,12 @@ async def test_a_server_that_stays_silent_ends_the_session_soon(server: ServerPr
 
 
 async def test_a_save_on_a_silent_server_ends(server: ServerProcess, tmp_path: Path) -> None:
+    stops = [server.stop]
+
     class Silencer(CheckpointSaverListener):
         async def before_save(self, session: Any, global_step_value: int) -> None:
-            if global_step_value == 5:
-                server.stop()
+            if global_step_value == 5 and stops:
+                stops.pop()()
 
     model = counting_model()
     with model.graph.as_default():
@@ -153,7 +155,9 @@ async def test_a_save_on_a_silent_server_ends(server: ServerProcess, tmp_path: P
         with listening("attempt 1", server.go_on) as lines:
             results.append(await session.run(model.train_op))
         assert next(line.at for line in lines if "attempt 1" in line.text) - begun < SOON
-    assert results == [1, 2, 3, 4, 1], "from the checkpoint of step 0"
+    assert results[:4] == [1, 2, 3, 4]
+    # from the checkpoint of step 0, or that of 5: the save goes on when the server does
+    assert results[4] in (1, 6)
 
 
 async def test_a_wait_for_a_step_on_a_silent_server_is_taken_up_on_the_new_session(
