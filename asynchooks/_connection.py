@@ -229,7 +229,7 @@ class Connection:
             error.add_note(f"recreating the session was given up after {failures - 1} attempts")
             raise error
         pause = recovery.pause_before(failures)
-        logger.info(
+        logger.warning(
             "The session was lost (%s: %s); recreating it, attempt %d of %d, in %g s",
             type(error).__name__, error, failures, recovery.max_attempts, pause,
         )  # fmt: skip

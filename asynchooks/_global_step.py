@@ -130,7 +130,7 @@ class GlobalStep:
             lost = self._waiters.take_lost()
             all_wait = self._worker is not None and self._waiters.all_wait
         if all_wait and not lost:
-            logger.info(
+            logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
             )
         _wake([(each.slot, _UNREACHABLE) for each in lost])

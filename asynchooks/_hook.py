@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from ._coordinator import Coordinator
     from ._global_step import GlobalStep
+
+
+begin_graph: ContextVar[Any] = ContextVar("asynchooks_graph", default=None)
+"""In a hook's begin: the TensorFlow graph that its session runs, None for a step function."""
 
 
 class SessionRunArgs(NamedTuple):

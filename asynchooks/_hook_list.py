@@ -12,7 +12,7 @@ from typing import Any
 from ._coordinator import Coordinator
 from ._engine import Engine
 from ._errors import StopTraining, is_input_end
-from ._hook import SessionRunContext
+from ._hook import SessionRunContext, begin_graph
 from ._hook_calls import (
     HookCall,
     calls_of,
@@ -61,8 +61,16 @@ class HookList:
         hook, moment = self._current
         return f"{moment} of {type(hook).__name__}" if hook is not None else "the session"
 
-    async def begin(self, has_global_step: Callable[[], bool]) -> None:
+    async def begin(self, has_global_step: Callable[[], bool], graph: Any = None) -> None:
         """Call begin of all; a hook counts as begun as soon as its begin is called."""
+        token = begin_graph.set(graph)
+        try:
+            await self._begin_all(has_global_step)
+        finally:
+            begin_graph.reset(token)
+        self._current = (None, "")
+
+    async def _begin_all(self, has_global_step: Callable[[], bool]) -> None:
         self._num_begun = 0
         begins = {call.place: call.method for call in self._begin}
         for place, hook in enumerate(self.hooks):
@@ -72,7 +80,9 @@ class HookList:
                 if needs_global_step(hook) and not has_global_step():
                     raise RuntimeError(
                         f"Global step should be created to use {type(hook).__name__}. Create one "
-                        "(tf.compat.v1.train.get_or_create_global_step()) before the session."
+                        "(tf.compat.v1.train.get_or_create_global_step()) before the session. If "
+                        "there is one, it is in another graph: make the session inside "
+                        "`with graph.as_default():`"
                     )
                 if place in begins:  # a plain one, too, on the event loop: it builds a graph
                     result = begins[place]()
@@ -81,7 +91,6 @@ class HookList:
             except BaseException as error:
                 self._blame(error)
                 raise
-        self._current = (None, "")
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from ._connection import Connection
 from ._engine import Engine, current_engine
@@ -268,7 +268,8 @@ class MonitoredSession:
         try:
             async with self._lease.opening(self._engine, self._grace_secs):
                 await self._lease.drive(
-                    self._hooks.begin(lambda: self._lease.has_global_step), self._hooks.culprit
+                    self._hooks.begin(lambda: self._lease.has_global_step, self._lease.graph),
+                    self._hooks.culprit,
                 )
             await self._connection.recovering(self._connection.create)
         except BaseException as error:
@@ -279,6 +280,12 @@ class MonitoredSession:
             raise leaving from error
         self._phase = Phase.OPEN
         return self
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("this session is opened by `async with session:`, not by `with session:`")
+
+    def __exit__(self, *_: object) -> None:
+        """Python asks for it before it calls `__enter__`."""
 
     async def __aexit__(
         self,

@@ -275,3 +275,27 @@ def test_what_only_makes_a_coroutine_is_recognised() -> None:
     assert is_async(Object().method)
     assert not is_async(fast)
     assert not is_async(lambda: settle())
+
+
+@pytest.mark.anyio
+async def test_what_is_not_forgiven_leaves_the_event_loop_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a hook that saves now and then: between two saves it is fast."""
+    here = threading.get_ident()
+    runner, times = StepRunner(current_engine(), "auto", 1), StepTimes(forgives=False)
+    clock = [0.0]
+    monkeypatch.setattr(runner._engine, "now", lambda: clock[0])
+    where: list[bool] = []
+
+    def call(secs: float) -> None:
+        clock[0] += secs
+        where.append(threading.get_ident() == here)
+
+    try:
+        for secs in (0, 0, 1, 0, 1, *[0] * 2000):
+            await runner.run(lambda secs=secs: call(secs), times, "hook")  # type: ignore[misc]
+    finally:
+        runner.close()
+    assert where[:5] == [False, True, True, True, True]
+    assert not any(where[5:])

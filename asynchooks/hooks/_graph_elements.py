@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
-
-
-def default_graph() -> Any:
-    """In a hook's begin: the session's TensorFlow graph, None where a step function is run."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None or tensorflow.executing_eagerly():
-        return None
-    return tensorflow.compat.v1.get_default_graph()
 
 
 def as_graph_element(graph: Any, fetch: Any) -> Any:

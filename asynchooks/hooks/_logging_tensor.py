@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._coordinator import Coordinator
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    begin_graph,
+)
 from .._raw_session import raw_session_of
 from .._timer import SecondOrStepTimer
-from ._graph_elements import as_graph_element, default_graph
+from ._graph_elements import as_graph_element
 
 logger = logging.getLogger("asynchooks")
 
@@ -73,7 +79,7 @@ class LoggingTensorHook(SessionRunHook):
         if self._timer is not None:
             self._timer.reset()
         self._num_runs = 0
-        graph = default_graph()
+        graph = begin_graph.get()
         self._fetches = self._given
         if graph is not None:
             self._fetches = [as_graph_element(graph, each) for each in self._given]

@@ -6,8 +6,8 @@ import sys
 from typing import Any, Protocol
 
 from .._engine import current_engine
+from .._hook import begin_graph
 from .._runner import run_blocking
-from ._graph_elements import default_graph
 
 _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
@@ -51,7 +51,7 @@ class Output:
         """
         if self.writer is not None or not self._directory:
             return
-        if default_graph() is not None:
+        if begin_graph.get() is not None:
             cache = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache
             self.writer = cache.get(self._directory)
         else:

@@ -48,7 +48,8 @@ class SummarySaverHook(SessionRunHook):
     ) -> None:
         if (scaffold is None) == (summary_op is None):
             raise ValueError(
-                f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one"
+                f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one "
+                "(merge_all() returns None where the graph has no summaries)"
             )
         self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
         self._output = Output(output_dir, summary_writer)
@@ -80,6 +81,11 @@ class SummarySaverHook(SessionRunHook):
         if self._is_due:
             self._timer.update_last_triggered_step(step)
             for summary in run_values.results or ():
+                if not isinstance(summary, bytes) and not hasattr(summary, "SerializeToString"):
+                    raise ValueError(
+                        f"summary_op gave {summary!r}; give fetches of summaries, such as "
+                        "tf.compat.v1.summary.scalar(...) returns"
+                    )
                 writer.add_summary(summary, step)
 
     async def end(self, session: Any) -> None:

@@ -34,7 +34,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
 
     Raises:
         TypeError: `scaffold` is no Scaffold.
-        ValueError: `heartbeat_secs` is not > 0.
+        ValueError: `heartbeat_secs` is not > 0, or `master` lacks its protocol.
         RuntimeError: when opening: the model is not ready after initialisation.
         tf.errors.OpError: when opening: what TensorFlow says; UnavailableError if no server
             answers.
@@ -186,4 +186,6 @@ def _checked_address(master: object) -> str:
         raise TypeError(
             f'master is {master!r}; give the address of a server ("grpc://host:port"), or ""'
         )
+    if ":" in master and "://" not in master:
+        raise ValueError(f'master is {master!r}; give the protocol, too: "grpc://{master}"')
     return master

@@ -11,6 +11,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 
 from .._errors import GraphStackError
+from .._hook import begin_graph
 
 
 async def in_graph(graph: tf.Graph, fn: Callable[..., Any], *args: Any) -> Any:
@@ -35,13 +36,17 @@ async def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def entered_graph() -> tf.Graph | None:
-    """The default graph, if somebody made one the default; None outside of all graphs."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    """The default graph, if somebody made one the default; None outside of all graphs.
+
+    Where eager execution is disabled, TensorFlow has a default graph that nobody entered.
+    """
+    stack = ops._default_graph_stack.stack
+    return stack[-1] if stack else None
 
 
 def check_graph_session(hook: object) -> None:
     """In a hook's begin: raise RuntimeError unless its session runs a graph."""
-    if entered_graph() is None:
+    if begin_graph.get() is None:
         raise RuntimeError(
             f"{type(hook).__name__} needs a session on a TensorFlow graph "
             "(MonitoredSession(hooks, ChiefSessionCreator())); a step function has none"

@@ -127,8 +127,6 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"a hook feeds {sorted(map(str, self._merged.feed_dict))}, but Keras feeds its "
                 "batches itself; give the data to model.fit"
             )
-        if self._is_at_limit:
-            raise StopTraining(f"{self._step!r} has reached its limit")
 
     async def _after(self, logs: dict[str, Any]) -> None:
         assert self._raw is not None

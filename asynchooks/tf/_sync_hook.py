@@ -11,7 +11,13 @@ from .._coordinator import Coordinator
 from .._engine import current_engine
 from .._errors import StopTraining, is_input_end
 from .._global_step import GlobalStep
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    begin_graph,
+)
 from .._hook_calls import needs_global_step
 from .._portal import BlockingPortal, HookPortal
 from .._raw_session import RawSession
@@ -135,6 +141,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         return result
 
     async def _drive(self, method: Any, args: tuple[Any, ...]) -> Any:
+        begin_graph.set(self._graph)
         return await Driven(method(*args), self._graph, self._name)
 
     def _look(self) -> None:

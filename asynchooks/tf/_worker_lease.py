@@ -49,6 +49,12 @@ class WorkerLease(GraphLease):
                 ) from cause
             has_chief = self._server is not None and self._server.has_chief_to_come
             until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
+            if self._server is None:
+                logger.warning(
+                    "A worker with master=%r waits for its model, yet nobody else can initialise "
+                    "a session within this process; give the address of the chief's server",
+                    self.creator.master,
+                )
             logger.info(
                 "Waiting for model to be ready on %r; next look in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,

@@ -95,8 +95,9 @@ def test_every_moment_is_awaited_in_the_session_s_graph(backend: Any) -> None:
 
 
 def test_a_stop_at_step_hook_stops_tensorflow_s_session() -> None:
-    model = counting_model()
-    assert train(model, [sync_hook(StopAtStepHook(last_step=5))])[-1] == 5
+    model, other = counting_model(), RecordingHook("other")
+    assert train(model, [sync_hook(StopAtStepHook(last_step=5)), sync_hook(other)])[-1] == 5
+    assert other.log.count(("other", "before_run")) == 5, "no run was begun in vain"
 
 
 def test_a_stop_that_the_hook_asks_for_is_passed_on() -> None:

@@ -227,5 +227,5 @@ async def test_through_a_recovery_tensorflows_hooks_leave_what_they_leave_under_
     assert program.shows in its
     changed = [line for line in difference.splitlines()[2:] if line[0] in "+-"]
     said = "".join(line.strip("+ ',") for line in changed)
-    assert re.fullmatch(r"INFO The session was lost \(AbortedError: .*\); recreating it.*", said)
+    assert re.fullmatch(r"WARNING The session was lost \(AbortedError: .*\); recreating it.*", said)
     assert all(line.startswith("+") for line in changed), "nothing is missing"
