@@ -93,4 +93,16 @@ def checked(hooks: Iterable[Any] | None, name: str = "hooks") -> list[Any]:
                 f"{name}[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
                 "of asynchooks.SessionRunHook or of TensorFlow's"
             )
+        if not isinstance(hook, SessionRunHook):
+            _check_listeners(hook, f"{name}[{place}]")
     return listed
+
+
+def _check_listeners(hook: Any, name: str) -> None:
+    """TensorFlow's CheckpointSaverHook would take a coroutine, which is true, for a stop."""
+    for listener in getattr(hook, "_listeners", ()):
+        if is_async(getattr(listener, "after_save", _check_listeners)):
+            raise TypeError(
+                f"{name}, TensorFlow's {type(hook).__name__}, has the coroutine listener "
+                f"{listener!r}; give both to asynchooks.CheckpointSaverHook"
+            )

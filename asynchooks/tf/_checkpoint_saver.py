@@ -239,9 +239,11 @@ async def _blocking(
 
 async def _call(session: Any, method: Callable[..., Any], *args: Any) -> Any:
     """Call a listener's method: a coroutine here, a plain one in a thread."""
-    if is_async(method):
-        return await in_graph(session.graph, method, *args)
-    result = await _blocking(session, lambda: method(*args))
-    if isinstance(result, Awaitable):
-        return await result
-    return result
+    try:
+        if is_async(method):
+            return await in_graph(session.graph, method, *args)
+        result = await _blocking(session, lambda: method(*args))
+        return await result if isinstance(result, Awaitable) else result
+    except Exception as error:
+        error.add_note(f"in the listener's {getattr(method, '__qualname__', method)}")
+        raise

@@ -53,7 +53,10 @@ async def test_a_save_that_fails_before_it_is_written_is_due_again(tmp_path: Pat
         await session.run(model.train_op)
         with pytest.raises(ZeroDivisionError, match="before_save") as caught:
             await session.run(model.train_op)
-        assert caught.value.__notes__ == ["in after_run of CheckpointSaverHook"]
+        assert caught.value.__notes__ == [
+            "in the listener's FailsOnce.before_save",
+            "in after_run of CheckpointSaverHook",
+        ]
         assert saved_steps(tmp_path) == [0]
         await session.run(model.train_op)
         assert saved_steps(tmp_path) == [0, 3], "at the next run, not two steps later"
@@ -234,3 +237,11 @@ async def test_a_cancellation_waits_for_what_is_under_way_and_then_leaves(
             blocks.released.set()
     assert log == ["left, released: True"]
     assert saved_steps(tmp_path) == steps
+
+
+async def test_a_coroutine_listener_in_tensorflow_s_hook_is_refused(tmp_path: Path) -> None:
+    """It would never be awaited, and the coroutine, which is true, would end training."""
+    listeners = [CheckpointSaverListener()]
+    hook = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=listeners)
+    with pytest.raises(TypeError, match="coroutine listener .* give both to asynchooks.Checkpoint"):
+        monitored(counting_model().graph, [hook])
