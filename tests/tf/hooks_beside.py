@@ -138,7 +138,8 @@ def _plain(results: Mapping[str, Any]) -> str:
 def _read_back(
     setup: Setup, hooks: list[Any], outcome: list[Any], caplog: pytest.LogCaptureFixture
 ) -> Left:
-    outcome += [repr(h.final_ops_values) for h in hooks if hasattr(h, "final_ops_values")]
+    finals = [h.final_ops_values for h in hooks if hasattr(h, "final_ops_values")]
+    outcome += [f"final {type(value).__name__}: {value!r}" for value in finals]
     return read_back(Path(setup.directory), outcome, setup.log, caplog)
 
 

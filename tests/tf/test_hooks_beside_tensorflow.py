@@ -117,13 +117,15 @@ def final(ops: Callable[[Setup], Any], *feeds: Callable[[Setup], Any]) -> Any:
 
 
 FINAL = {
-    "one": Program(final(lambda s: s.model.x), "np.float32("),
-    "list": Program(final(lambda s: [s.model.x, "loss:0"]), "[np.float32("),
+    "one": Program(final(lambda s: s.model.x), "final float32: "),
+    "list": Program(final(lambda s: [s.model.x, "loss:0"]), "final list: ["),
     "dict": Program(final(lambda s: {"l": s.model.loss, "t": s.model.tiny}), "'t': array("),
-    "fed": Program(final(lambda s: s.model.loss, lambda s: {s.model.rate: 10.0}), "np.float32("),
+    "fed": Program(
+        final(lambda s: s.model.loss, lambda s: {s.model.rate: 10.0}), "final float32: "
+    ),
     "none": Program(final(lambda s: None), "None"),
-    "without a run": Program(final(lambda s: s.model.x), "np.float32(", num_runs=0),
-    "once more at each end": Program(final(lambda s: s.model.x), "np.float32(", num_sessions=2),
+    "without a run": Program(final(lambda s: s.model.x), "final float32: ", num_runs=0),
+    "once more at each end": Program(final(lambda s: s.model.x), "final float32: ", num_sessions=2),
     "an end of input": Program(final(lambda s: ended_queue()), "WARNING An OutOfRangeError or"),
     "an error": Program(final(lambda s: "nobody:0"), "ValueError"),
     "not after a failure": Program(

@@ -84,7 +84,7 @@ PROGRAMS = {
         lambda s: [v1.train.FinalOpsHook(ended_input())], "OutOfRangeError"
     ),
     "final ops, fed": Program(
-        lambda s: [v1.train.FinalOpsHook(s.model.loss, {s.model.rate: 9.0})], "np.float32("
+        lambda s: [v1.train.FinalOpsHook(s.model.loss, {s.model.rate: 9.0})], "final float32: "
     ),
     "waits for what is there": Program(
         lambda s: [v1.train.GlobalStepWaiterHook(3)],
