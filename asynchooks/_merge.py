@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from ._errors import tensorflow_train
@@ -21,11 +21,17 @@ class MergedRun:
         "run_metadata",
     )  # fmt: skip
 
-    def __init__(self, raw: RawSession, caller: SessionRunArgs, run_metadata: Any) -> None:
+    def __init__(
+        self,
+        raw: RawSession,
+        caller: SessionRunArgs,
+        run_metadata: Any,
+        hooks: Sequence[Any] = (),
+    ) -> None:
         self._raw = raw
         self._caller = caller
         self._hook_fetches: dict[int, Any] = {}  # by the hook's place: hooks may compare equal
-        self._hooks: dict[int, Any] = {}  # those that fetch
+        self._hooks = hooks  # by their places
         self._feeders: dict[Hashable, str] | None = None
         self._option_requests: list[Any] = []
         self.feed_dict = caller.feed_dict
@@ -42,7 +48,6 @@ class MergedRun:
             request = _converted(request, type(hook).__name__)
         if request.fetches is not None:
             self._hook_fetches[place] = request.fetches
-            self._hooks[place] = hook
         if request.options is not None:
             self._option_requests.append(request.options)
         if request.feed_dict:

@@ -216,7 +216,7 @@ class MonitoredSession:
     async def _run_hooked(self, raw: RawSession, args: SessionRunArgs, run_metadata: Any) -> Any:
         original = SessionRunArgs(args.fetches, args.feed_dict)
         context = SessionRunContext(original, raw.exposed, self._run_step)
-        merged = MergedRun(raw, args, run_metadata)
+        merged = MergedRun(raw, args, run_metadata, self._hooks.hooks)
         try:
             await self._hooks.before_run(context, merged)
             options = merged.finish_options(has_hooks=bool(self._hooks.hooks))

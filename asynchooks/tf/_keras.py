@@ -119,7 +119,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert self._raw is not None
         args = SessionRunArgs([])
         self._context = SessionRunContext(args, self._raw, self._step)
-        self._merged = MergedRun(self._raw, args, None)
+        self._merged = MergedRun(self._raw, args, None, self._hooks.hooks)
         await self._hooks.before_run(self._context, self._merged)
         self._merged.finish_options(has_hooks=True)
         if self._merged.feed_dict:

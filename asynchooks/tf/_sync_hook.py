@@ -122,9 +122,11 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def end(self, session: Any) -> None:
         try:
-            self._call("end", session)
+            try:
+                self._call("end", session)
+            finally:
+                self._end_side_tasks()
         finally:
-            self._end_side_tasks()
             self._portal.close()
 
     def _call(self, moment: str, *args: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,15 @@ def train(model: Model, hooks: list[Any], runs: int = 100) -> list[int]:
 
 def hook_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "asynchooks-hooks"]
+
+
+@pytest.fixture(autouse=True)
+def event_loops_end_with_their_hooks() -> Iterator[None]:
+    """TensorFlow calls no `end` after an error: then the event loop ends with the hook."""
+    yield
+    gc.collect()
+    for thread in hook_threads():
+        thread.join(10)
 
 
 class Awaiting(SessionRunHook):
@@ -304,3 +315,17 @@ def test_an_interruption_cancels_the_coroutine_that_is_waited_for() -> None:
     with pytest.raises(KeyboardInterrupt):
         train(counting_model(), [hook])
     assert cancelled.wait(10)
+
+
+def test_the_event_loop_ends_also_when_the_end_fails() -> None:
+    class Faulty(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            coord.start_soon(self.fail, coord)
+
+        async def fail(self, coord: Any) -> None:
+            await coord.wait_stopped()
+            raise ZeroDivisionError("in a side task, at the end")
+
+    with pytest.raises(ZeroDivisionError, match="in a side task, at the end"):
+        train(counting_model(), [sync_hook(Faulty())], runs=1)
+    assert not hook_threads()
