@@ -7,10 +7,6 @@ It does not measure what a training step costs, nor waits across threads or proc
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import random
 import statistics
 import time

@@ -7,17 +7,12 @@ It does not compare them with anything, nor measure several processes.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import gc
-import multiprocessing
+import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 
@@ -31,12 +26,11 @@ from asynchooks import (
     StopAtStepHook,
 )
 
+from ._fresh_process import in_fresh_process
 from ._linear_model import linear_model
 from ._report import LOOPS, BusyModel, print_table, run_on
+from ._watch import TIMER_SECS, Watch
 
-T = TypeVar("T")
-
-TIMER_SECS = 0.01
 LAST_STEP, NUM_TRIALS = 200, 2
 NUM_WORKERS = 1, 2, 4, 8, 64
 
@@ -53,10 +47,10 @@ Model = tuple[SessionCreator, Any, Callable[[Any], int]]
 def tensorflow_model() -> Model:
     import tensorflow as tf
 
-    graph, train_op = linear_model()
-    with graph.as_default():
+    model = linear_model()
+    with model.graph.as_default():
         step = tf.compat.v1.train.get_global_step()
-        return ChiefSessionCreator(), train_op, lambda session: int(session.run(step))
+        return ChiefSessionCreator(), model.train_op, lambda session: int(session.run(step))
 
 
 def function_model() -> Model:
@@ -76,7 +70,7 @@ class Crowd:
         self._num_workers, self._num_steps = num_workers, num_steps
         self._step_runner = step_runner
         self._num_open = 0
-        self.lateness: list[float] = []
+        self._watch = Watch()
 
     async def run(self) -> str:
         """Open s, steps/s, KiB of resident memory per worker that trains, largest lateness in s."""
@@ -87,7 +81,7 @@ class Crowd:
             self._kib = resident_kib()
             self._begun = time.perf_counter()
             async with anyio.create_task_group() as timers:
-                timers.start_soon(self._watch_timer)
+                timers.start_soon(self._watch.timer)
                 async with anyio.create_task_group() as workers:
                     for _ in range(self._num_workers):
                         workers.start_soon(self._work)
@@ -95,7 +89,9 @@ class Crowd:
         steps_per_sec = self._num_workers * self._num_steps / (self._trained - self._opened)
         per_worker = self._grown_kib / self._num_workers
         opening = self._opened - self._begun
-        return f"{opening:.2f} / {steps_per_sec:.0f} / {per_worker:.0f} / {max(self.lateness):.3f}"
+        return (
+            f"{opening:.2f} / {steps_per_sec:.0f} / {per_worker:.0f} / {self._watch.worst_secs:.3f}"
+        )
 
     def _session(self) -> MonitoredSession:
         return MonitoredSession([], self._creator, step_runner=self._step_runner)
@@ -113,12 +109,6 @@ class Crowd:
             if self._num_open == self._num_workers:  # the first that is done: none has closed yet
                 self._grown_kib = resident_kib() - self._kib
             self._num_open -= 1
-
-    async def _watch_timer(self) -> None:
-        while True:
-            due = time.perf_counter() + TIMER_SECS
-            await anyio.sleep(TIMER_SECS)
-            self.lateness.append(time.perf_counter() - due)
 
 
 def crowd(loop: str, *args: Any) -> str:
@@ -161,13 +151,6 @@ async def final_step(model: str, num_workers: int, step_runner: Any) -> int:
         for _ in range(num_workers):
             group.start_soon(work)
     return max(steps)
-
-
-def in_fresh_process(fn: Callable[..., T], *args: Any) -> T:
-    """So that memory which an earlier measurement freed is not taken for memory not needed."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(fn, *args).result()
 
 
 def main() -> None:

@@ -1,0 +1,105 @@
+"""How two ways to run a step are compared: blocks of steps that take turns. It measures nothing."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from asynchooks import (
+    FunctionSessionCreator,
+    MonitoredSession,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+
+from ._report import typical
+
+Block = Callable[[int], Coroutine[Any, Any, float | None]]
+"""Runs so many steps, with a session that is open already; seconds if not all that it takes count,
+otherwise None."""
+
+OUTPUTS = {"loss": 0.0}
+
+
+def do_nothing() -> dict[str, float]:
+    return OUTPUTS
+
+
+class DoNothing(SessionRunHook):
+    """A hook of a user that is called before and after each run."""
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        return None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        return None
+
+
+async def secs_per_step(
+    blocks: Mapping[str, Block], num_steps: int, num_rounds: int
+) -> dict[str, list[float]]:
+    """Seconds per step of each block in each round; in round n, all n-th blocks are neighbours.
+
+    A block of each comes first that does not count. Garbage of earlier blocks is collected outside
+    of the measured time; a block pays for its own, but not for looking at the modules and graphs
+    that were there before.
+    """
+    for block in blocks.values():
+        await block(num_steps)
+    secs: dict[str, list[float]] = {name: [] for name in blocks}
+    names = list(blocks)
+    gc.collect()
+    gc.freeze()
+    for turn in range(num_rounds):
+        first = turn % len(names)  # nobody always runs behind the same neighbour
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            begun = time.perf_counter()
+            counted = await blocks[name](num_steps)
+            taken = time.perf_counter() - begun
+            secs[name].append((taken if counted is None else counted) / num_steps)
+    gc.unfreeze()
+    return secs
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The median of the ratios of neighbouring blocks, for the table."""
+    return typical([mine / other for mine, other in zip(ours, theirs, strict=True)], decimals=2)
+
+
+def above(secs: Sequence[float], floor: Sequence[float]) -> list[float]:
+    """What each block takes more than its neighbour that does without."""
+    return [each - least for each, least in zip(secs, floor, strict=True)]
+
+
+def called(step: Callable[[], Any]) -> Block:
+    """The bare loop: call the function, and nothing else."""
+
+    async def block(num_steps: int) -> None:
+        for _ in range(num_steps):
+            step()
+
+    return block
+
+
+def run_by(session: MonitoredSession, fetches: Any, feed_dict: Any = None) -> Block:
+    async def block(num_steps: int) -> None:
+        run = session.run
+        for _ in range(num_steps):
+            await run(fetches, feed_dict)
+
+    return block
+
+
+@asynccontextmanager
+async def function_session(
+    step: Callable[[], Any], num_hooks: int = 0, **options: Any
+) -> AsyncIterator[Block]:
+    """Our session on a step function, with so many hooks that do nothing."""
+    hooks = [DoNothing() for _ in range(num_hooks)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step), **options) as session:
+        yield run_by(session, "loss")
