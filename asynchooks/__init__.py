@@ -4,11 +4,11 @@
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
     L4  hooks                   one file per purpose
     L3  _session                MonitoredSession: a reader starts here
-    L2  _connection, _hook_list, _merge, _raw_run, _raw_session, _function_session, _shared_session,
-        _hook, _hook_calls, _listener, _coordinator, _runner, _or_stop, _step_fn, _recovery, _phase,
-        _portal
-    L1  _global_step, _gate, _waiters, _timer, _lock
-    L0  _engine, _stop, _errors     the one way to wait, and every exception
+    L2  _connection, _ending, _hook_list, _merge, _raw_run, _raw_session, _function_session,
+        _shared_session, _hook, _hook_calls, _listener, _coordinator, _runner, _work_thread,
+        _or_stop, _step_fn, _recovery, _phase
+    L1  _global_step, _step_runs, _gate, _waiters, _timer, _lock, _portal
+    L0  _engine, _signal, _stop, _errors   the one way to wait, and every exception
 
 Imports point down only. TensorFlow's names are resolved on first use.
 """

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ._coordinator import Coordinator
 from ._engine import STOPPED, Engine, Slot
 from ._errors import PreemptionError, StopTraining, is_preemption
+from ._hook import SessionRunValues
 from ._hook_list import HookList
 from ._raw_session import Lease, RawSession
 from ._recovery import Recovery
@@ -29,6 +30,12 @@ class Connection:
     A lost raw session takes its coordinator with it, and a stop that a hook asked for; what the
     caller asked for stays. Without `recovery` nothing counts as lost: errors leave.
     """
+
+    __slots__ = (
+        "_caller_asked_stop", "_caller_error", "_grace_secs", "_hooks", "_is_broken", "_is_closed",
+        "_is_dropping", "_is_ready", "_lease", "_lost", "_recovery", "coord", "engine",
+        "hook_asked_stop", "raw", "ready", "run_stop", "session", "stop", "unasked",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -48,6 +55,10 @@ class Connection:
         self._lost: RawSession | None = None  # what the next raw session replaces
         # raw session and coordinator are of use: all hooks were told of them, none was lost
         self._is_ready = False
+        # the raw session, if nothing needs to be done before it runs
+        self.ready: RawSession | None = None
+        self.session: Any = None  # that one, as hooks see it
+        self.unasked = SessionRunValues(None, None, None)  # what a hook gets that asked for nothing
         self._is_dropping = False  # a lost one is being let go of, perhaps by a cancelled task
         self._is_broken = False  # recreating failed for good; the next run tries again
         self._is_closed = False
@@ -98,24 +109,59 @@ class Connection:
         Raises:
             Exception: what the attempt raised, if recreating cannot cure it, or did not.
         """
-        if self._recovery is None:
-            return await attempt()
         failures = 0
         while True:
             try:
-                if self.coord is not None and self._is_lost():
-                    await self._drop()
+                await self.drop_lost()
                 return await attempt()
             except Exception as error:
-                lost = error
-                if not is_preemption(error):
-                    if not self._was_replaced or type(error) is StopTraining:
-                        raise
-                    # another worker has closed it under this one's hook: whatever that made of it
-                    lost = PreemptionError(f"the shared session was replaced: {error!r}")
-                    lost.__cause__ = error
-                failures += 1
-                await self._recover_from(lost, failures, self._recovery)
+                failures = await self.recover(error, failures)
+
+    async def revive(self, *, is_nested: bool) -> RawSession:
+        """Have a raw session for a run, a new one if the last was lost.
+
+        Not within a step_fn: that has the old one in its hands, and is called again itself.
+
+        Raises:
+            RuntimeError: a hook has asked to stop.
+        """
+        if not is_nested:
+            await self.drop_lost()
+        raw = await self.create()
+        if self.hook_asked_stop:
+            raise RuntimeError(
+                "Run called even after should_stop requested. "
+                "Look at session.should_stop() before each run."
+            )
+        return raw
+
+    def stop_by_hook(self) -> None:
+        """A hook asked, in a run, that no further one begins."""
+        self.hook_asked_stop = True
+        self.ready = None
+
+    async def drop_lost(self) -> None:
+        """Let go of a lost raw session, so that `create` makes a new one."""
+        if self._recovery is not None and self.coord is not None and self._is_lost():
+            await self._drop()
+
+    async def recover(self, error: Exception, failures: int) -> int:
+        """Prepare for the next attempt; returns how many have failed by now.
+
+        Raises:
+            Exception: the error, or what it led to, if recreating the session cannot cure it.
+        """
+        lost = error
+        if self._recovery is None:
+            raise error
+        if not is_preemption(error):
+            if not self._was_replaced or type(error) is StopTraining:
+                raise error
+            # another worker has closed it under this one's hook: whatever that made of it
+            lost = PreemptionError(f"the shared session was replaced: {error!r}")
+            lost.__cause__ = error
+        await self._recover_from(lost, failures + 1, self._recovery)
+        return failures + 1
 
     @property
     def _was_replaced(self) -> bool:
@@ -141,12 +187,13 @@ class Connection:
     async def create(self) -> RawSession:
         """Have a raw session with a coordinator, of which all hooks were told."""
         if self._is_ready and self.raw is not None:
+            self._look_again()
             return self.raw
-        self._is_ready = False
+        self._is_ready, self.ready = False, None
         try:
             raw = await self.acquire()
             coord = self.coord = self._lease.new_coordinator()
-            coord.attach(self._on_change, lambda task: self._lease.drive(task, _side_task))
+            coord.attach(self._on_change, self._drive_side_task)
             if self._caller_asked_stop:
                 coord.request_stop(self._caller_error)
             self._lease.start_threads(raw, coord)
@@ -158,19 +205,37 @@ class Connection:
             raise
         self._is_broken = False
         self._is_ready = True
+        self.session = raw.exposed
+        self.unasked = SessionRunValues(None, *raw.no_options)
+        self._look_again()
         return raw
 
-    def judge(self, error: Exception) -> Exception:
+    def _look_again(self) -> None:
+        """Runs need no more than the raw session, unless there is an error or a stop to look at."""
+        self.ready = self.raw
+        has_error = self.coord is not None and self.coord.error is not None
+        if has_error or self.hook_asked_stop:  # looked at last: a thread may tell just now
+            self.ready = None
+
+    def judge(self, error: BaseException, raised: BaseException) -> BaseException:
         """The error that leaves a run: a preemption that the coordinator holds is its cause.
 
         Where the coordinator holds another error than the run's preemption, that one leaves when
         the session is dropped. Source: TensorFlow's `_CoordinatedSession.run`.
+
+        Args:
+            error: what came out of the run, explained.
+            raised: what was raised, which becomes the cause of another one.
         """
         held = None if self.coord is None else self.coord.error
         is_cause = is_preemption(held) and not is_preemption(error)
+        is_cause = is_cause and isinstance(error, Exception)
         if type(error) is StopTraining and (self.stop.is_set or not self.run_stop.is_set):
             is_cause = False  # no wait that the preemption ended
-        return held if is_cause and isinstance(held, Exception) else error
+        leaving = held if is_cause and isinstance(held, Exception) else error
+        if leaving is not raised and leaving.__cause__ is None:
+            leaving.__cause__ = raised
+        return leaving
 
     async def catch_up(self) -> BaseException | None:
         """Have the successor of a shared session that another worker replaced, for `end`."""
@@ -218,7 +283,7 @@ class Connection:
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
-        self.raw = self._lost = self.coord = None
+        self.raw = self._lost = self.coord = self.ready = self.session = None
         self._is_closed = True
         await self._lease.release(raw, self.engine, self._grace_secs)
 
@@ -226,6 +291,7 @@ class Connection:
         """Drop the raw session and wait as long as the next attempt should be waited for."""
         if failures > recovery.max_attempts or self._is_closed:
             self._is_broken = True
+            self._is_ready, self.ready = False, None  # the next run tries again
             error.add_note(f"recreating the session was given up after {failures - 1} attempts")
             raise error
         pause = recovery.pause_before(failures)
@@ -248,7 +314,7 @@ class Connection:
         Raises:
             BaseException: the coordinator holds an error that is no preemption.
         """
-        self._is_ready = False
+        self._is_ready, self.ready = False, None
         coord = self.coord
         if coord is not None:
             self._is_dropping = True
@@ -266,9 +332,14 @@ class Connection:
             self.stop.clear()
             self.run_stop.clear()
 
+    def _drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        return self._lease.drive(task, _side_task)
+
     def _on_change(self, is_set: bool) -> None:
         """The coordinator was asked to stop, or its stop was cleared; in any thread."""
         coord = self.coord
+        if coord is not None and coord.error is not None:
+            self.ready = None
         if is_set:
             if not (coord is not None and self._is_curable(coord.error)):
                 self.stop.set()

@@ -52,14 +52,20 @@ class Coordinator:
         coord.join(threads)              # raises the first error
     """
 
+    __slots__ = (
+        "_changed", "_clean_types", "_drive", "_error", "_joined", "_lock", "_on_change", "_tasks",
+        "_threads", "stop",
+    )  # fmt: skip
+
     def __init__(
         self, clean_stop_exception_types: Iterable[type[BaseException]] | None = None
     ) -> None:
         given = clean_stop_exception_types
         self._clean_types = None if given is None else tuple(given)
-        self._changed = threading.Condition()  # guards all that follows
+        self._lock = threading.RLock()  # guards all that follows
+        self._changed: threading.Condition | None = None  # what threads wait for, once some do
         self._error: BaseException | None = None
-        self._threads: set[threading.Thread] = set()
+        self._threads: tuple[threading.Thread, ...] = ()  # each once
         self._joined = False
         # what waits beside this coordinator ends with it; side tasks are born with it
         self.stop = Stop()
@@ -112,7 +118,7 @@ class Coordinator:
         clean_types = out_of_range_types() if self._clean_types is None else self._clean_types
         if error is not None and isinstance(error, clean_types):
             error = None
-        with self._changed:
+        with self._lock:
             if self._joined and error is not None:
                 raise error
             if error is not None and self._error is None:
@@ -122,12 +128,12 @@ class Coordinator:
                 assert self._error is not None
                 self._error.add_note(f"then, reported to the coordinator too: {error!r}")
             self.stop.set()
-            self._changed.notify_all()
+            self._notify()
         self._on_change(True)
 
     def clear_stop(self) -> None:
         """Forget the stop and its error, so that the coordinator can be used again."""
-        with self._changed:
+        with self._lock:
             self._joined = False
             self._error = None
             self.stop.clear()
@@ -154,8 +160,8 @@ class Coordinator:
 
         Unlike `wait_stopped`, this is for threads: it would block an event loop.
         """
-        with self._changed:
-            return self._changed.wait_for(self.should_stop, timeout)
+        with self._lock:
+            return self._change().wait_for(self.should_stop, timeout)
 
     async def wait_stopped(self, timeout: float | None = None) -> bool:
         """Suspend until a stop, `timeout` seconds at most; returns whether it came.
@@ -181,8 +187,9 @@ class Coordinator:
 
     def register_thread(self, thread: threading.Thread) -> None:
         """Have `join` wait for this thread, too."""
-        with self._changed:
-            self._threads.add(thread)
+        with self._lock:
+            if thread not in self._threads:
+                self._threads += (thread,)
 
     def join(
         self,
@@ -201,11 +208,11 @@ class Coordinator:
             BaseException: the error that was reported.
             RuntimeError: threads live on (names them).
         """
-        with self._changed:
-            waited = [t for t in self._threads | set(threads or ()) if t.is_alive()]
+        with self._lock:
+            waited = [t for t in {*self._threads, *(threads or ())} if t.is_alive()]
         ended = when_ended(waited, self._notify)
-        with self._changed:
-            self._changed.wait_for(lambda: self.should_stop() or ended.is_set())
+        with self._lock:
+            self._change().wait_for(lambda: self.should_stop() or ended.is_set())
         ended.wait(max(0.0, stop_grace_period_secs))
         self.finish_join(waited)
         self.raise_requested_exception()
@@ -228,7 +235,7 @@ class Coordinator:
         """
         self.request_stop()
         await self._end_tasks(engine, until, cancel_tasks)
-        with self._changed:
+        with self._lock:
             waited = [t for t in self._threads if t.is_alive()]
         if waited and engine.is_virtual:
             when_ended(waited, _nothing).wait(max(0.0, until - engine.now()))
@@ -265,9 +272,9 @@ class Coordinator:
 
     def finish_join(self, waited: Iterable[threading.Thread]) -> None:
         """Take note that the threads were waited for; errors are raised at the reporter now."""
-        with self._changed:
+        with self._lock:
             self._joined = True
-            self._threads.clear()
+            self._threads = ()
         stragglers = [t.name for t in waited if t.is_alive()]
         if stragglers:
             logger.info("Coordinator stopped with threads still running: %s", " ".join(stragglers))
@@ -309,9 +316,14 @@ class Coordinator:
     async def _drive_call(self, fn: SideTask, args: tuple[Any, ...]) -> Any:
         return await self._drive(_call(fn, args))
 
+    def _change(self) -> threading.Condition:
+        self._changed = self._changed or threading.Condition(self._lock)
+        return self._changed
+
     def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            if self._changed is not None:
+                self._changed.notify_all()
 
 
 def when_ended(threads: list[threading.Thread], callback: Callable[[], object]) -> threading.Event:

@@ -20,20 +20,12 @@ from typing import Any, ClassVar, Protocol
 import anyio
 import anyio.lowlevel
 
-SLICE_SECS = 0.005
+from ._signal import Signal
+
+PASS_SECS, LONGEST_PASS_SECS = 0.005, 0.01
 """How long the event loop's busy tasks may run, all together, between two looks at its timers."""
-
-
-class Signal:
-    """A value that is told apart by identity alone, with a readable name."""
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
+WORTH_SECS = 1.6e-4
+"""A share below this would be lost on turns, at 5 to 8 us each: then a pass may be longer."""
 
 
 TIMED_OUT = Signal("TIMED_OUT")
@@ -91,15 +83,19 @@ class Engine(ABC):
 
     is_virtual: ClassVar[bool] = False
     """Whether time is simulated: blocking work then runs inline, so that it costs no time."""
+    now: Callable[[], float]
+    """Seconds on a clock that never goes back; from any thread. A method, or the clock's own."""
+    turn_due_at: float = -math.inf
+    """When, by `tick`, `turn` would let somebody run; a busy task need not call it before."""
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it belongs to another thread, in which an event loop of its own may run."""
         return False
 
-    @abstractmethod
-    def now(self) -> float:
-        """Seconds on a clock that never goes back; from any thread."""
+    def tick(self) -> float:
+        """Seconds, for how long a task is busy: the cheapest clock, for differences only."""
+        return self.now()
 
     @abstractmethod
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
@@ -131,15 +127,17 @@ class RealTimeEngine(Engine):
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        # wakes of other threads, delivered by `_deliver`
-        self._mail: deque[tuple[Slot, Any]] = deque()
-        # parked tasks that were woken and have not run yet
-        self._resuming: set[Slot] = set()
-        # who shares the loop's slice: yields in this pass over the ready tasks, and the last's
+        self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
+        self._is_rung = False
+        self._resuming: set[Slot] = set()  # parked, woken, and have not run yet
+        # Who shares the loop's slice: yields in this pass over the ready tasks, and the last's.
+        # A turn costs 5-8 us, so it is paid by elapsed time. The slice belongs to the loop: with
+        # one per session, 1,000 busy sessions made a timer 15 s late.
         self._pass = 0
         self._yields = 0
-        self._share = SLICE_SECS
+        self._share = PASS_SECS
         self._resumed_at = -math.inf
+        self.tick = time.monotonic  # type: ignore[method-assign]  # trio's own takes three calls
 
     @property
     def is_elsewhere(self) -> bool:
@@ -150,7 +148,10 @@ class RealTimeEngine(Engine):
             self._wake_here(slot, value)
         else:
             self._mail.append((slot, value))
-            self._ring()
+            self.turn_due_at = -math.inf
+            if not self._is_rung:  # else the loop is on its way to look, and clears this first
+                self._is_rung = True
+                self._ring()
 
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
         if not slot.is_woken:
@@ -158,7 +159,9 @@ class RealTimeEngine(Engine):
                 await self._suspend(slot, until)
             finally:
                 slot.waiter = None
-                self._resuming.discard(slot)
+                if slot in self._resuming:
+                    self._resuming.remove(slot)
+                    self._find_due()
         return slot.value
 
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
@@ -170,25 +173,27 @@ class RealTimeEngine(Engine):
         return anyio.move_on_after(seconds, shield=True)
 
     async def turn(self) -> None:
-        # A turn costs 5-8 us, so it is paid by elapsed time. The slice belongs to the loop: with
-        # one per session, 1,000 busy sessions made a timer 15 s late.
-        if self.now() - self._resumed_at >= self._share:
-            await self._yield()
+        is_due = self.tick() - self._resumed_at >= self._share
         # trio shuffles the ready tasks, so those that were woken may need a second pass
-        for _ in range(2):
-            if not self._resuming and not self._mail:
+        for _ in range(2 + is_due):
+            if not (is_due or self._resuming or self._mail):
                 break
-            await self._yield()
+            is_due = False
+            seen = self._pass
+            self._yields += 1
+            await self._checkpoint()
+            if seen == self._pass:  # the first to come back: a new pass over the ready tasks begins
+                self._pass += 1
+                num, self._yields = self._yields, 0
+                self._share = max(PASS_SECS / num, min(WORTH_SECS, LONGEST_PASS_SECS / num))
+            self._resumed_at = self.tick()
+        self._find_due()
 
-    async def _yield(self) -> None:
-        seen = self._pass
-        self._yields += 1
-        await self._checkpoint()
-        if seen == self._pass:  # the first to come back: a new pass over the ready tasks begins
-            self._pass += 1
-            self._share = SLICE_SECS / self._yields
-            self._yields = 0
-        self._resumed_at = self.now()
+    def _find_due(self) -> None:
+        """Say when the next turn is due; at once, if somebody was woken, who may be in the mail."""
+        self.turn_due_at = self._resumed_at + self._share
+        if self._resuming or self._mail:  # looked at last: a thread may be writing just now
+            self.turn_due_at = -math.inf
 
     def _wake_here(self, slot: Slot, value: Any) -> None:
         if slot.is_woken:
@@ -197,19 +202,25 @@ class RealTimeEngine(Engine):
         slot.value = value
         if slot.waiter is not None:
             self._resuming.add(slot)
+            self.turn_due_at = -math.inf
             self._resume(slot.waiter)
 
     def _deliver(self) -> None:
+        self._is_rung = False
         while self._mail:
             self._wake_here(*self._mail.popleft())
+
+    def _drop_mail(self) -> None:
+        self._is_rung = False
+        self._mail.clear()
 
     @abstractmethod
     def _ring(self) -> None:
         """Have the event loop call `_deliver` soon; dropped when the loop is closed."""
 
     @abstractmethod
-    async def _suspend(self, slot: Slot, until: float) -> None:
-        """Set `slot.waiter` and suspend until it is resumed or the time has come."""
+    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
+        """Set `slot.waiter`; awaiting this suspends until it is resumed or the time has come."""
 
     @abstractmethod
     def _checkpoint(self) -> Awaitable[Any]:
@@ -259,19 +270,19 @@ class AsyncioEngine(RealTimeEngine):
         self._sleep = asyncio.sleep
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
-        # uvloop's clock ticks in milliseconds and stands still within a callback
-        exact = isinstance(self._loop, asyncio.BaseEventLoop)
-        self._clock = self._loop.time if exact else time.monotonic
+        # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
+        # stands still within a callback
+        own = asyncio.BaseEventLoop
+        has_clock = isinstance(self._loop, own) and type(self._loop).time is not own.time
+        self.now = self._loop.time if has_clock else time.monotonic
 
-    def now(self) -> float:
-        return self._clock()
+    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
+        waiter: Awaitable[Any] = self._loop.create_future()
+        slot.waiter = waiter
+        return waiter if until == math.inf else self._suspend_until(slot, until)
 
-    async def _suspend(self, slot: Slot, until: float) -> None:
-        slot.waiter = self._loop.create_future()
-        if until == math.inf:
-            await slot.waiter
-            return
-        delay = max(0.0, until - self._clock())
+    async def _suspend_until(self, slot: Slot, until: float) -> None:
+        delay = max(0.0, until - self.now())
         timer = self._loop.call_later(delay, self._wake_here, slot, TIMED_OUT)
         try:
             await slot.waiter
@@ -289,7 +300,7 @@ class AsyncioEngine(RealTimeEngine):
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: nobody is left to be woken
-            self._mail.clear()
+            self._drop_mail()
 
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         task: Any = self._loop.create_task(fn(*args))  # type: ignore[arg-type]
@@ -305,24 +316,26 @@ class TrioEngine(RealTimeEngine):
 
         super().__init__()
         self._trio = trio
+        self._current_task = trio.lowlevel.current_task
+        self._reschedule = trio.lowlevel.reschedule
+        self._wait = trio.lowlevel.wait_task_rescheduled
+        self._succeeded = trio.lowlevel.Abort.SUCCEEDED
         self._token = trio.lowlevel.current_trio_token()
-        self._clock = trio.lowlevel.current_clock()
+        self.now = trio.lowlevel.current_clock().current_time
 
-    def now(self) -> float:
-        return self._clock.current_time()
-
-    async def _suspend(self, slot: Slot, until: float) -> None:
-        slot.waiter = self._trio.lowlevel.current_task()
+    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
+        slot.waiter = self._current_task()
 
         def abort(_: object) -> Any:
             slot.waiter = None
-            return self._trio.lowlevel.Abort.SUCCEEDED
+            return self._succeeded
 
-        if until == math.inf:
-            await self._trio.lowlevel.wait_task_rescheduled(abort)
-            return
+        waiter: Awaitable[Any] = self._wait(abort)
+        return waiter if until == math.inf else self._suspend_until(slot, until, waiter)
+
+    async def _suspend_until(self, slot: Slot, until: float, waiter: Awaitable[Any]) -> None:
         with self._trio.CancelScope(deadline=until) as scope:
-            await self._trio.lowlevel.wait_task_rescheduled(abort)
+            await waiter
         if scope.cancelled_caught:
             self._wake_here(slot, TIMED_OUT)
 
@@ -330,13 +343,13 @@ class TrioEngine(RealTimeEngine):
         return self._trio.lowlevel.checkpoint()
 
     def _resume(self, waiter: Any) -> None:
-        self._trio.lowlevel.reschedule(waiter)
+        self._reschedule(waiter)
 
     def _ring(self) -> None:
         try:
-            self._token.run_sync_soon(self._deliver, idempotent=True)
+            self._token.run_sync_soon(self._deliver)
         except self._trio.RunFinishedError:
-            self._mail.clear()
+            self._drop_mail()
 
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         from contextvars import copy_context
@@ -344,13 +357,13 @@ class TrioEngine(RealTimeEngine):
         self._trio.lowlevel.spawn_system_task(fn, *args, context=copy_context())
 
 
-_installed: ContextVar[Engine | None] = ContextVar("asynchooks_engine", default=None)
+engine_in_use: ContextVar[Engine | None] = ContextVar("asynchooks_engine", default=None)
 _real_time: anyio.lowlevel.RunVar[Engine] = anyio.lowlevel.RunVar("asynchooks_engine")
 
 
 def current_engine() -> Engine:
     """The engine of the running task: the one installed, else real time on its event loop."""
-    installed = _installed.get()
+    installed = engine_in_use.get()
     if installed is not None and not installed.is_elsewhere:
         return installed
     try:
@@ -371,11 +384,11 @@ def current_engine() -> Engine:
 @contextmanager
 def use_engine(engine: Engine) -> Iterator[None]:
     """Within the block, and in tasks and threads started there, wait through this engine."""
-    token = _installed.set(engine)
+    token = engine_in_use.set(engine)
     try:
         yield
     finally:
-        _installed.reset(token)
+        engine_in_use.reset(token)
 
 
 def now() -> float:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ._errors import FeedError, FetchError, StepFunctionError
+from ._gate import ADVANCED
 from ._global_step import GlobalStep
 from ._raw_session import RawSession, SessionCreator
 from ._runner import is_async
+from ._signal import Signal
 
 StepFunction = Callable[..., Any]
 
@@ -63,18 +64,16 @@ class FunctionSession(RawSession):
         self._step_fn = step_fn
         self.is_async = is_async(step_fn)
         self._parameters = _Parameters(step_fn)
-        self._count_lock = threading.Lock()  # guards the count: workers may share the session
-        self._count = initial_step
+        self._initial_step = initial_step
         self._epoch = 0
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
 
     def first_step(self, last: int) -> int:
-        return max(self._count, last)
+        return max(self._initial_step, last)
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
-        self._count = global_step.value
         self._epoch = global_step.epoch
         self._may_go_back = self._epoch > 0
 
@@ -92,41 +91,64 @@ class FunctionSession(RawSession):
             StepFunctionError: the function returned no mapping.
             ValueError: options or run_metadata were given.
         """
+        result = self.run_step((fetches, feed_dict, options, run_metadata))
+        return self._publish(*result) if type(result) is tuple else self._publish_later(result)
+
+    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+        fetches, feed_dict, options, run_metadata = args
         if options is not None or run_metadata is not None:
             self.merge_options([])
-        feeds = self._parameters.check(feed_dict)
-        outputs = self._step_fn(**feeds)
-        if not isinstance(outputs, dict) and inspect.isawaitable(outputs):
+        if feed_dict or self._parameters.are_required:
+            self._parameters.check(feed_dict or {})
+            outputs = self._step_fn(**(feed_dict or {}))
+        else:
+            outputs = self._step_fn()
+        if type(outputs) is dict:
+            # what most steps come to, without a further call
+            counts_itself = self._may_go_back or "global_step" in outputs
+            if not counts_itself and type(fetches) is str and fetches in outputs:
+                return outputs[fetches], ADVANCED
+        elif inspect.isawaitable(outputs):
             return self._finish(outputs, fetches)
-        self._take_count(outputs)
-        return pick(outputs, fetches)
+        return self._picked(outputs, fetches)
 
-    async def _finish(self, pending: Awaitable[Any], fetches: Any) -> Any:
-        outputs = await pending
-        self._take_count(outputs)
-        return pick(outputs, fetches)
+    async def _finish(self, pending: Awaitable[Any], fetches: Any) -> tuple[Any, int | Signal]:
+        return self._picked(await pending, fetches)
 
-    def _take_count(self, outputs: Any) -> None:
+    async def _publish_later(self, pending: Awaitable[tuple[Any, int | Signal]]) -> Any:
+        return self._publish(*await pending)
+
+    def _publish(self, outputs: Any, after: int | Signal) -> Any:
+        self.global_step.publish(after, epoch=self._epoch)
+        return outputs
+
+    def _picked(self, outputs: Any, fetches: Any) -> tuple[Any, int | Signal]:
+        """(what was fetched, the step after the run)."""
+        after = self._step_after(outputs)
+        try:
+            return pick(outputs, fetches), after
+        except FetchError:
+            self._publish(None, after)  # the step was made all the same
+            raise
+
+    def _step_after(self, outputs: Any) -> int | Signal:
         if not isinstance(outputs, Mapping):
             raise StepFunctionError(
                 f"the step function {self._step_fn!r} returned {outputs!r}; expected a mapping of "
                 'named outputs, such as {"loss": loss}'
             )
-        with self._count_lock:
-            step = _as_step(outputs["global_step"]) if "global_step" in outputs else None
+        step = _as_step(outputs["global_step"]) if "global_step" in outputs else None
+        with self._lock:  # workers may share the session
+            may_go_back, self._may_go_back = self._may_go_back, False
             if step is None:
-                self._count += 1
-            elif step < self._count and self._may_go_back:
-                self._count = step
+                return ADVANCED
+            if may_go_back and step < self.global_step.value:
                 self.global_step.restart(step)
                 self._epoch = self.global_step.epoch
-            else:
-                self._count = max(self._count, step)
-            self._may_go_back = False
-            self.global_step.publish(self._count, epoch=self._epoch)
+            return step
 
     def read_step(self) -> int:
-        return self._count
+        return self.global_step.value
 
     def close(self) -> None:
         """Nothing to free: the function belongs to whoever wrote it."""
@@ -142,15 +164,16 @@ class _Parameters:
         except (TypeError, ValueError):  # a callable without a signature, from C: it will tell
             self._names: frozenset[str] = frozenset()
             self._required: frozenset[str] = frozenset()
+            self.are_required = False
             self._takes_any = True
             return
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         self._names = frozenset(p.name for p in named)
         self._required = frozenset(p.name for p in named if p.default is p.empty)
+        self.are_required = bool(self._required)
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
-    def check(self, feed_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        feeds = feed_dict or {}
+    def check(self, feeds: Mapping[str, Any]) -> None:
         unknown = [] if self._takes_any else [key for key in feeds if key not in self._names]
         missing = [name for name in sorted(self._required) if name not in feeds]
         if unknown or missing:
@@ -159,7 +182,6 @@ class _Parameters:
                 f"{self._step_fn!r}: unknown {unknown}, missing {missing}; "
                 f"it takes {sorted(self._names)}"
             )
-        return feeds
 
 
 def pick(outputs: Mapping[str, Any], fetches: Any) -> Any:

@@ -1,15 +1,22 @@
 """The gate: who may run a step now, so that training stops exactly at its limit.
 
-A state machine without locks and without waiting: `GlobalStep` holds its lock around every call
+A state machine without locks and without waiting: `StepRuns` holds its lock around every call
 and parks the askers. Nothing here knows of tasks, hooks or sessions.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 
-from ._engine import Slot
+from ._engine import Engine, Slot
+from ._signal import Signal
+
+ADVANCED = Signal("ADVANCED")
+"""In place of the step after a run: one more than before, as nobody else counts it."""
+UNREAD = Signal("UNREAD")
+"""In place of the step after a run: it may have moved, and is read when somebody asks."""
 
 
 class Answer(Enum):
@@ -21,16 +28,15 @@ class Answer(Enum):
 
 
 class Ticket:
-    """The right to run one step, until it is settled."""
+    """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "grant", "is_abandoned", "is_alone", "is_settled", "value")
+    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "value")
 
-    def __init__(self, epoch: int, value: int, grant: int, is_alone: bool) -> None:
+    def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
-        self.value = value
-        self.grant = grant
-        self.is_alone = is_alone
-        self.is_settled = False
+        self.value: int | None = 0  # before the run; None: runs have ended unread
+        self.lone_grant = 0  # which grant this is, if no other run was under way
+        self.is_settled = True
         self.is_abandoned = False
 
 
@@ -50,16 +56,23 @@ class Gate:
     """Value, limit, tickets in flight, stride and the queue of askers, first come first served.
 
     The invariant that makes the stop exact: the true step is at most `value` plus one stride for
-    each ticket out. `value` was read after a run each time, so it misses no settled run.
+    each run under way, unless there are unread runs, and then nobody is answered who has a limit.
+
+    A step on the one event loop of all workers needs no ticket: until it has returned, nobody on
+    that event loop can ask for one.
     """
 
     __slots__ = (
-        "abandoned", "askers", "epoch", "grants", "is_exclusive", "limit", "stride", "tickets",
+        "abandoned", "askers", "engine", "epoch", "grants", "is_exclusive", "is_free",
+        "is_running_here", "limit", "read_runs", "reader", "stride", "tickets", "unread_runs",
         "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
         self.value = value
+        self.unread_runs = 0  # settled with UNREAD, ever
+        self.read_runs = 0  # how many of those `value` includes
+        self.reader: Callable[[], int | None] | None = None  # reads the step of unread runs
         self.epoch = 0
         self.limit: int | None = None
         self.tickets = 0
@@ -69,52 +82,99 @@ class Gate:
         self.is_exclusive = False
         self.askers: deque[Asker] = deque()
         self.grants = 0
+        self.engine: Engine | None = None  # the one of all open workers, if there is one
+        self.is_free = False  # they have one engine, and nobody stands in line
+        # a step without a ticket, on that engine's event loop: see `StepRuns.run_here`
+        self.is_running_here = False
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether runs have ended whose step is not known: `value` may lie behind."""
+        return self.unread_runs != self.read_runs
+
+    def is_far_from_limit(self) -> bool:
+        """Whether one more step cannot go beyond the limit; without a lock."""
+        tickets = self.tickets  # before the value: one counts until its step is in the value
+        stride, limit = self.stride, self.limit
+        if stride is None or limit is None or self.unread_runs != self.read_runs:
+            return False
+        return self.value + (tickets + 1) * stride <= limit
 
     def decide(self, is_exclusive: bool) -> Answer:
         """The answer for whoever stands first in the queue."""
+        tickets = self.tickets + self.is_running_here
         if is_exclusive:
-            free = self.tickets == self.abandoned and not self.is_exclusive
+            free = tickets == self.abandoned and not self.is_exclusive
             return Answer.GRANTED if free else Answer.WAIT
         if self.limit is not None and self.value >= self.limit:
             return Answer.REFUSED
         if self.is_exclusive:
             return Answer.WAIT
-        if self.limit is None or self.tickets == 0:
+        if self.limit is None:
             return Answer.GRANTED
-        hangs = self.tickets == self.abandoned  # nobody is left whose end could be waited for
+        if self.is_unread:
+            return Answer.WAIT
+        if tickets == 0:
+            return Answer.GRANTED
+        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.stride is None:
             return Answer.GRANTED if hangs else Answer.WAIT
-        if self.value + (self.tickets + 1) * self.stride <= self.limit:
+        if self.value + (tickets + 1) * self.stride <= self.limit:
             return Answer.GRANTED
         return Answer.REFUSED if hangs else Answer.WAIT
 
-    def grant(self) -> Ticket:
-        ticket = Ticket(self.epoch, self.value, self.grants, is_alone=self.tickets == 0)
+    def grant(self, spare: Ticket | None = None) -> Ticket:
+        """A ticket for one more run: the spare one, unless it is still out."""
+        ticket = Ticket() if spare is None or not spare.is_settled else spare
+        ticket.epoch = self.epoch
+        ticket.value = self.value if self.unread_runs == self.read_runs else None
+        ticket.lone_grant = -1 if self.tickets else self.grants
+        ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
         return ticket
 
-    def settle(self, ticket: Ticket, value: int | None) -> None:
+    def settle(self, ticket: Ticket, value: int | Signal | None) -> None:
         """Take the ticket back, with the step after its run (None: the run failed)."""
         if ticket.is_settled:
             return
         ticket.is_settled = True
         if ticket.epoch != self.epoch:
             return  # its step was lost with its epoch, and so was its place
+        was_alone = ticket.lone_grant + 1 == self.grants
+        self.move(ticket.epoch, ticket.value if was_alone else None, value)
         self.tickets -= 1
         self.abandoned -= ticket.is_abandoned
-        if value is None:
+
+    def move(self, epoch: int, before: int | None, after: int | Signal | None) -> None:
+        """Take note of the step after a run; `before` it, if that was known and it was alone."""
+        if epoch != self.epoch or after is None:
             return
-        advance = value - ticket.value
-        was_alone = ticket.is_alone and ticket.grant + 1 == self.grants
-        if was_alone and advance > 0:
-            self.stride = max(self.stride or 0, advance)
-        self.value = max(self.value, value)
+        if after is UNREAD:
+            self.unread_runs += 1
+            return
+        if after is ADVANCED:
+            self.value = after = self.value + 1
+        else:
+            after = self.learn(after)
+        if before is not None and after - before > (self.stride or 0):
+            self.stride = after - before
+
+    def learn(self, value: int | Signal) -> int:
+        """Take note of a step that was published, perhaps late; returns it as a number."""
+        if value is UNREAD:
+            self.unread_runs += 1
+            return self.value
+        after = self.value + 1 if isinstance(value, Signal) else value
+        if after > self.value:
+            self.value = after
+        return after
 
     def restart(self, value: int) -> None:
         """Begin a new epoch: the step may have gone back; tickets of the old one are void."""
         self.epoch += 1
         self.value = value
+        self.read_runs = self.unread_runs
         self.tickets = self.abandoned = 0
 
     def abandon(self, ticket: Ticket) -> None:
@@ -122,6 +182,10 @@ class Gate:
         if not ticket.is_settled and ticket.epoch == self.epoch and not ticket.is_abandoned:
             ticket.is_abandoned = True
             self.abandoned += 1
+
+    def find_free(self) -> None:
+        """Call it after every change of what `is_free` says."""
+        self.is_free = not (self.engine is None or self.is_exclusive or self.askers)
 
     def answer_askers(self) -> list[Asker]:
         """Those who need not wait any longer, in order, taken out of the queue."""

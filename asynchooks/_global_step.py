@@ -5,20 +5,17 @@ It does not count by itself: whoever ran a step publishes the value read after t
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import operator
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
-from ._engine import STOPPED, TIMED_OUT, Signal, Slot, current_engine
+from ._engine import STOPPED, TIMED_OUT, Engine, Slot, current_engine
 from ._errors import StepUnreachableError, StopTraining
-from ._gate import Answer, Asker, Gate, Ticket
+from ._signal import Signal
+from ._step_runs import StepRuns, wake_all
 from ._stop import EndsAtStop, Stop
-from ._waiters import Waiters, Worker
+from ._waiters import Worker
 
 logger = logging.getLogger("asynchooks")
 
@@ -41,7 +38,7 @@ class GlobalStepStatistics:
     workers_open: int
 
 
-class GlobalStep:
+class GlobalStep(StepRuns):
     """The number of training steps done, shared by all workers of one model.
 
     A session's creator makes it and the last session on it closes it; `session.global_step` and
@@ -62,6 +59,8 @@ class GlobalStep:
             step.publish(10)                     # from any thread
     """
 
+    __slots__ = ()
+
     def __init__(
         self,
         value: int = 0,
@@ -74,18 +73,13 @@ class GlobalStep:
             raise TypeError(f"value is {value!r}; give an integer number of steps")
         if num_workers is not None and not (isinstance(num_workers, int) and num_workers >= 1):
             raise ValueError(f"num_workers is {num_workers!r}; give at least 1, or None if unknown")
-        self.name = name
-        # shared with every handle that `bound` makes; the lock guards the other two
-        self._lock = threading.Lock()
-        self._gate = Gate(value)
-        self._waiters = Waiters(math.inf if moved_elsewhere else num_workers)
-        # this handle's own
-        self._stop: Stop | None = None
-        self._worker: Worker | None = None
+        super().__init__(value, name, math.inf if moved_elsewhere else num_workers)
 
     @property
     def value(self) -> int:
-        """The last step published in this epoch."""
+        """The last step published in this epoch; read anew where a graph's runs have moved it."""
+        if self._gate.unread_runs != self._gate.read_runs:
+            self.refresh()
         return self._gate.value
 
     @property
@@ -120,6 +114,8 @@ class GlobalStep:
             step = _as_integer(step)
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is {timeout!r}; give seconds >= 0, or None")
+        if self._gate.is_unread:
+            self.refresh()
         with self._lock:
             if self._gate.value >= step:
                 return self._gate.value
@@ -133,7 +129,9 @@ class GlobalStep:
             logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
             )
-        _wake([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        if self._gate.is_unread:  # by a thread that did not know of this waiter yet
+            self.refresh()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
             with EndsAtStop(slot, self._stop):
@@ -153,23 +151,25 @@ class GlobalStep:
         assert isinstance(value, int)
         return value
 
-    def publish(self, value: int, *, epoch: int | None = None) -> None:
+    def publish(self, value: int | Signal, *, epoch: int | None = None) -> None:
         """Say that the step has reached a value, and wake who waited for it; from any thread.
+
+        `ADVANCED` stands for one step more.
 
         A value of another epoch, or below the present one, is late news and ignored.
         """
         with self._lock:
             if epoch in (None, self._gate.epoch):
-                self._gate.value = max(self._gate.value, value)
+                self._gate.learn(value)
             news = self._news()
-        _wake(news)
+        wake_all(news)
 
     def restart(self, value: int) -> None:
         """Begin a new epoch at a value, which may lie below the present one; from any thread."""
         with self._lock:
             self._gate.restart(value)
             news = self._news()
-        _wake(news)
+        wake_all(news)
 
     def raise_limit(self, step: int) -> None:
         """Let no run start that could bring the step beyond `step`; the largest limit holds."""
@@ -177,100 +177,22 @@ class GlobalStep:
             gate = self._gate
             gate.limit = step if gate.limit is None else max(gate.limit, step)
             news = self._news()
-        _wake(news)
+        wake_all(news)
+        if gate.is_unread:
+            self.refresh()
 
-    def take_ticket_nowait(self) -> Ticket | None:
-        """A ticket, if one is to be had at once; None if there is something to wait for.
-
-        Raises:
-            StopTraining: the limit is reached.
-        """
-        with self._lock:
-            gate = self._gate
-            answer = gate.decide(is_exclusive=False)
-            if answer is Answer.GRANTED and not gate.askers:
-                return gate.grant()
-        if answer is Answer.REFUSED:
-            raise StopTraining(f"{self.name} has reached its limit: {self!r}")
-        return None
-
-    async def take_ticket(self) -> Ticket:
-        """The right to run one step, in order of asking; `settle` it after the run.
-
-        Raises:
-            StopTraining: the limit is reached, or a stop was requested meanwhile.
-        """
-        ticket = self.take_ticket_nowait()
-        if ticket is not None:
-            return ticket
-        asker = await self._ask(is_exclusive=False)
-        if asker.answer is Answer.REFUSED:
-            raise StopTraining(f"{self.name} has reached its limit: {self!r}")
-        if asker.ticket is None:
-            raise StopTraining(f"a stop was requested while waiting to run a step of {self.name}")
-        return asker.ticket
-
-    def settle(self, ticket: Ticket, value: int | None = None) -> None:
-        """Give a ticket back with the step read after the run, None if it failed; any thread."""
-        with self._lock:
-            self._gate.settle(ticket, value)
-            news = self._news()
-        _wake(news)
-
-    def abandon(self, ticket: Ticket) -> None:
-        """Say that nobody waits for the run of this ticket, which a thread may still settle.
-
-        Near the limit others are refused then, rather than waiting for ever; `exclusive` goes
-        ahead without it.
-        """
-        with self._lock:
-            self._gate.abandon(ticket)
-            news = self._news()
-        _wake(news)
-
-    @asynccontextmanager
-    async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
-        """Within the block no run is under way, in order of asking. Cancellation safe.
-
-        Do not run a step of the same model inside: it would wait for the block to end.
+    def open_worker(self, engine: Engine | None = None) -> Worker:
+        """Say that one more session may move the step; close it with `close_worker`.
 
         Args:
-            timeout: seconds, >= 0, to wait for runs that are under way; None waits as long as it
-                takes, for ever if one of them waits for the caller.
-
-        Raises:
-            TimeoutError: on entering: they have not ended in time.
+            engine: where all its steps run that do not run in threads of its own.
         """
-        release = await self.take_exclusive(timeout=timeout)
-        try:
-            yield
-        finally:
-            release()
-
-    async def take_exclusive(self, *, timeout: float | None = None) -> Callable[[], None]:
-        """As entering `exclusive`; returns what ends it, from any thread."""
-        asker = await self._ask(is_exclusive=True, timeout=timeout)
-        if asker.answer is not Answer.GRANTED:
-            raise TimeoutError(
-                f"the runs that are under way have not ended within {timeout} s: {self!r}"
-            )
-        is_taken = True
-
-        def release() -> None:
-            nonlocal is_taken
-            with self._lock:
-                if is_taken:
-                    is_taken = self._gate.is_exclusive = False
-                news = self._news()
-            _wake(news)
-
-        return release
-
-    def open_worker(self) -> Worker:
-        """Say that one more session may move the step; close it with `close_worker`."""
         worker = Worker()
         with self._lock:
+            is_first = not self._waiters.workers
             self._waiters.open(worker)
+            self._gate.engine = engine if is_first or engine is self._gate.engine else None
+            self._gate.find_free()
         return worker
 
     def close_worker(self, worker: Worker) -> None:
@@ -279,24 +201,30 @@ class GlobalStep:
             self._waiters.close(worker)
             if not self._waiters.workers:
                 self._gate.limit = None  # whoever opens next sets a limit of its own
+                self._gate.engine = None
+                self._gate.find_free()
             lost = self._waiters.take_lost()
-        _wake([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, _UNREACHABLE) for each in lost])
 
     def close(self) -> None:
         """Say that the step will not move again: everybody who waits for it, or will, ends."""
         with self._lock:
             self._waiters.is_closed = True
             lost = self._waiters.take_lost()
-        _wake([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, _UNREACHABLE) for each in lost])
 
     def bound(self, stop: Stop, worker: Worker | None = None) -> GlobalStep:
         """The same step, whose waits end at `stop` and count as waits of `worker`."""
-        handle = copy.copy(self)
-        handle._stop, handle._worker = stop, worker
+        handle = GlobalStep.__new__(GlobalStep)
+        for shared in ("_acquire", "_gate", "_lock", "_release", "_waiters", "name"):
+            setattr(handle, shared, getattr(self, shared))
+        handle._stop, handle._worker, handle._spare_ticket = stop, worker, None
         return handle
 
     def statistics(self) -> GlobalStepStatistics:
         """The state of this step and of those who wait for it, at one moment."""
+        if self._gate.is_unread:
+            self.refresh()
         with self._lock:
             gate, waiters = self._gate, self._waiters
             return GlobalStepStatistics(
@@ -312,48 +240,6 @@ class GlobalStep:
                 workers_open=len(waiters.workers),
             )
 
-    async def _ask(self, *, is_exclusive: bool, timeout: float | None = None) -> Asker:
-        """Stand in the gate's queue until there is an answer, time, or (not exclusive) a stop."""
-        engine = current_engine()
-        what = f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}"
-        asker = Asker(Slot(engine, what), is_exclusive)
-        with self._lock:
-            self._gate.askers.append(asker)
-            news = self._news()
-        _wake(news)
-        until = math.inf if timeout is None else engine.now() + timeout
-        try:
-            with nullcontext() if is_exclusive else EndsAtStop(asker.slot, self._stop):
-                await engine.park(asker.slot, until)
-        except BaseException:
-            self._withdraw(asker, give_back=True)
-            raise
-        if asker.slot.value in (STOPPED, TIMED_OUT):
-            self._withdraw(asker, give_back=False)
-        return asker
-
-    def _withdraw(self, asker: Asker, *, give_back: bool) -> None:
-        """Leave the queue; what was granted meanwhile is passed on, if it is not wanted."""
-        with self._lock:
-            if asker.answer is Answer.WAIT:
-                self._gate.askers.remove(asker)
-            elif give_back and asker.ticket is not None:
-                self._gate.settle(asker.ticket, None)
-            elif give_back and asker.answer is Answer.GRANTED:
-                self._gate.is_exclusive = False
-            news = self._news()
-        _wake(news)
-
-    def _news(self) -> list[tuple[Slot, object]]:
-        """Whom the present state concerns; call it with the lock held, after every change."""
-        gate = self._gate
-        news: list[tuple[Slot, object]] = []
-        if len(self._waiters):
-            news = [(each.slot, gate.value) for each in self._waiters.take_due(gate.value)]
-        if gate.askers:
-            news += [(each.slot, each.answer) for each in gate.answer_askers()]
-        return news
-
     def __repr__(self) -> str:
         gate, waiters = self._gate, self._waiters
         is_known = waiters.num_workers not in (None, math.inf)
@@ -363,12 +249,6 @@ class GlobalStep:
             f"<GlobalStep {self.name} at {gate.value}{limit}, epoch {gate.epoch}, "
             f"workers: {len(waiters.workers)} open, {waiters.opened} opened{expected}>"
         )
-
-
-def _wake(news: Iterable[tuple[Slot, object]]) -> None:
-    """Outside of the lock: a wake-up may ring another thread's event loop."""
-    for slot, value in news:
-        slot.wake(value)
 
 
 def _as_integer(step: object) -> int:

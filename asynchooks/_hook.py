@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ._coordinator import Coordinator
@@ -54,9 +54,9 @@ class SessionRunContext:
     __slots__ = ("_is_stop_requested", "_original_args", "_session", "_step")
 
     def __init__(
-        self, original_args: SessionRunArgs, session: Any, global_step: GlobalStep | None = None
+        self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
     ) -> None:
-        self._original_args = original_args
+        self._original_args: tuple[Any, ...] = original_args
         self._session = session
         self._step: GlobalStep = session.global_step if global_step is None else global_step
         self._is_stop_requested = False
@@ -64,7 +64,8 @@ class SessionRunContext:
     @property
     def original_args(self) -> SessionRunArgs:
         """What the caller of `run` asked for."""
-        return self._original_args
+        args = self._original_args
+        return args if isinstance(args, SessionRunArgs) else SessionRunArgs(*args[:2])
 
     @property
     def session(self) -> Any:
@@ -105,7 +106,7 @@ class SessionRunHook:
 
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
-    _looks_at_default_graph: ClassVar[bool] = True
+    _looks_at_default_graph: bool = True
     # False only in hooks of ours that run no code of users: entering a graph costs 5 us a run
 
     async def begin(self) -> None:

@@ -6,7 +6,7 @@ It calls nothing by itself, and knows nothing of sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._errors import tensorflow_train
 from ._hook import SessionRunHook
@@ -14,33 +14,45 @@ from ._raw_session import SessionCreator
 from ._runner import is_async
 
 
-class HookCall(NamedTuple):
+class HookCall:
     """One method of one hook; `place` is the hook's in the list, as hooks may compare equal."""
 
-    place: int
-    hook: Any
-    method: Callable[..., Any]
-    is_async: bool
+    __slots__ = ("hook", "is_async", "moment", "place")
+
+    def __init__(self, place: int, hook: Any, moment: str) -> None:
+        self.place = place
+        self.hook = hook
+        self.moment = moment
+        self.is_async = is_async(self.method)
+
+    @property
+    def method(self) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self.hook, self.moment)
+        return method
 
 
-def calls_of(hooks: list[Any], moment: str) -> list[HookCall]:
+def calls_of(hooks: list[Any], moment: str) -> tuple[HookCall, ...]:
     """The calls of this moment, in order; a method that a hook leaves alone costs nothing."""
-    return [
-        HookCall(place, hook, getattr(hook, moment), is_async(getattr(hook, moment)))
-        for place, hook in enumerate(hooks)
-        if overrides(hook, moment)
-    ]
+    overriding = [(place, hook) for place, hook in enumerate(hooks) if overrides(hook, moment)]
+    return tuple([HookCall(place, hook, moment) for place, hook in overriding])
 
 
-def in_groups(calls: list[HookCall]) -> list[list[HookCall]]:
-    """Neighbouring plain methods together, so that they share one hop to a thread."""
-    groups: list[list[HookCall]] = []
+Group = tuple[HookCall, Callable[..., Any], tuple[HookCall, ...]]
+"""(A call, its method, the plain methods that share one hop to a thread: none for a coroutine)."""
+
+
+def in_groups(calls: Iterable[HookCall]) -> tuple[Group, ...]:
+    """The calls in order, neighbouring plain methods together."""
+    groups: list[Group] = []
     for call in calls:
-        if groups and not call.is_async and not groups[-1][-1].is_async:
-            groups[-1].append(call)
+        if call.is_async:
+            groups.append((call, call.method, ()))
+        elif groups and groups[-1][2]:
+            first, method, plain = groups[-1]
+            groups[-1] = first, method, (*plain, call)
         else:
-            groups.append([call])
-    return groups
+            groups.append((call, call.method, (call,)))
+    return tuple(groups)
 
 
 def overrides(hook: Any, moment: str) -> bool:
@@ -56,7 +68,8 @@ def needs_global_step(hook: Any) -> bool:
 
 def needs_graph_entered(hook: Any) -> bool:
     """Whether its coroutines may look at the default graph; of ours we know."""
-    return bool(vars(type(hook)).get("_looks_at_default_graph", True))
+    looks = vars(type(hook)).get("_looks_at_default_graph", True)  # not of classes made of them
+    return bool(looks or getattr(hook, "_looks_at_default_graph", True))
 
 
 def _hook_types() -> tuple[type, ...]:

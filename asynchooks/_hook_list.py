@@ -6,13 +6,13 @@ It decides neither when a moment comes nor what becomes of an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ._coordinator import Coordinator
 from ._engine import Engine
 from ._errors import StopTraining, is_input_end
-from ._hook import SessionRunContext, begin_graph
+from ._hook import SessionRunContext, SessionRunValues, begin_graph
 from ._hook_calls import (
     HookCall,
     calls_of,
@@ -22,12 +22,17 @@ from ._hook_calls import (
     needs_graph_entered,
 )
 from ._merge import MergedRun
+from ._raw_session import RawSession
+from ._stop import Stop
 
 logger = logging.getLogger("asynchooks")
 
 
-CallPlain = Callable[[Callable[[], Any], Hashable], Awaitable[Any]]
-"""Calls a plain function where blocking steps run; those of one key take about the same time."""
+CallPlain = Callable[[Callable[[], Any], Hashable], Awaitable[Any] | None]
+"""Calls a plain function where blocking steps run; those of one key take about the same time.
+
+It returns None if that was here, at once, and else what to await.
+"""
 
 
 class HookList:
@@ -35,47 +40,52 @@ class HookList:
 
     Args:
         hooks: any iterable of hooks, ours or TensorFlow's; one listed twice is called twice.
-        is_stopping: whether the session was asked to stop: a hook's wait may then end with
-            StopTraining at any moment.
+        stop: set when the session was asked to stop: a hook's wait may then end with StopTraining
+            at any moment.
 
     Raises:
         TypeError: something in `hooks` is no hook.
     """
 
-    def __init__(self, hooks: Iterable[Any] | None, is_stopping: Callable[[], bool]) -> None:
+    __slots__ = (
+        "_num_begun", "_stop", "are_in_runs",
+        "asks", "call_plain", "current", "hooks", "needs_graph_entered", "tells",
+    )  # fmt: skip
+
+    def __init__(self, hooks: Iterable[Any] | None, stop: Stop) -> None:
         self.hooks = checked(hooks)
         self.needs_graph_entered = any(needs_graph_entered(hook) for hook in self.hooks)
         self.call_plain: CallPlain  # the session sets it when it opens
-        self._is_stopping = is_stopping
+        self._stop = stop
         self._num_begun = 0
-        self._current: tuple[Any, str] = (None, "")
-        self._begin = calls_of(self.hooks, "begin")
-        self._created = calls_of(self.hooks, "after_create_session")
-        self._before_run = in_groups(calls_of(self.hooks, "before_run"))
-        self._after_run = in_groups(calls_of(self.hooks, "after_run"))
-        self._end = calls_of(self.hooks, "end")
-        self._on_error = calls_of(self.hooks, "on_error")
+        self.current: HookCall | None = None
+        self.asks = in_groups(calls_of(self.hooks, "before_run"))
+        self.tells = in_groups(calls_of(self.hooks, "after_run"))
+        self.are_in_runs = bool(self.asks or self.tells)
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
-        hook, moment = self._current
-        return f"{moment} of {type(hook).__name__}" if hook is not None else "the session"
+        call = self.current
+        return "the session" if call is None else f"{call.moment} of {type(call.hook).__name__}"
 
     async def begin(self, has_global_step: Callable[[], bool], graph: Any = None) -> None:
         """Call begin of all; a hook counts as begun as soon as its begin is called."""
-        token = begin_graph.set(graph)
-        try:
+        if graph is begin_graph.get():  # setting it would cost each task 120 bytes for good
             await self._begin_all(has_global_step)
-        finally:
-            begin_graph.reset(token)
-        self._current = (None, "")
+        else:
+            token = begin_graph.set(graph)
+            try:
+                await self._begin_all(has_global_step)
+            finally:
+                begin_graph.reset(token)
+        self.current = None
 
     async def _begin_all(self, has_global_step: Callable[[], bool]) -> None:
         self._num_begun = 0
-        begins = {call.place: call.method for call in self._begin}
+        begins = {call.place: call for call in calls_of(self.hooks, "begin")}
         for place, hook in enumerate(self.hooks):
             self._num_begun += 1
-            self._current = (hook, "begin")
+            self.current = call = begins.get(place) or HookCall(place, hook, "begin")
             try:
                 if needs_global_step(hook) and not has_global_step():
                     raise RuntimeError(
@@ -85,7 +95,7 @@ class HookList:
                         "`with graph.as_default():`"
                     )
                 if place in begins:  # a plain one, too, on the event loop: it builds a graph
-                    result = begins[place]()
+                    result = call.method()
                     if isinstance(result, Awaitable):
                         await result
             except BaseException as error:
@@ -94,50 +104,79 @@ class HookList:
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         try:
-            for call in self._created:
-                await self._call(call, "after_create_session", session, coord)
+            for call in calls_of(self.hooks, "after_create_session"):
+                await self._call(call, session, coord)
         except BaseException as error:
             self._blame(error)
             raise
-        self._current = (None, "")
+        self.current = None
 
-    async def before_run(self, context: SessionRunContext, merged: MergedRun) -> None:
-        """Ask all hooks and merge what they want; an iterator that ended here ends training."""
-        try:
-            for group in self._before_run:
-                call = group[0]
-                if not call.is_async:
-                    await self._ask_group(group, context, merged)
-                    continue
-                self._current = (call.hook, "before_run")
-                request = await call.method(context)
-                if request is not None:
-                    merged.add(call.place, call.hook, request)
-        except BaseException as error:
-            if is_input_end(error):
-                raise StopTraining(f"the input ended in {self.culprit()}") from error
-            error.add_note(f"in {self.culprit()}")
-            raise
-        self._current = (None, "")
+    def merge(
+        self,
+        call: HookCall,
+        request: Any,
+        context: SessionRunContext,
+        raw: RawSession,
+        merged: MergedRun | None,
+    ) -> MergedRun:
+        """Add what a hook asks for to what is merged by then, if anything."""
+        if merged is None:
+            merged = MergedRun(raw, context.original_args, None, self.hooks)
+        merged.add(call.place, call.hook, request)
+        return merged
 
-    async def after_run(
-        self, context: SessionRunContext, merged: MergedRun, results: dict[int, Any], options: Any
+    async def ask_group(
+        self,
+        group: Sequence[HookCall],
+        context: SessionRunContext,
+        raw: RawSession,
+        merged: MergedRun | None,
+    ) -> MergedRun | None:
+        """Call before_run of neighbouring plain hooks; returns what is merged by then."""
+        requests = await self._call_group(group, lambda call: call.method(context))
+        for call, request in zip(group, requests, strict=True):
+            if request is not None:
+                self.current = call
+                merged = self.merge(call, request, context, raw, merged)
+        return merged
+
+    async def tell_group(
+        self,
+        group: Sequence[HookCall],
+        context: SessionRunContext,
+        unasked: SessionRunValues,
+        results: Mapping[int, Any],
     ) -> None:
-        try:
+        """Call after_run of neighbouring plain hooks."""
+        await self._call_group(
+            group, lambda call: call.method(context, values_of(call, unasked, results))
+        )
 
-            def tell(call: HookCall) -> Any:
-                return call.method(context, merged.values(results.get(call.place), options))
+    def explained(
+        self, error: BaseException, merged: MergedRun | None, call: HookCall | None
+    ) -> BaseException:
+        """What an error becomes that a run came to; notes say whose it was.
 
-            for group in self._after_run:
-                if group[0].is_async:
-                    self._current = (group[0].hook, "after_run")
-                    await tell(group[0])
-                else:
-                    await self._call_group(group, "after_run", tell)
-        except BaseException as error:
-            self._blame(error)
-            raise
-        self._current = (None, "")
+        An iterator that ended in before_run, or in the step, ends training.
+
+        Args:
+            call: the hook that was called, or the first of a group; None in the step.
+        """
+        known = self.current
+        if call is not None and (call.is_async or known is None or known.moment != call.moment):
+            self.current = call  # plain hooks that were given up may have gone on in their thread
+        if call is not None and call.moment == "after_run":
+            return self._blamed(error, call.moment)
+        if is_input_end(error):
+            where = "the step" if call is None else self.culprit()
+            ended = StopTraining(f"the input ended in {where}")
+            ended.__cause__ = error
+            return ended
+        if call is not None:
+            error.add_note(f"in {self.culprit()}")
+        elif merged is not None and isinstance(error, (TypeError, ValueError, LookupError)):
+            merged.blame(error)
+        return error
 
     async def end(self, session: Any) -> BaseException | None:
         """Call end of all, also after one failed; returns the first error.
@@ -145,10 +184,10 @@ class HookList:
         A cancellation, which is no hook's failure, ends the round and is returned.
         """
         first: BaseException | None = None
-        for call in self._end:
+        for call in calls_of(self.hooks, "end"):
             try:
                 try:
-                    await self._call(call, "end", session)
+                    await self._call(call, session)
                 except BaseException as error:
                     self._blame(error)
                     raise
@@ -167,12 +206,12 @@ class HookList:
     ) -> None:
         """Tell all hooks that have begun, in reverse; shielded, for the grace period in all."""
         until = engine.now() + grace_secs
-        for call in reversed(self._on_error):
+        for call in reversed(calls_of(self.hooks, "on_error")):
             if call.place >= self._num_begun:
                 continue
             try:
                 with engine.shielded(max(0.0, until - engine.now())) as scope:
-                    await self._call(call, "on_error", session, error)
+                    await self._call(call, session, error)
                 if scope.cancelled_caught:
                     logger.warning("%s took longer than %g s", self.culprit(), grace_secs)
             except BaseException as second:
@@ -181,48 +220,60 @@ class HookList:
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
 
-    async def _call(self, call: HookCall, moment: str, *args: Any) -> None:
-        self._current = (call.hook, moment)
+    async def _call(self, call: HookCall, *args: Any) -> None:
+        self.current = call
         if call.is_async:
             await call.method(*args)
         else:
-            await self._call_group([call], moment, lambda call: call.method(*args))
-
-    async def _ask_group(
-        self, group: list[HookCall], context: SessionRunContext, merged: MergedRun
-    ) -> None:
-        requests = await self._call_group(group, "before_run", lambda call: call.method(context))
-        for call, request in zip(group, requests, strict=True):
-            if request is not None:
-                self._current = (call.hook, "before_run")
-                merged.add(call.place, call.hook, request)
+            await self._call_group((call,), lambda call: call.method(*args))
 
     async def _call_group(
-        self, group: list[HookCall], moment: str, fn: Callable[[HookCall], Any]
+        self, group: Sequence[HookCall], fn: Callable[[HookCall], Any]
     ) -> list[Any]:
         """Call plain methods, all in one place; what one returns to be awaited is awaited here."""
         results: list[Any] = []
 
         def call_rest() -> None:
             for call in group[len(results) :]:
-                self._current = (call.hook, moment)
-                results.append(fn(call))
-                if isinstance(results[-1], Awaitable):
+                self.current = call
+                result = fn(call)
+                results.append(result)
+                if result is not None and isinstance(result, Awaitable):
                     return
 
         while len(results) < len(group):
-            await self.call_plain(call_rest, (moment, group[len(results)].place))
-            if results and isinstance(results[-1], Awaitable):
+            first = group[len(results)]
+            pending = self.call_plain(call_rest, (first.moment, first.place))
+            if pending is not None:
+                await pending
+            if results and results[-1] is not None and isinstance(results[-1], Awaitable):
                 results[-1] = await results[-1]
         return results
 
-    def _blame(self, error: BaseException) -> None:
+    def _blamed(self, error: BaseException, moment: str) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
-        is_told_to_stop = self._current[1] == "after_run" and self._is_stopping()
+        is_told_to_stop = moment == "after_run" and self._stop.is_set
         if is_input_end(error) or (type(error) is StopTraining and not is_told_to_stop):
             cause = error.__cause__ if type(error) is RuntimeError else error
-            raise RuntimeError(
+            bug = RuntimeError(
                 f"{self.culprit()} raised {cause!r}, but no input is read there; "
                 "catch it in the hook, or read the input in before_run"
-            ) from error
+            )
+            bug.__cause__ = error
+            return bug
         error.add_note(f"in {self.culprit()}")
+        return error
+
+    def _blame(self, error: BaseException) -> None:
+        blamed = self._blamed(error, "")
+        if blamed is not error:
+            raise blamed
+
+
+def values_of(
+    call: HookCall, unasked: SessionRunValues, results: Mapping[int, Any]
+) -> SessionRunValues:
+    """What a hook is given after the run: `unasked`, but with what it asked for, if anything."""
+    if call.place not in results:
+        return unasked
+    return SessionRunValues(results[call.place], unasked.options, unasked.run_metadata)

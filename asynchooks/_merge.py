@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ class MergedRun:
     """
 
     __slots__ = (
-        "_caller", "_feeders", "_hook_fetches", "_hooks", "_option_requests", "_raw", "feed_dict",
-        "run_metadata",
+        "_caller", "_feeders", "_hook_fetches", "_hooks", "_option_requests", "_options", "_raw",
+        "feed_dict", "run_metadata",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +35,7 @@ class MergedRun:
         self._hooks = hooks  # by their places
         self._feeders: dict[Hashable, str] | None = None
         self._option_requests: list[Any] = []
+        self._options: Any = None
         self.feed_dict = caller.feed_dict
         self.run_metadata = run_metadata
 
@@ -77,10 +79,19 @@ class MergedRun:
 
     @property
     def fetches(self) -> Any:
-        """The caller's own, or a list of the caller's and each hook's."""
+        """The caller's own, or a tuple of the caller's and each hook's."""
         if not self._hook_fetches:
             return self._caller.fetches
-        return [self._caller.fetches, *self._hook_fetches.values()]
+        return (self._caller.fetches, *self._hook_fetches.values())
+
+    def fetches_like(self, last: Any) -> Any:
+        """The fetches; those of the last run if nobody asks for anything else.
+
+        The same object then: what a raw session has compiled for it need not be looked for.
+        """
+        fetches = self.fetches
+        are_tuples = type(last) is type(fetches) is tuple and len(last) == len(fetches)
+        return last if are_tuples and all(map(operator.is_, last, fetches)) else fetches
 
     def finish_options(self, *, has_hooks: bool) -> Any:
         """The merged run options, None if nobody asked; makes room for metadata that hooks see."""
@@ -89,13 +100,20 @@ class MergedRun:
             options = self._raw.merge_options([*([] if options is None else [options]), *requests])
         if options is not None and has_hooks and self.run_metadata is None:
             self.run_metadata = self._raw.new_run_metadata()
+        self._options = options
         return options
+
+    def finish(self, last_fetches: Any) -> tuple[Any, Any, Any, Any]:
+        """What to run: (fetches, feed_dict, options, run_metadata)."""
+        options = self.finish_options(has_hooks=bool(self._hooks))
+        return self.fetches_like(last_fetches), self.feed_dict, options, self.run_metadata
 
     def split(self, outputs: Any) -> tuple[Any, dict[int, Any]]:
         """(what the caller gets, what each hook that asked gets by its place)."""
         if not self._hook_fetches:
             return outputs, {}
-        caller, *others = outputs
+        others = iter(outputs)
+        caller = next(others)
         return caller, dict(zip(self._hook_fetches, others, strict=True))
 
     def blame(self, error: Exception) -> None:
@@ -104,12 +122,12 @@ class MergedRun:
             if self._raw.rejects(fetches, error):
                 error.add_note(f"fetched in before_run of {type(self._hooks[place]).__name__}")
 
-    def values(self, results: Any, options: Any) -> SessionRunValues:
+    def values(self, results: Any) -> SessionRunValues:
         """What a hook is given after the run."""
         no_options, no_metadata = self._raw.no_options
         return SessionRunValues(
             results,
-            no_options if options is None else options,
+            no_options if self._options is None else self._options,
             no_metadata if self.run_metadata is None else self.run_metadata,
         )
 

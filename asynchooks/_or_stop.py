@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from ._engine import STOPPED, Engine, Slot
 from ._errors import StopTraining
-from ._runner import Outcome
 from ._stop import EndsAtStop, Stop
+from ._work_thread import Outcome
 
 T = TypeVar("T")
 

@@ -42,8 +42,10 @@ class Phase(Enum):
 class Onlookers:
     """Tasks that wait for another task's run or close to end."""
 
+    __slots__ = ("slots",)
+
     def __init__(self) -> None:
-        self._slots: list[Slot] = []
+        self.slots: tuple[Slot, ...] = ()
 
     async def wait_until(
         self, is_done: Callable[[], bool], what: str, until: float = math.inf
@@ -52,29 +54,29 @@ class Onlookers:
         engine = current_engine()
         while not is_done() and engine.now() < until:
             slot = Slot(engine, what)
-            self._slots.append(slot)
+            self.slots += (slot,)
             await engine.park(slot, until)
 
     def tell(self) -> None:
         """Have them all look again."""
-        slots, self._slots = self._slots, []
+        slots, self.slots = self.slots, ()
         for slot in slots:
             slot.wake()
 
 
-class OneRun:
+class OneRun(Onlookers):
     """One run at a time: hooks and the global step of two would be told apart by nobody.
 
-    `with one_run.begin(phase, what):` surrounds each; onlookers are told of its end.
+    Who begins one checks, and sets `is_under_way`; who ends it tells the onlookers.
     """
 
-    __slots__ = ("_onlookers", "is_under_way")
+    __slots__ = ("is_under_way",)
 
-    def __init__(self, onlookers: Onlookers) -> None:
-        self._onlookers = onlookers
+    def __init__(self) -> None:
+        super().__init__()
         self.is_under_way = False
 
-    def begin(self, phase: Phase, what: str) -> OneRun:
+    def check(self, phase: Phase, what: str) -> None:
         """Raise RuntimeError unless `what` may run now."""
         phase.check_open(what)
         if self.is_under_way:
@@ -83,11 +85,16 @@ class OneRun:
                 "step at a time: give each task a session of its own (SharedSessionCreator lends "
                 "them one model), and within a step_fn use step_context.run_with_hooks()"
             )
-        return self
 
-    def __enter__(self) -> None:
-        self.is_under_way = True
+    async def outlast(self, until: float) -> BaseException | None:
+        """Wait for another task's run to end, on the engine's clock; returns what interrupts."""
+        try:
+            await self.wait_until(lambda: not self.is_under_way, "another task's run", until)
+        except BaseException as interruption:
+            return interruption
+        return None
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         self.is_under_way = False
-        self._onlookers.tell()
+        if self.slots:
+            self.tell()

@@ -18,8 +18,9 @@ from ._coordinator import Coordinator
 from ._engine import Engine, current_engine
 from ._errors import FetchError, PreemptionError
 from ._global_step import GlobalStep, GlobalStepStatistics
-from ._runner import Outcome, StepTimes, is_async, run_blocking
+from ._runner import StepTimes, is_async
 from ._stop import Loss
+from ._work_thread import Outcome, run_blocking
 
 logger = logging.getLogger("asynchooks")
 
@@ -56,13 +57,28 @@ class RawSession(ABC):
         self.grace_secs = 120.0  # of the session that it was made for
         self._lock = threading.Lock()  # guards the next two
         self._num_runs = 0
-        self._is_retired = False
+        self.is_retired = False  # it was given up, and replaced, by a worker that shares it
 
     @abstractmethod
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
         """Run one step and return what was fetched, nested as `fetches`; may be a coroutine."""
+
+    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+        """As `run(*args)`, for a caller that publishes the step.
+
+        Returns:
+            (what was fetched, the step after the run as `GlobalStep.settle` takes it), or what
+            gives that tuple when it is awaited.
+        """
+        outputs = self.run(*args)
+        if isinstance(outputs, Awaitable):
+            return self._finish_step(outputs)
+        return outputs, self.read_step()
+
+    async def _finish_step(self, pending: Awaitable[Any]) -> tuple[Any, int | None]:
+        return await pending, self.read_step()
 
     @abstractmethod
     def close(self) -> Any:
@@ -128,11 +144,6 @@ class RawSession(ABC):
         """An empty object for a run to put its metadata in."""
         return None
 
-    @property
-    def is_retired(self) -> bool:
-        """Whether it was given up, and replaced, by a worker that shares it."""
-        return self._is_retired
-
     def enter_run(self) -> None:
         """A run begins, in whichever thread; `leave_run` ends it.
 
@@ -140,7 +151,7 @@ class RawSession(ABC):
             PreemptionError: the session is retired; its successor may run.
         """
         with self._lock:
-            if self._is_retired:
+            if self.is_retired:
                 raise PreemptionError("the shared session was lost and replaced meanwhile")
             self._num_runs += 1
 
@@ -156,12 +167,12 @@ class RawSession(ABC):
         """A run ends, or what else has kept it open; returns whether the caller must close it."""
         with self._lock:
             self._num_runs -= 1
-            return self._is_retired and self._num_runs == 0
+            return self.is_retired and self._num_runs == 0
 
     def retire(self) -> bool:
         """Close no later than the last run ends; returns whether the caller must close it now."""
         with self._lock:
-            self._is_retired = True
+            self.is_retired = True
             return self._num_runs == 0
 
 
@@ -217,6 +228,8 @@ class Lease:
 
     graph: Any = None
     """The TensorFlow graph that is run, if any."""
+
+    __slots__ = ("_has_created", "creator", "global_step")
 
     def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
         self.creator = creator

@@ -42,3 +42,19 @@ class Recovery:
             return 0.0
         doubled = self.first_pause_secs * 2.0 ** min(attempt - 2, 60)
         return min(doubled, self.longest_pause_secs)
+
+
+def check_recovery(recovery: object) -> None:
+    """Raise TypeError unless it is a Recovery, or None."""
+    if recovery is not None and not isinstance(recovery, Recovery):
+        raise TypeError(f"recovery is {recovery!r}; give a Recovery(max_attempts=...)")
+
+
+def checked_grace_secs(value: object) -> float:
+    """The grace period in seconds, or a ValueError."""
+    if not (isinstance(value, (int, float)) and value >= 0):
+        raise ValueError(
+            f"stop_grace_period_secs is {value!r}; give seconds >= 0 "
+            "(step_runner and recovery are given by keyword)"
+        )
+    return float(value)

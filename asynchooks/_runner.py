@@ -1,27 +1,20 @@
-"""Step runners: where a blocking step runs, and how cancellation passes a thread by.
+"""Step runners: where a blocking step runs, on the event loop or in the session's thread.
 
-One thread a session, made at its first threaded step: more would never be used, and fewer for
-all sessions together would deadlock steps that wait for each other. Nothing here knows what a
-step is.
+The thread is made at the first threaded step. Nothing here knows what a step is.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import math
-import queue
 import sys
-import threading
-from collections.abc import Callable, Hashable
-from contextvars import Context, copy_context
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Literal, get_args
 
-from ._engine import STOPPED, TIMED_OUT, Engine, Slot, use_engine
+from ._engine import Engine, Slot
 from ._stop import Loss
-
-logger = logging.getLogger("asynchooks")
+from ._work_thread import WhenLate, WorkThread, drop
 
 StepRunnerName = Literal["auto", "inline", "thread"]
 
@@ -33,192 +26,8 @@ _FIRST_PROBE, _LAST_PROBE = 16, 1024
 _MAX_KEYS = 256
 
 
-class Outcome:
-    """What a call came to: a value or an error. StopIteration passes a future no other way."""
-
-    __slots__ = ("error", "value")
-
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
-        self.value = value
-        self.error = error
-
-    def unwrap(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-def call(fn: Callable[[], Any]) -> Outcome:
-    """Call the function here and keep whatever it comes to."""
-    try:
-        return Outcome(fn())
-    except BaseException as error:
-        return Outcome(error=error)
-
-
-class WorkThread:
-    """A daemon thread that calls one function at a time for one owner, who closes it.
-
-    Daemon, so that a step that never ends cannot hold the process's exit.
-    """
-
-    def __init__(self, engine: Engine, name: str) -> None:
-        self._engine = engine
-        self._name = name
-        self._thread: threading.Thread | None = None
-        self._is_busy = False
-        self._jobs: queue.SimpleQueue[tuple[Context, _Job, Slot] | None] = queue.SimpleQueue()
-
-    async def run(
-        self,
-        fn: Callable[[], Any],
-        grace_secs: float,
-        when_late: Callable[[Outcome], None] = lambda outcome: None,
-        until: float = math.inf,
-        loss: Loss | None = None,
-    ) -> Any:
-        """Call `fn` in the thread and return its value, or raise its error.
-
-        A cancellation waits for the call for the grace period, then the thread is abandoned and
-        the cancellation leaves; a second one leaves at once.
-
-        Args:
-            fn: what to call; runs in a copy of the caller's context.
-            grace_secs: seconds, >= 0.
-            when_late: gets the outcome that nobody waits for: of a call that was cancelled, or
-                in the thread of one that was abandoned.
-            until: when to abandon it in any case, on the engine's clock; then this returns None.
-            loss: what says that the call will never return; it is abandoned, the error raised.
-        """
-        engine = self._engine
-        slot = Slot(engine, f"a call in the thread {self._name}")
-        if self._thread is None:
-            args = (self._jobs, engine)
-            self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
-            self._thread.start()
-        job = _Job(fn, when_late)
-        self._jobs.put((copy_context(), job, slot))
-        self._is_busy = True
-        if loss is not None:
-            loss.add(slot)
-        try:
-            outcome = await engine.park(slot, until)
-        except BaseException:
-            # opened only now: before the cancellation came, a scope would cost each step
-            try:
-                with engine.shielded(max(0.0, min(grace_secs, until - engine.now()))):
-                    await engine.park(slot)
-            finally:
-                if not slot.is_woken or slot.value is STOPPED:
-                    self._abandon(job)
-                else:
-                    if slot.value.error is not None:
-                        logger.warning("A cancelled call failed: %r", slot.value.error)
-                    when_late(slot.value)
-            raise
-        finally:
-            self._is_busy = False
-            if loss is not None:
-                loss.discard(slot)
-        if outcome is TIMED_OUT:
-            return self._abandon(job)
-        if outcome is STOPPED:
-            assert loss is not None
-            self._abandon(job)
-            raise loss.error()
-        return outcome.unwrap()
-
-    def _abandon(self, job: _Job) -> None:
-        self._dismiss()
-        job.abandon()
-        logger.warning("A call in the thread %s did not end in time and is left alone", self._name)
-
-    def close(self) -> None:
-        """End the thread, if it is idle now; the next `run` begins a new one.
-
-        A call that another task has under way goes on, and is the thread's last.
-        """
-        is_busy, thread = self._is_busy, self._dismiss()
-        if thread is not None and not is_busy:
-            # it has nothing left to do; a thread that the end of the process meets within a
-            # library's code makes the process abort
-            thread.join()
-
-    def _dismiss(self) -> threading.Thread | None:
-        """Let the thread end after its present call."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._jobs.put(None)
-            self._jobs = queue.SimpleQueue()
-        return thread
-
-
-class _Job:
-    """One call; its outcome goes to whoever waits, or to `when_late` once nobody does."""
-
-    def __init__(self, fn: Callable[[], Any], when_late: Callable[[Outcome], None]) -> None:
-        self._fn = fn
-        self._when_late = when_late
-        self._lock = threading.Lock()
-        self._outcome: Outcome | None = None
-        self._is_abandoned = False
-
-    def __call__(self) -> Outcome:
-        outcome = call(self._fn)
-        with self._lock:
-            self._outcome = outcome
-            is_late = self._is_abandoned
-        if is_late:
-            self._when_late(outcome)
-        return outcome
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._is_abandoned = True
-            outcome = self._outcome
-        if outcome is not None:
-            self._when_late(outcome)
-
-
-def _serve(jobs: queue.SimpleQueue[Any], engine: Engine) -> None:
-    while (item := jobs.get()) is not None:
-        context, job, slot = item
-        outcome = context.run(_call_in, engine, job)
-        del item, context, job  # whoever is woken may end the process: free the step's arrays first
-        slot.wake(outcome)
-        del outcome, slot
-
-
-def _call_in(engine: Engine, job: Callable[[], Outcome]) -> Outcome:
-    # the copied context says which event loop the task runs on; this thread runs none, or its own
-    sniffio = sys.modules.get("sniffio")
-    if sniffio is not None:
-        sniffio.current_async_library_cvar.set(None)
-    with use_engine(engine):
-        return job()
-
-
-async def run_blocking(
-    engine: Engine,
-    fn: Callable[[], Any],
-    grace_secs: float,
-    name: str,
-    when_late: Callable[[Outcome], None] = lambda outcome: None,
-    until: float = math.inf,
-    loss: Loss | None = None,
-) -> Any:
-    """Call a blocking function once, off the event loop; inline where time is simulated."""
-    if engine.is_virtual:
-        return fn()
-    thread = WorkThread(engine, name)
-    try:
-        return await thread.run(fn, grace_secs, when_late, until, loss)
-    finally:
-        thread.close()
-
-
-class _Probe:
-    """What "auto" knows of one kind of step."""
+class Probe:
+    """What "auto" knows of one kind of step: `in_thread` says where it is run."""
 
     __slots__ = (
         "fastest", "forgives", "in_thread", "is_called", "is_warm", "next_probe", "num_slow",
@@ -256,6 +65,21 @@ class _Probe:
         self.fastest = math.inf
 
 
+class _Inline(Probe):
+    """Runs here, whatever it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_warm, self.in_thread = True, False
+
+    def learn(self, inline_secs: float) -> None:
+        """Nothing to learn."""
+
+
+_INLINE, _IN_THREAD = _Inline(), Probe()
+_IN_THREAD.is_warm = True
+
+
 class StepTimes:
     """What "auto" knows of the steps of one raw session; all workers on it share it.
 
@@ -268,14 +92,14 @@ class StepTimes:
     def __init__(self, *, always_in_thread: bool = False, forgives: bool = True) -> None:
         self.always_in_thread = always_in_thread
         self._forgives = forgives
-        self._probes: dict[Hashable, _Probe] = {}
+        self._probes: dict[Hashable, Probe] = {}
 
-    def of(self, key: Hashable) -> _Probe:
+    def of(self, key: Hashable) -> Probe:
         probe = self._probes.get(key)
         if probe is None:
             if len(self._probes) >= _MAX_KEYS:
                 self._probes.clear()
-            probe = self._probes[key] = _Probe(self._forgives)
+            probe = self._probes[key] = Probe(self._forgives)
         return probe
 
 
@@ -291,27 +115,39 @@ class StepRunner:
         grace_secs: seconds that a cancellation waits for a step in a thread.
     """
 
+    __slots__ = ("_engine", "_grace_secs", "_name", "_thread", "last_in_thread")
+
     def __init__(self, engine: Engine, name: StepRunnerName, grace_secs: float) -> None:
         self._engine = engine
         self._name = "inline" if engine.is_virtual else name
         self._grace_secs = grace_secs
-        self._thread = WorkThread(engine, "asynchooks-step")
+        self._thread: WorkThread | None = None
+        self.last_in_thread: Probe | None = None  # the kind that ran last in the thread, if open
 
-    def is_new(self, times: StepTimes, key: Hashable) -> bool:
-        """Whether the first call of this kind is under way, in another session's thread."""
-        if self._name != "auto" or times.always_in_thread:
-            return False
-        probe = times.of(key)
-        return probe.is_called and not probe.is_warm
+    def probe(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> Probe:
+        """What is known of this kind of step, and so where the next one is to run."""
+        if self._name == "inline" or not blocks:
+            return _INLINE
+        if self._name == "thread" or times.always_in_thread:
+            return _IN_THREAD
+        return times.of(key)
 
-    async def wait_for_first(self, times: StepTimes, key: Hashable) -> None:
-        """Let the first call of this kind return, but do not wait long: it may wait for us.
+    async def wait_for_first(self, probe: Probe) -> None:
+        """If the first call of this kind is under way elsewhere, wait for it, but not long.
 
-        Unlike a thread for each of a thousand workers that begin together, this costs nothing.
+        It may wait for us. Unlike a thread for each of a thousand workers that begin together,
+        this costs nothing.
         """
-        slot = Slot(self._engine, "the first step of its kind")
-        times.of(key).waiting.append(slot)
-        await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
+        if probe.is_called and not probe.is_warm:
+            slot = Slot(self._engine, "the first step of its kind")
+            probe.waiting.append(slot)
+            await self._engine.park(slot, self._engine.now() + FIRST_CALL_SECS)
+
+    def learn(self, probe: Probe, inline_secs: float) -> None:
+        """Take note of a call on the event loop."""
+        probe.learn(inline_secs)
+        if not probe.in_thread and probe is self.last_in_thread:
+            self.close()  # a thousand workers need not keep a thousand threads
 
     async def run(
         self, fn: Callable[[], Any], times: StepTimes, key: Hashable, loss: Loss | None = None
@@ -320,11 +156,29 @@ class StepRunner:
 
         In a thread, `loss` ends the wait for a call that will never return.
         """
-        if self._name == "inline":
+        return await self.run_probed(fn, self.probe(times, key), loss)
+
+    def run_probed(
+        self,
+        fn: Callable[[], Any],
+        probe: Probe,
+        loss: Loss | None = None,
+        when_late: WhenLate = drop,
+    ) -> Awaitable[Any]:
+        """As `run`, with what is known of the step at hand.
+
+        Args:
+            when_late: gets what a call in a thread comes to after a cancellation.
+        """
+        if probe is _IN_THREAD:
+            return self._call_in_thread(fn, probe, loss, when_late)
+        return self._run_probed(fn, probe, loss, when_late)
+
+    async def _run_probed(
+        self, fn: Callable[[], Any], probe: Probe, loss: Loss | None, when_late: WhenLate
+    ) -> Any:
+        if probe is _INLINE:
             return fn()
-        if self._name == "thread" or times.always_in_thread:
-            return await self._thread.run(fn, self._grace_secs, loss=loss)
-        probe = times.of(key)
         probe.is_called = True
         is_probe = probe.since_probe >= probe.next_probe and probe.fastest < INLINE_SECS
         begun = self._engine.now()
@@ -332,11 +186,9 @@ class StepRunner:
             try:
                 return fn()
             finally:
-                probe.learn(self._engine.now() - begun)
-                if not probe.in_thread:
-                    self._thread.close()  # a thousand workers need not keep a thousand threads
+                self.learn(probe, self._engine.now() - begun)
         try:
-            return await self._thread.run(fn, self._grace_secs, loss=loss)
+            return await self._call_in_thread(fn, probe, loss, when_late)
         finally:
             if probe.is_warm:
                 probe.since_probe += 1
@@ -346,9 +198,19 @@ class StepRunner:
             for slot in waiting:
                 slot.wake()
 
+    def _call_in_thread(
+        self, fn: Callable[[], Any], probe: Probe, loss: Loss | None, when_late: WhenLate
+    ) -> Awaitable[Any]:
+        self.last_in_thread = probe
+        if self._thread is None:
+            self._thread = WorkThread(self._engine, "asynchooks-step")
+        return self._thread.run(fn, self._grace_secs, when_late, loss=loss)
+
     def close(self) -> None:
         """Let the thread end; a step that still runs there is not waited for."""
-        self._thread.close()
+        self.last_in_thread = None
+        if self._thread is not None:
+            self._thread.close()
 
 
 def check_runner(name: object) -> StepRunnerName:

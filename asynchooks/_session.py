@@ -17,30 +17,37 @@ Where a step runs, how requests are merged and who may run now stand in other fi
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from ._connection import Connection
+from ._ending import end_all
 from ._engine import Engine, current_engine
 from ._errors import is_clean_end
 from ._global_step import GlobalStep
 from ._hook import SessionRunArgs, SessionRunContext
-from ._hook_list import HookList
+from ._hook_list import HookList, values_of
 from ._merge import MergedRun
 from ._or_stop import or_stop
-from ._phase import OneRun, Onlookers, Phase
-from ._raw_run import run_raw
-from ._raw_session import RawSession, SessionCreator, check_creator, close_raw, default_creator
-from ._recovery import Recovery
-from ._runner import StepRunner, StepRunnerName, StepTimes, check_runner
+from ._phase import OneRun, Phase
+from ._raw_run import NOT_HERE, RawRuns, Unfinished
+from ._raw_session import SessionCreator, check_creator, default_creator
+from ._recovery import Recovery, check_recovery, checked_grace_secs
+from ._runner import StepRunner, StepRunnerName, check_runner
 from ._step_fn import StepContext, call_step_fn, check_step_fn
 from ._stop import Stop
 
 logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
+
+_RECOVERY = Recovery()
+_new_object: Callable[[type[SessionRunContext]], SessionRunContext] = object.__new__
+_NO_RESULTS: Mapping[int, Any] = {}
+_OPEN = Phase.OPEN  # an enum's member costs as much as a call
 
 
 class MonitoredSession:
@@ -84,34 +91,22 @@ class MonitoredSession:
         recovery: Recovery | None = None,
     ) -> None:
         stop = Stop()
-        self._hooks = HookList(hooks, is_stopping=lambda: stop.is_set)
+        self._hooks = HookList(hooks, stop)
         if session_creator is None:
             session_creator = default_creator()
         check_creator(session_creator, "session_creator")
-        if recovery is not None and not isinstance(recovery, Recovery):
-            raise TypeError(f"recovery is {recovery!r}; give a Recovery(max_attempts=...)")
-        is_number = isinstance(stop_grace_period_secs, (int, float))
-        if not (is_number and stop_grace_period_secs >= 0):
-            raise ValueError(
-                f"stop_grace_period_secs is {stop_grace_period_secs!r}; give seconds >= 0 "
-                "(step_runner and recovery are given by keyword)"
-            )
-        self._grace_secs = float(stop_grace_period_secs)
+        check_recovery(recovery)
+        self._grace_secs = checked_grace_secs(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
         self._lease = session_creator.lease()
-        self._connection = Connection(
-            self._lease,
-            self._hooks,
-            (recovery or Recovery()) if self._recovers else None,
-            self._grace_secs,
-            stop,
-        )
+        recovery = (recovery or _RECOVERY) if self._recovers else None
+        self._connection = Connection(self._lease, self._hooks, recovery, self._grace_secs, stop)
         self._stop = stop
-        self._plain_times = StepTimes(forgives=False)
-        self._step = self._lease.global_step.bound(stop)
+        self._step: GlobalStep | None = None
         self._phase = Phase.NEW
-        self._onlookers = Onlookers()
-        self._one_run = OneRun(self._onlookers)
+        self._is_driven = False
+        self._asked: Any = None  # what the last run fetched for caller and hooks
+        self._one_run = OneRun()
 
     @property
     def graph(self) -> Any:
@@ -121,6 +116,8 @@ class MonitoredSession:
     @property
     def global_step(self) -> GlobalStep:
         """The step, as this session sees it: waiting for it ends when the session is stopped."""
+        if self._step is None:
+            self._step = self._lease.global_step.bound(self._stop)
         return self._step
 
     def raw_session(self) -> Any:
@@ -129,8 +126,8 @@ class MonitoredSession:
 
     def should_stop(self) -> bool:
         """Whether the training loop should end; never raises, never does work."""
-        limit = self._step.limit
-        is_at_limit = limit is not None and self._step.value >= limit
+        step = self._lease.global_step
+        is_at_limit = step.limit is not None and step.value >= step.limit
         is_over = self._phase in (Phase.CLOSING, Phase.CLOSED)
         return is_over or is_at_limit or self._connection.should_stop()
 
@@ -160,7 +157,14 @@ class MonitoredSession:
         return await or_stop(self._engine, self._stop, self._lease.drive_call, fn, *args)
 
     async def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+        self,
+        fetches: Any,
+        feed_dict: Any = None,
+        options: Any = None,
+        run_metadata: Any = None,
+        *,
+        _failures: int | None = 0,
+        _entered: bool = False,
     ) -> Any:
         """Run one step with all hooks, and return what was fetched.
 
@@ -179,11 +183,85 @@ class MonitoredSession:
             RuntimeError: the session is not open, runs already, or a hook asked it to stop.
             BaseException: what a hook or the step raised, with a note of which it was.
         """
-        with self._one_run.begin(self._phase, "run"):
-            if feed_dict is not None and not isinstance(feed_dict, Mapping):
-                raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
-            args = SessionRunArgs(fetches, feed_dict, options)
-            return await self._connection.recovering(lambda: self._run(args, run_metadata))
+        # _failures: how often this run has failed; None in a step_fn, which is tried again itself.
+        # _entered: it is `_enter_run` that calls
+        one_run = self._one_run
+        if not _entered and (
+            self._is_driven
+            or (_failures == 0 and (one_run.is_under_way or self._phase is not _OPEN))
+        ):
+            return await self._enter_run(_failures, fetches, feed_dict, options, run_metadata)
+        if feed_dict is not None and not isinstance(feed_dict, Mapping):
+            raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
+        one_run.is_under_way = True
+        hooks, connection = self._hooks, self._connection
+        raw = merged = context = call = hooks.current = None
+        args = (fetches, feed_dict, options, run_metadata)
+        try:
+            raw = connection.ready
+            if raw is None or raw.is_retired:
+                raw = None
+                raw = await connection.revive(is_nested=_failures is None)
+            if options is not None or run_metadata is not None:
+                merged = MergedRun(raw, SessionRunArgs(*args[:3]), run_metadata, hooks.hooks)
+            if hooks.are_in_runs:
+                context = _new_object(SessionRunContext)  # as calling it, in half the time
+                context._original_args, context._session = args, connection.session
+                context._step, context._is_stop_requested = self._run_step, False
+                for call, method, group in hooks.asks:
+                    hooks.current = call
+                    if group:
+                        merged = await hooks.ask_group(group, context, raw, merged)
+                        continue
+                    request = await method(context)
+                    if request is not None:
+                        merged = hooks.merge(call, request, context, raw, merged)
+                call = hooks.current = None
+            if merged is not None:
+                args = merged.finish(self._asked)
+                self._asked = args[0]
+            outputs = self._raw_runs.here(raw, args)
+            if outputs is NOT_HERE:
+                outputs = await self._raw_runs.anywhere(raw, args)
+            if type(outputs) is Unfinished:
+                outputs = await outputs.finish()
+            values, results = connection.unasked, _NO_RESULTS
+            if merged is not None:
+                outputs, results = merged.split(outputs)
+                values = merged.values(None)
+            if context is not None:
+                for call, method, group in hooks.tells:
+                    hooks.current = call
+                    if group:
+                        await hooks.tell_group(group, context, values, results)
+                    elif results:
+                        await method(context, values_of(call, values, results))
+                    else:
+                        await method(context, values)
+                call = hooks.current = None
+                if context._is_stop_requested:
+                    connection.stop_by_hook()
+        except BaseException as error:
+            leaving = error
+            if raw is not None:
+                leaving = connection.judge(hooks.explained(error, merged, call), error)
+            if _failures is None or not isinstance(leaving, Exception):
+                if leaving is error:
+                    raise
+                raise leaving from leaving.__cause__
+            failures = await connection.recover(leaving, _failures)
+            raw = merged = context = None
+            del leaving
+        else:
+            return outputs
+        finally:
+            if _failures is not None:
+                one_run.is_under_way = False
+                if one_run.slots:
+                    one_run.tell()
+        # a subclass's own `run` surrounds the whole of it, not each attempt
+        caller = (fetches, feed_dict, options, run_metadata)
+        return await MonitoredSession.run(self, *caller, _failures=failures, _entered=_entered)
 
     async def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         """Call a function that runs steps on the raw session, with or without hooks.
@@ -197,59 +275,28 @@ class MonitoredSession:
             StopTraining: it called `step_context.request_stop()`, or its input ended.
         """
         check_step_fn(step_fn)
-        with self._one_run.begin(self._phase, "run_step_fn"):
-            return await self._connection.recovering(lambda: self._call_step_fn(step_fn))
-
-    async def _run(self, args: SessionRunArgs, run_metadata: Any) -> Any:
-        """One run, top to bottom, on whatever raw session there is."""
-        raw = await self._connection.create()
-        if self._connection.hook_asked_stop:
-            raise RuntimeError(
-                "Run called even after should_stop requested. "
-                "Look at session.should_stop() before each run."
-            )
-        coroutine = self._run_hooked(raw, args, run_metadata)
-        if self._hooks.needs_graph_entered:
-            return await self._lease.drive(coroutine, self._hooks.culprit)
-        return await coroutine
-
-    async def _run_hooked(self, raw: RawSession, args: SessionRunArgs, run_metadata: Any) -> Any:
-        original = SessionRunArgs(args.fetches, args.feed_dict)
-        context = SessionRunContext(original, raw.exposed, self._run_step)
-        merged = MergedRun(raw, args, run_metadata, self._hooks.hooks)
+        self._one_run.check(self._phase, "run_step_fn")
+        self._one_run.is_under_way = True
         try:
-            await self._hooks.before_run(context, merged)
-            options = merged.finish_options(has_hooks=bool(self._hooks.hooks))
-            key = raw.run_key(merged.fetches)
-            if not raw.is_async and self._runner.is_new(raw.step_times, key):
-                await self._runner.wait_for_first(raw.step_times, key)
-            await self._engine.turn()
-            # asked for only now: a hook that waits for data must not keep others from running
-            ticket = self._run_step.take_ticket_nowait() or await self._run_step.take_ticket()
-            outputs = await run_raw(self._runner, raw, merged, options, key, self._run_step, ticket)
-            mine, results = merged.split(outputs)
-            await self._hooks.after_run(context, merged, results, options)
-        except Exception as error:
-            leaving = self._connection.judge(error)
-            if leaving is error:
-                raise
-            raise leaving from error
-        if context.stop_requested:
-            self._connection.hook_asked_stop = True
-        return mine
+            return await self._connection.recovering(lambda: self._call_step_fn(step_fn))
+        finally:
+            self._one_run.end()
+
+    async def _enter_run(self, failures: int | None, *args: Any) -> Any:
+        """A run that may not begin now, or whose hooks may look at the default graph.
+
+        The graph is entered once for the run, not once for each hook.
+        """
+        if failures == 0:
+            self._one_run.check(self._phase, "run")
+        run = MonitoredSession.run(self, *args, _failures=failures, _entered=True)
+        return await self._lease.drive(run, self._hooks.culprit)
 
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._connection.create()
-        context = StepContext(raw.exposed, self._run)
+        run_nested = functools.partial(MonitoredSession.run, self, _failures=None)
+        context = StepContext(raw.exposed, run_nested)
         return await call_step_fn(step_fn, context, raw, self._runner, self._lease)
-
-    async def _call_plain(self, fn: Callable[[], Any], kind: Hashable) -> Any:
-        """Call plain methods of hooks where steps run."""
-        raw = self._connection.raw
-        if raw is not None:
-            self._plain_times.always_in_thread = raw.step_times.always_in_thread
-        loss = None if raw is None else raw.loss
-        return await self._runner.run(lambda: self._lease.call(fn), self._plain_times, kind, loss)
 
     async def __aenter__(self) -> Self:
         """Call begin of all hooks, create the raw session, call their after_create_session.
@@ -262,9 +309,13 @@ class MonitoredSession:
         self._engine: Engine = current_engine()
         self._connection.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
-        self._hooks.call_plain = self._call_plain
-        self._worker = self._lease.global_step.open_worker()
+        self._worker = self._lease.global_step.open_worker(self._engine)
         self._run_step = self._lease.global_step.bound(self._connection.run_stop, self._worker)
+        self._raw_runs = RawRuns(
+            self._engine, self._runner, self._run_step, self._lease, self._connection
+        )
+        self._hooks.call_plain = self._raw_runs.call_plain
+        self._is_driven = self._hooks.needs_graph_entered and self._lease.graph is not None
         try:
             async with self._lease.opening(self._engine, self._grace_secs):
                 await self._lease.drive(
@@ -299,9 +350,7 @@ class MonitoredSession:
             BaseException: the first error of a side task or thread, else of an `end`.
         """
         if self._phase in (Phase.CLOSING, Phase.CLOSED):  # by close(), perhaps in another task
-            await self._onlookers.wait_until(
-                lambda: self._phase is Phase.CLOSED, "the session's end"
-            )
+            await self._one_run.wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
         if self._phase is Phase.NEW:
@@ -310,12 +359,7 @@ class MonitoredSession:
             self._phase = Phase.CLOSING
             self._stop.set()
             until = self._engine.now() + self._grace_secs
-            try:
-                await self._onlookers.wait_until(
-                    lambda: not self._one_run.is_under_way, "another task's run", until
-                )
-            except BaseException as interruption:
-                error = error or interruption
+            error = error or await self._one_run.outlast(until)
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
@@ -340,58 +384,16 @@ class MonitoredSession:
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
         self._phase = Phase.CLOSING
-        session = self._connection.exposed
         try:
-            if error is None:
-                error = await self._connection.catch_up()
-                session = self._connection.exposed
-            if error is None:
-                error = await self._end_hooks(session)
-            if error is not None:
-                error = self._connection.first_error(error)
-            told = error
-            error = await self._tell(session, told) or error
-            error = await self._connection.end(error)
-            if told is None:
-                told = error
-                error = await self._tell(session, told) or error
-            try:
-                await self._connection.release()
-            except BaseException as interruption:
-                error = error or interruption
-            if told is None:
-                error = await self._tell(None, error) or error
+            error = await end_all(
+                self._connection, self._hooks, self._lease, self._engine, self._grace_secs, error
+            )
         finally:
+            self._asked = None
+            self._raw_runs.forget()
             self._runner.close()
             self._lease.close()
             self._lease.global_step.close_worker(self._worker)
             self._phase = Phase.CLOSED
-            self._onlookers.tell()
+            self._one_run.tell()
         return error
-
-    async def _tell(self, session: Any, error: BaseException | None) -> BaseException | None:
-        """Call on_error of all hooks, if there is an error; returns what interrupted that."""
-        if error is None:
-            return None
-        told = self._hooks.on_error(session, error, self._engine, self._grace_secs)
-        try:
-            await self._lease.drive(told, self._hooks.culprit)
-        except BaseException as interruption:
-            return interruption
-        return None
-
-    async def _end_hooks(self, session: Any) -> BaseException | None:
-        raw = self._connection.raw
-        try:
-            if raw is not None:
-                raw.enter_run()  # no worker that shares it closes it meanwhile
-            try:
-                first: BaseException | None = await self._lease.drive(
-                    self._hooks.end(session), self._hooks.culprit
-                )
-            finally:
-                if raw is not None and raw.leave():
-                    await close_raw(raw, self._engine, self._grace_secs)
-        except BaseException as error:  # of what surrounds the hooks
-            return error
-        return first

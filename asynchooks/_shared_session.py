@@ -105,6 +105,8 @@ class _Common:
 class _SharedLease(Lease):
     """One worker's share."""
 
+    __slots__ = ("_common", "_has_opened", "_is_user")
+
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.lease.global_step)
         self._common = common

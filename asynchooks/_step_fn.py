@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from ._errors import StopTraining, is_input_end
-from ._hook import SessionRunArgs
 from ._raw_session import Lease, RawSession
 from ._runner import StepRunner, is_async
 
-RunWithHooks = Callable[[SessionRunArgs, Any], Awaitable[Any]]
+RunWithHooks = Callable[[Any, Any, Any, Any], Awaitable[Any]]
 
 
 class StepContext:
@@ -36,7 +35,7 @@ class StepContext:
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
     ) -> Any:
         """Same as `MonitoredSession.run`, within this step."""
-        return await self._run_with_hooks(SessionRunArgs(fetches, feed_dict, options), run_metadata)
+        return await self._run_with_hooks(fetches, feed_dict, options, run_metadata)
 
     def request_stop(self) -> NoReturn:
         """End the training here.

@@ -5,29 +5,30 @@ It knows nothing of why training stops or of what happens then.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 
 from ._engine import STOPPED, Slot
 
 
 class Stop:
-    """A flag that can be waited beside. Every method may be called from any thread."""
+    """A flag that can be waited beside. Every method may be called from any thread.
 
-    __slots__ = ("_lock", "_slots", "is_set")
+    Without a lock: a slot is added before the flag is looked at, and looked for after it is set;
+    a list is changed and copied in one piece (as long as one lock guards all of Python). While
+    the flag is set, every slot has been woken.
+    """
+
+    __slots__ = ("_slots", "is_set")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # invariant: while the flag is set, every slot in here has been woken
-        self._slots: dict[Slot, None] = {}
+        self._slots: list[Slot] = []
         self.is_set = False
 
     def set(self) -> None:
-        with self._lock:
-            self.is_set = True
-            slots = list(self._slots)
-        for slot in slots:
+        self.is_set = True
+        for slot in list(self._slots):
             slot.wake(STOPPED)
 
     def clear(self) -> None:
@@ -35,15 +36,13 @@ class Stop:
 
     def add(self, slot: Slot) -> None:
         """Have a stop wake the slot with `STOPPED`; at once, if it came before."""
-        with self._lock:
-            self._slots[slot] = None
-            is_set = self.is_set
-        if is_set:
+        self._slots.append(slot)
+        if self.is_set:
             slot.wake(STOPPED)
 
     def discard(self, slot: Slot) -> None:
-        with self._lock:
-            self._slots.pop(slot, None)
+        with suppress(ValueError):  # it is gone already
+            self._slots.remove(slot)
 
 
 class Loss(Stop):

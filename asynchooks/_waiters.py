@@ -1,6 +1,6 @@
 """Who waits for which global step, and whether it can still come.
 
-A state machine without locks and without waiting: `GlobalStep` holds its lock around every call
+A state machine without locks and without waiting: `StepRuns` holds its lock around every call
 and wakes whom it is given.
 """
 
@@ -36,12 +36,13 @@ class Waiters:
     """The waiters by (step, order of asking), and the workers that may bring the step."""
 
     __slots__ = (
-        "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "num_workers", "opened",
-        "workers",
+        "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "next_step", "num_workers",
+        "opened", "workers",
     )  # fmt: skip
 
     def __init__(self, num_workers: float | None) -> None:
         self._heap: list[tuple[int, int, Waiter]] = []  # by step, then order of asking
+        self.next_step = math.inf  # no waiter is due below it: the one thing that each run asks
         self._num_gone = 0  # left, but still in the heap: taking one out would cost a scan
         self._num_idle = 0  # open workers that wait themselves
         self._order = 0
@@ -67,6 +68,7 @@ class Waiters:
     def add(self, step: int, slot: Slot, worker: Worker | None) -> Waiter:
         waiter = Waiter(slot, worker)
         heapq.heappush(self._heap, (step, self._order, waiter))
+        self.next_step = self._heap[0][0]
         self._order += 1
         if worker is not None:
             worker.waits += 1
@@ -83,12 +85,14 @@ class Waiters:
             self._heap = [entry for entry in self._heap if not entry[2].is_gone]
             heapq.heapify(self._heap)
             self._num_gone = 0
+        self._find_next()
 
     def take_due(self, value: int) -> list[Waiter]:
         """Take out those whose step is reached, in order."""
         due: list[Waiter] = []
         while self._heap and self._heap[0][0] <= value:
             self._take(heapq.heappop(self._heap)[2], due)
+        self._find_next()
         return due
 
     def take_lost(self) -> list[Waiter]:
@@ -99,6 +103,7 @@ class Waiters:
         for _, _, waiter in sorted(self._heap):
             self._take(waiter, lost)
         self._heap.clear()
+        self._find_next()
         return lost
 
     @property
@@ -117,6 +122,12 @@ class Waiters:
             return False
         # one whose time ran out, or that was told to stop, has been woken and may still train
         return not any(each.slot.is_woken for _, _, each in self._heap if not each.is_gone)
+
+    def _find_next(self) -> None:
+        while self._heap and self._heap[0][2].is_gone:
+            heapq.heappop(self._heap)
+            self._num_gone -= 1
+        self.next_step = self._heap[0][0] if self._heap else math.inf
 
     def _take(self, waiter: Waiter, taken: list[Waiter]) -> None:
         if waiter.is_gone:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections import deque
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks._engine import TIMED_OUT, AsyncioEngine, Slot, TrioEngine, current_engine, now
+from asynchooks._engine import (
+    TIMED_OUT,
+    AsyncioEngine,
+    RealTimeEngine,
+    Slot,
+    TrioEngine,
+    current_engine,
+    now,
+)
 
 from .helpers import settle
 
@@ -245,3 +255,27 @@ def test_a_native_cancellation_that_comes_with_the_value_loses_neither() -> None
         assert seen == [(True, "value")]
 
     asyncio.run(main())
+
+
+async def test_threads_that_wake_at_the_same_moment_are_all_heard() -> None:
+    engine = current_engine()
+    assert isinstance(engine, RealTimeEngine)
+    both_wrote = threading.Barrier(2)
+
+    class Mail(deque[Any]):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            both_wrote.wait()
+
+    mail, engine._mail = engine._mail, Mail()
+    try:
+        slots = [Slot(engine, "a thread") for _ in range(2)]
+        threads = [threading.Thread(target=slot.wake, args=(i,)) for i, slot in enumerate(slots)]
+        for thread in threads:
+            thread.start()
+        assert [await engine.park(slot, engine.now() + 30) for slot in slots] == [0, 1]
+        for thread in threads:
+            thread.join()
+        assert not engine._mail
+    finally:
+        engine._mail = mail

@@ -14,13 +14,14 @@ import asynchooks
 PACKAGE = Path(asynchooks.__file__).parent
 
 LAYERS = [
-    ["_errors", "_engine", "_stop"],
-    ["_gate", "_waiters", "_global_step", "_timer", "_lock", "_portal"],
+    ["_errors", "_signal", "_engine", "_stop"],
+    ["_gate", "_waiters", "_step_runs", "_global_step", "_timer", "_lock", "_portal"],
     [
         "_coordinator",
         "_hook",
         "_listener",
         "_runner",
+        "_work_thread",
         "_step_fn",
         "_or_stop",
         "_recovery",
@@ -34,6 +35,7 @@ LAYERS = [
         "_hook_list",
         "_raw_run",
         "_connection",
+        "_ending",
         "_phase",
     ],
     ["_session"],
@@ -43,14 +45,20 @@ LAYERS = [
     ["__init__"],
 ]
 SAME_LAYER = {
+    ("_engine", "_signal"),
     ("_stop", "_engine"),
     ("_waiters", "_engine"),
-    ("_global_step", "_gate"),
+    ("_step_runs", "_gate"),
+    ("_step_runs", "_waiters"),
+    ("_global_step", "_step_runs"),
     ("_global_step", "_waiters"),
     ("_raw_session", "_coordinator"),
     ("_coordinator", "_or_stop"),
     ("_raw_session", "_runner"),
-    ("_or_stop", "_runner"),
+    ("_raw_session", "_work_thread"),
+    ("_runner", "_work_thread"),
+    ("_or_stop", "_work_thread"),
+    ("_raw_session", "_hook"),
     ("_step_fn", "_hook"),
     ("_step_fn", "_raw_session"),
     ("_step_fn", "_runner"),
@@ -58,6 +66,9 @@ SAME_LAYER = {
     ("_hook_list", "_hook_calls"),
     ("_raw_run", "_merge"),
     ("_connection", "_hook_list"),
+    ("_ending", "_connection"),
+    ("_raw_run", "_connection"),
+    ("_ending", "_hook_list"),
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

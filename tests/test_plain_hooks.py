@@ -108,7 +108,7 @@ async def test_neighbouring_plain_hooks_share_one_hop(monkeypatch: pytest.Monkey
     hooks = [Plain("a", []), Plain("b", []), RecordingHook("c"), Plain("d", []), Plain("e", [])]
     session = MonitoredSession(hooks, counting_creator(), step_runner="thread")
     async with session:
-        call = session._hooks.call_plain
+        call: Any = session._hooks.call_plain
 
         async def counted(fn: Any, kind: Any) -> Any:
             hops.append(kind)

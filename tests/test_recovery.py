@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import anyio
@@ -342,3 +343,49 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_bounds_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give max_attempts >= 0"):
         Recovery(**bad)
+
+
+async def test_a_run_after_recovery_was_given_up_recreates_the_session() -> None:
+    lost, good = ScriptedSession([PreemptionError("lost")]), ScriptedSession([{"x": 1}])
+    creator = ScriptedSessionCreator([lost, good])
+    async with MonitoredSession([], creator, recovery=Recovery(max_attempts=0)) as session:
+        with pytest.raises(PreemptionError):
+            await session.run("x")
+        assert session.should_stop()
+        assert await session.run("x") == 1
+        assert session.raw_session() is good
+        assert not session.should_stop()
+
+
+async def test_a_subclass_s_run_surrounds_all_attempts_and_no_nested_run() -> None:
+    calls: list[Any] = []
+
+    class Logged(MonitoredSession):
+        async def run(  # type: ignore[override]
+            self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+        ) -> Any:
+            calls.append(fetches)
+            return await super().run(fetches, feed_dict, options, run_metadata)
+
+    lost, good = ScriptedSession([PreemptionError("lost")]), ScriptedSession([{"x": 1}, {"x": 2}])
+
+    async def step_fn(step_context: StepContext) -> Any:
+        return await step_context.run_with_hooks("x")
+
+    async with Logged([RecordingHook("a")], ScriptedSessionCreator([lost, good])) as session:
+        assert await session.run("x") == 1
+        assert await session.run_step_fn(step_fn) == 2
+    assert calls == ["x"]
+
+
+async def test_hooks_of_a_retry_see_no_error_that_is_being_handled() -> None:
+    seen: list[Any] = []
+
+    class Looks(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            seen.append(sys.exception())
+
+    lost, good = ScriptedSession([PreemptionError("lost")]), ScriptedSession([{"x": 1}])
+    async with MonitoredSession([Looks()], ScriptedSessionCreator([lost, good])) as session:
+        assert await session.run("x") == 1
+    assert seen == [None, None]

@@ -13,7 +13,8 @@ import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
 from asynchooks._engine import current_engine
-from asynchooks._runner import StepRunner, StepTimes, WorkThread, check_runner, is_async
+from asynchooks._runner import StepRunner, StepTimes, check_runner, is_async
+from asynchooks._work_thread import WorkThread
 
 from .helpers import settle
 

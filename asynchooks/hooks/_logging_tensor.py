@@ -48,6 +48,8 @@ class LoggingTensorHook(SessionRunHook):
         hooks = [LoggingTensorHook({"loss": "loss"}, every_n_iter=100)]
     """
 
+    _looks_at_default_graph = False
+
     def __init__(
         self,
         tensors: Mapping[str, Any] | Iterable[Any],
@@ -74,6 +76,7 @@ class LoggingTensorHook(SessionRunHook):
         self._timer = None if only_at_end else SecondOrStepTimer(every_n_secs, every_n_iter)
         self._at_end = at_end
         self._formatter = formatter
+        self._looks_at_default_graph = formatter is not None  # which is the user's
 
     async def begin(self) -> None:
         if self._timer is not None:

@@ -42,8 +42,10 @@ class NanTensorHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         loss = run_values.results
-        shape = () if isinstance(loss, Number) else getattr(loss, "shape", None)
-        if shape is None or math.prod(shape) != 1:
+        shape = getattr(loss, "shape", None)
+        if shape is None and isinstance(loss, Number):
+            shape = ()
+        if shape is None or (shape and math.prod(shape) != 1):
             raise ValueError(
                 f"the loss {self._args.fetches!r} came to {loss!r}; give a scalar, a tensor rather "
                 "than an op (by name: 'loss:0')"

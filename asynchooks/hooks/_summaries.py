@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from .._engine import current_engine
 from .._hook import begin_graph
-from .._runner import run_blocking
+from .._work_thread import run_blocking
 
 _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""

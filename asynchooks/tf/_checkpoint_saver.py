@@ -14,8 +14,9 @@ from .._engine import current_engine
 from .._global_step import GlobalStep
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._raw_session import raw_session_of
-from .._runner import Outcome, is_async, run_blocking
+from .._runner import is_async
 from .._timer import SecondOrStepTimer
+from .._work_thread import Outcome, run_blocking
 from ._graph import check_graph_session, in_graph
 
 logger = logging.getLogger("asynchooks")

@@ -13,7 +13,7 @@ from .._coordinator import Coordinator
 from .._engine import Engine, EngineTask, Slot, current_engine
 from .._errors import is_preemption
 from .._raw_session import RawSession, close_raw
-from .._runner import run_blocking
+from .._work_thread import run_blocking
 from ._graph_session import GraphSession
 from ._server import Heartbeat, Server
 

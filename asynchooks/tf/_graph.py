@@ -84,14 +84,14 @@ class Driven(Awaitable[Any]):
                 try:
                     yielded = coroutine.send(value) if error is None else coroutine.throw(error)
                 except StopIteration as stop:
-                    left = height.cut_back(self._culprit())
+                    left = height.cut_back(self._culprit)
                     if left is not None:
                         raise left.error from None
                     return stop.value
                 except BaseException:
-                    height.cut_back(self._culprit())
+                    height.cut_back(self._culprit)
                     raise
-                leak = height.cut_back(self._culprit())
+                leak = height.cut_back(self._culprit)
             value = error = None
             try:
                 value = yield yielded
@@ -112,13 +112,13 @@ class _Height:
         self._graphs = len(ops._default_graph_stack.stack)
         self._switches = len(eager_context.context().context_switches.stack)
 
-    def cut_back(self, culprit: str) -> _Leak | None:
+    def cut_back(self, culprit: Callable[[], str]) -> _Leak | None:
         """Take off what was left on the stacks, if anything."""
         graphs = ops._default_graph_stack.stack
         if len(graphs) <= self._graphs:
             return None
         switches = eager_context.context().context_switches.stack
-        leak = _Leak(graphs[self._graphs :], switches[self._switches :], culprit)
+        leak = _Leak(graphs[self._graphs :], switches[self._switches :], culprit())
         del graphs[self._graphs :], switches[self._switches :]
         return leak
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from .._errors import FetchError, StopTraining
 from .._function_session import pick
 from .._global_step import GlobalStep
 from .._hook import SessionRunArgs, SessionRunContext
-from .._hook_list import HookList
+from .._hook_list import HookList, values_of
 from .._merge import MergedRun
 from .._portal import BlockingPortal, HookPortal
 from .._raw_session import RawSession
@@ -51,7 +52,8 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, hooks: Iterable[Any], *, portal: BlockingPortal | None = None) -> None:
         super().__init__()
-        self._hooks = HookList(hooks, is_stopping=lambda: self._is_told_to_stop)
+        self._stop = Stop()  # of the present fit
+        self._hooks = HookList(hooks, self._stop)
         self._hooks.call_plain = _call_here
         self._portal = HookPortal(portal)
         self._coord: Coordinator | None = None
@@ -106,10 +108,11 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise
 
     async def _begin(self) -> None:
+        self._stop.clear()
         self._raw = _KerasSession(self.model)
         step = GlobalStep(self._raw.read_step(), num_workers=1)
         self._raw.attach(step)
-        self._step = step.bound(self._raw.stop, step.open_worker())
+        self._step = step.bound(self._stop, step.open_worker())
         coord = self._coord = Coordinator(clean_stop_exception_types=())
         coord.attach(self._on_change, lambda task: task)
         await self._hooks.begin(lambda: True)
@@ -117,10 +120,16 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     async def _before(self) -> None:
         assert self._raw is not None
-        args = SessionRunArgs([])
+        hooks, args = self._hooks, SessionRunArgs([])
         self._context = SessionRunContext(args, self._raw, self._step)
-        self._merged = MergedRun(self._raw, args, None, self._hooks.hooks)
-        await self._hooks.before_run(self._context, self._merged)
+        self._merged = MergedRun(self._raw, args, None, hooks.hooks)
+        with self._blaming():
+            for call, method, group in hooks.asks:
+                hooks.current = call
+                if group:
+                    await hooks.ask_group(group, self._context, self._raw, self._merged)
+                elif (request := await method(self._context)) is not None:
+                    self._merged.add(call.place, call.hook, request)
         self._merged.finish_options(has_hooks=True)
         if self._merged.feed_dict:
             raise ValueError(
@@ -137,9 +146,28 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._merged.blame(error)
             raise
         _, results = self._merged.split(outputs)
-        await self._hooks.after_run(self._context, self._merged, results, None)
+        hooks, values = self._hooks, self._merged.values(None)
+        with self._blaming():
+            for call, method, group in hooks.tells:
+                hooks.current = call
+                if group:
+                    await hooks.tell_group(group, self._context, values, results)
+                else:
+                    await method(self._context, values_of(call, values, results))
         if self._context.stop_requested or self._is_at_limit:
             self.model.stop_training = True
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Errors name the hook whose call is under way."""
+        try:
+            yield
+        except BaseException as error:
+            leaving = self._hooks.explained(error, self._merged, self._hooks.current)
+            if leaving is error:
+                raise
+            raise leaving from error
+        self._hooks.current = None
 
     async def _end(self) -> None:
         coord = self._coord
@@ -165,12 +193,8 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _on_change(self, is_set: bool) -> None:
         assert self._raw is not None
         if is_set:
-            self._raw.stop.set()
+            self._stop.set()
             self.model.stop_training = True
-
-    @property
-    def _is_told_to_stop(self) -> bool:
-        return self._raw is not None and self._raw.stop.is_set
 
     @property
     def _is_at_limit(self) -> bool:
@@ -183,7 +207,6 @@ class _KerasSession(RawSession):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.stop = Stop()
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -199,5 +222,5 @@ class _KerasSession(RawSession):
         return int(self.model.optimizer.iterations)
 
 
-async def _call_here(fn: Any, kind: Any) -> Any:
-    return fn()
+def _call_here(fn: Any, kind: Any) -> None:
+    fn()

@@ -17,7 +17,8 @@ from .._errors import LateVariableError
 from .._global_step import GlobalStep, GlobalStepStatistics
 from .._lock import Lock
 from .._raw_session import Lease, RawSession
-from .._runner import Outcome, is_async, run_blocking
+from .._runner import is_async
+from .._work_thread import Outcome, run_blocking
 from ._coordinator import GraphCoordinator
 from ._follower import Follower
 from ._graph import Driven, entered_graph

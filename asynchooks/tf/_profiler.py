@@ -12,8 +12,8 @@ from tensorflow.python.client import timeline
 from .._engine import current_engine
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from .._raw_session import raw_session_of
-from .._runner import run_blocking
 from .._timer import SecondOrStepTimer
+from .._work_thread import run_blocking
 from ._graph import check_graph_session
 
 logger = logging.getLogger("asynchooks")

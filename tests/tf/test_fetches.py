@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from asynchooks.tf._graph_session import _MAX_CALLABLES, GraphSession
+from asynchooks.tf._callables import MAX_CALLABLES
+from asynchooks.tf._graph_session import GraphSession
 
 from .models import monitored
 
@@ -125,11 +126,11 @@ async def test_one_namedtuple_type_and_another_are_told_apart() -> None:
 def test_the_cache_of_callables_is_bounded_and_dies_with_the_session() -> None:
     graph = tf.Graph()
     with graph.as_default():
-        tensors = [tf.constant(i) for i in range(3 * _MAX_CALLABLES)]
+        tensors = [tf.constant(i) for i in range(3 * MAX_CALLABLES)]
         raw = GraphSession(v1.Session())
     for _ in range(2):
-        assert [raw.run(each) for each in tensors] == list(range(3 * _MAX_CALLABLES))
-        assert len(raw._callables) <= _MAX_CALLABLES
+        assert [raw.run(each) for each in tensors] == list(range(3 * MAX_CALLABLES))
+        assert len(raw._callables) <= MAX_CALLABLES
     raw.close()
     assert len(raw._callables) == 0
 

@@ -1,0 +1,303 @@
+"""Who may run a step of one counter now: the gate and its queue, for tasks and threads.
+
+What a run did to the step, and who waits for it, is told to everybody from here; `GlobalStep`
+adds the waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, Protocol
+
+from ._engine import STOPPED, TIMED_OUT, Slot, current_engine
+from ._errors import StopTraining
+from ._gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
+from ._signal import Signal
+from ._stop import EndsAtStop, Stop
+from ._waiters import Waiters, Worker
+
+logger = logging.getLogger("asynchooks")
+
+
+class Steps(Protocol):
+    """What runs steps: a raw session."""
+
+    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any: ...
+
+    def read_step_after(self, error: BaseException) -> int | None: ...
+
+
+class StepRuns:
+    """The runs of one counter of steps; `GlobalStep` is made of it."""
+
+    __slots__ = (
+        "__weakref__", "_acquire", "_gate", "_lock", "_release", "_spare_ticket", "_stop",
+        "_waiters", "_worker", "name",
+    )  # fmt: skip
+
+    def __init__(self, value: int, name: str, num_workers: float | None) -> None:
+        self.name = name
+        # shared with every handle that `bound` makes; the lock guards the other two
+        self._lock = threading.Lock()
+        # half as dear as `with`, in what every step does
+        self._acquire, self._release = self._lock.acquire, self._lock.release
+        self._gate = Gate(value)
+        self._waiters = Waiters(num_workers)
+        # this handle's own
+        self._stop: Stop | None = None
+        self._worker: Worker | None = None
+        self._spare_ticket: Ticket | None = None  # one object for all steps of a worker
+
+    def take_ticket_nowait(self) -> Ticket | None:
+        """A ticket, if one is to be had at once; None if there is something to wait for.
+
+        Raises:
+            StopTraining: the limit is reached.
+        """
+        gate = self._gate
+        self._acquire()
+        try:
+            is_open = gate.limit is None and not gate.is_exclusive
+            answer = Answer.GRANTED if is_open else gate.decide(is_exclusive=False)
+            if answer is Answer.GRANTED and not gate.askers:
+                ticket = self._spare_ticket = gate.grant(self._spare_ticket)
+                return ticket
+        finally:
+            self._release()
+        if answer is Answer.REFUSED:
+            raise StopTraining(f"{self.name} has reached its limit: {self!r}")
+        return None
+
+    async def take_ticket(self) -> Ticket:
+        """The right to run one step, in order of asking; `settle` it after the run.
+
+        Raises:
+            StopTraining: the limit is reached, or a stop was requested meanwhile.
+        """
+        ticket = self.take_ticket_nowait()
+        if ticket is not None:
+            return ticket
+        asker = await self._ask(is_exclusive=False)
+        if asker.answer is Answer.REFUSED:
+            raise StopTraining(f"{self.name} has reached its limit: {self!r}")
+        if asker.ticket is None:
+            raise StopTraining(f"a stop was requested while waiting to run a step of {self.name}")
+        return asker.ticket
+
+    def settle(self, ticket: Ticket, value: int | Signal | None = None) -> None:
+        """Give a ticket back with the step read after the run, None if it failed; any thread.
+
+        The step may also be `ADVANCED`, or `UNREAD` if nothing depends on it now.
+        """
+        gate = self._gate
+        self._acquire()
+        try:
+            gate.settle(ticket, value)
+            news = self._news() if gate.askers or self._waiters.next_step <= gate.value else ()
+        finally:
+            self._release()
+        if news:
+            wake_all(news)
+        if value is UNREAD and self.is_watched:  # since a moment ago
+            self.refresh()
+
+    def run_here(self, raw: Steps, args: tuple[Any, Any, Any, Any]) -> Any:
+        """Run a step on the event loop of all workers without a ticket, and settle it.
+
+        It takes no lock before the step: whoever joins the queue from elsewhere sees
+        `is_running_here`, or is seen. (That is so while one lock guards all of Python.)
+
+        Returns:
+            What `raw.run_step` returned and, where that is a coroutine, a ticket for it: (outputs,
+            step after the run), or (coroutine, ticket); None, unrun, if it has to wait.
+        """
+        gate = self._gate
+        if not gate.is_free or (gate.limit is not None and not gate.is_far_from_limit()):
+            return None
+        gate.is_running_here = True
+        epoch, before, error = gate.epoch, None, None
+        if not gate.is_free:  # somebody came meanwhile, and may have been told to wait for this
+            return self._leave_here()
+        if gate.tickets:
+            gate.grants += 1  # those are not alone any more
+        elif gate.unread_runs == gate.read_runs:
+            before = gate.value
+        try:
+            result = raw.run_step(args)
+        except BaseException as raised:
+            error, result = raised, (None, None)
+            try:
+                result = (None, raw.read_step_after(raised))
+            except BaseException as second:
+                error = second
+        if type(result) is not tuple:
+            with self._lock:  # it goes on while others run
+                gate.is_running_here = False
+                return result, gate.grant() if epoch == gate.epoch else Ticket(epoch)
+        after = result[1]
+        self._acquire()
+        try:
+            gate.is_running_here = False
+            if after is ADVANCED and gate.stride and epoch == gate.epoch:
+                gate.value += 1  # what `move` would do, without the call
+            else:
+                gate.move(epoch, before, after)
+            news = self._news() if gate.askers or self._waiters.next_step <= gate.value else None
+        finally:
+            self._release()
+        if news:
+            wake_all(news)
+        if after is UNREAD and self.is_watched:  # since a moment ago
+            self.refresh()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # it holds this frame
+
+    def _leave_here(self) -> None:
+        with self._lock:
+            self._gate.is_running_here = False
+            news = self._news()
+        wake_all(news)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody depends on the step after each run: a limit, or who waits for it."""
+        return self._gate.limit is not None or self._waiters.next_step < math.inf
+
+    def read_by(
+        self,
+        read: Callable[[], int | None] | None,
+        instead_of: Callable[[], int | None] | None = None,
+    ) -> None:
+        """Have the step of unread runs read by this function, in whichever thread asks.
+
+        Args:
+            instead_of: the one to replace; if it is another by now, that stays.
+        """
+        if instead_of is None or self._gate.reader == instead_of:
+            self._gate.reader = read
+
+    def refresh(self) -> None:
+        """Read the step of runs that have ended unread; where that fails, the last one stands."""
+        gate = self._gate
+        with self._lock:
+            seen, epoch = gate.unread_runs, gate.epoch
+            read = gate.reader if gate.is_unread else None
+        value = None
+        try:
+            if read is not None:
+                value = read()
+        except Exception as error:  # a lost session; its runs say so, too
+            logger.info("%s could not be read: %r", self.name, error)
+        with self._lock:
+            if epoch == gate.epoch:
+                if value is not None:
+                    gate.learn(value)
+                gate.read_runs = max(gate.read_runs, seen)
+            news = self._news()
+        wake_all(news)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Say that nobody waits for the run of this ticket, which a thread may still settle.
+
+        Near the limit others are refused then, rather than waiting for ever; `exclusive` goes
+        ahead without it.
+        """
+        with self._lock:
+            self._gate.abandon(ticket)
+            news = self._news()
+        wake_all(news)
+
+    @asynccontextmanager
+    async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
+        """Within the block no run is under way, in order of asking. Cancellation safe.
+
+        Do not run a step of the same model inside: it would wait for the block to end.
+
+        Args:
+            timeout: seconds, >= 0, to wait for runs that are under way; None waits as long as it
+                takes, for ever if one of them waits for the caller.
+
+        Raises:
+            TimeoutError: on entering: they have not ended in time.
+        """
+        release = await self.take_exclusive(timeout=timeout)
+        try:
+            yield
+        finally:
+            release()
+
+    async def take_exclusive(self, *, timeout: float | None = None) -> Callable[[], None]:
+        """As entering `exclusive`; returns what ends it, from any thread."""
+        asker = await self._ask(is_exclusive=True, timeout=timeout)
+        if asker.answer is not Answer.GRANTED:
+            raise TimeoutError(
+                f"the runs that are under way have not ended within {timeout} s: {self!r}"
+            )
+        is_taken = True
+
+        def release() -> None:
+            nonlocal is_taken
+            with self._lock:
+                if is_taken:
+                    is_taken = self._gate.is_exclusive = False
+                news = self._news()
+            wake_all(news)
+
+        return release
+
+    async def _ask(self, *, is_exclusive: bool, timeout: float | None = None) -> Asker:
+        """Stand in the gate's queue until there is an answer, time, or (not exclusive) a stop."""
+        engine = current_engine()
+        what = f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}"
+        asker = Asker(Slot(engine, what), is_exclusive)
+        with self._lock:
+            self._gate.askers.append(asker)
+            news = self._news()
+        wake_all(news)
+        until = math.inf if timeout is None else engine.now() + timeout
+        try:
+            with nullcontext() if is_exclusive else EndsAtStop(asker.slot, self._stop):
+                await engine.park(asker.slot, until)
+        except BaseException:
+            self._withdraw(asker, give_back=True)
+            raise
+        if asker.slot.value in (STOPPED, TIMED_OUT):
+            self._withdraw(asker, give_back=False)
+        return asker
+
+    def _withdraw(self, asker: Asker, *, give_back: bool) -> None:
+        """Leave the queue; what was granted meanwhile is passed on, if it is not wanted."""
+        with self._lock:
+            if asker.answer is Answer.WAIT:
+                self._gate.askers.remove(asker)
+            elif give_back and asker.ticket is not None:
+                self._gate.settle(asker.ticket, None)
+            elif give_back and asker.answer is Answer.GRANTED:
+                self._gate.is_exclusive = False
+            news = self._news()
+        wake_all(news)
+
+    def _news(self) -> list[tuple[Slot, object]]:
+        """Whom the present state concerns; call it with the lock held, after every change."""
+        gate = self._gate
+        news: list[tuple[Slot, object]] = []
+        if self._waiters.next_step <= gate.value:
+            news = [(each.slot, gate.value) for each in self._waiters.take_due(gate.value)]
+        if gate.askers:
+            news += [(each.slot, each.answer) for each in gate.answer_askers()]
+        gate.find_free()
+        return news
+
+
+def wake_all(news: Iterable[tuple[Slot, object]]) -> None:
+    """Outside of the lock: a wake-up may ring another thread's event loop."""
+    for slot, value in news:
+        slot.wake(value)

@@ -1,0 +1,56 @@
+"""What tests of `StepRuns` give it: steps that are functions, and askers without tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asynchooks import GlobalStep
+from asynchooks._engine import Engine, Slot
+from asynchooks._gate import ADVANCED, Asker
+from asynchooks._step_runs import wake_all
+
+from .virtual_kernel import Trampoline
+
+
+class Raw:
+    """A step that is a function; `after_error` is the step after it where it fails."""
+
+    def __init__(self, run: Callable[[], Any], after_error: int | None = None) -> None:
+        self.run = run
+        self.args: list[Any] = []
+        self.after_error = after_error
+        self.errors: list[BaseException] = []
+
+    def run_step(self, args: Any) -> Any:
+        self.args.append(args)
+        return self.run()
+
+    def read_step_after(self, error: BaseException) -> int | None:
+        self.errors.append(error)
+        return self.after_error
+
+
+ARGS = ("loss", None, None, None)
+ADVANCES = Raw(lambda: ("output", ADVANCED))
+
+
+def moves_to(value: int) -> Raw:
+    return Raw(lambda: ("output", value))
+
+
+def opened(engine: Engine | None = None) -> GlobalStep:
+    """A step with one worker, whose steps run on one engine."""
+    step = GlobalStep()
+    step.open_worker(engine or Trampoline())
+    return step
+
+
+def in_line(step: GlobalStep, *, is_exclusive: bool = False) -> Asker:
+    """What `take_ticket` and `take_exclusive` do until they wait."""
+    asker = Asker(Slot(Trampoline(), "a test"), is_exclusive)
+    with step._lock:
+        step._gate.askers.append(asker)
+        news = step._news()
+    wake_all(news)
+    return asker
