@@ -20,10 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from ._coordinator import Coordinator
 from ._errors import (
+    CheckpointError,
+    CheckpointInUseError,
+    CheckpointVersionError,
+    DamagedCheckpointError,
     FeedError,
     FetchError,
     GraphStackError,
     LateVariableError,
+    MetricError,
     NanLossDuringTrainingError,
     PreemptionError,
     StepFunctionError,
@@ -75,8 +80,12 @@ _FROM_TF = (
 )
 
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing
+    "CheckpointError",
+    "CheckpointInUseError",
     "CheckpointSaverListener",
+    "CheckpointVersionError",
     "Coordinator",
+    "DamagedCheckpointError",
     "FeedError",
     "FeedFnHook",
     "FetchError",
@@ -88,6 +97,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "GraphStackError",
     "LateVariableError",
     "LoggingTensorHook",
+    "MetricError",
     "MonitoredSession",
     "NanLossDuringTrainingError",
     "NanTensorHook",

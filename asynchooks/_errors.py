@@ -64,6 +64,33 @@ class NanLossDuringTrainingError(RuntimeError):
         super().__init__(message)
 
 
+class CheckpointError(RuntimeError):
+    """The machine's fault, mostly: a checkpoint could not be written, or not be read."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """The disk's fault: what a checkpoint holds is not what was written there."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """The operator's fault: a checkpoint was written by a newer version of asynchooks."""
+
+
+class CheckpointInUseError(CheckpointError):
+    """The operator's fault: another run uses the directory of checkpoints.
+
+    `pid` is its process, None where that cannot be read.
+    """
+
+    def __init__(self, message: str, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class MetricError(ValueError):
+    """The model's fault: a metric by which something is decided is missing, or is no number."""
+
+
 def tensorflow_errors() -> Any:
     """`tensorflow.errors` when TensorFlow is loaded, else None."""
     return getattr(sys.modules.get("tensorflow"), "errors", None)
