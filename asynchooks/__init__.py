@@ -5,10 +5,10 @@
     L4  hooks                   one file per purpose
     L3  _session                MonitoredSession: a reader starts here
     L2  _connection, _ending, _hook_list, _merge, _raw_run, _raw_session, _function_session,
-        _shared_session, _hook, _hook_calls, _listener, _coordinator, _runner, _work_thread,
-        _or_stop, _step_fn, _recovery, _phase
+        _shared_session, _hook, _hook_calls, _listener, _coordinator, _side_tasks, _runner,
+        _work_thread, _or_stop, _step_fn, _recovery, _phase
     L1  _global_step, _step_runs, _gate, _waiters, _timer, _lock, _portal
-    L0  _engine, _signal, _stop, _errors   the one way to wait, and every exception
+    L0  _engine, _signal, _stop, _stop_reason, _errors   the one way to wait, and every exception
 
 Imports point down only. TensorFlow's names are resolved on first use.
 """
@@ -40,10 +40,12 @@ from ._global_step import GlobalStep, GlobalStepStatistics
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ._listener import CheckpointSaverListener
 from ._raw_session import RawSession, SessionCreator
-from ._recovery import Recovery
+from ._recovery import Recovery, Restart
 from ._session import MonitoredSession
 from ._shared_session import SharedSessionCreator
+from ._side_tasks import OnFailure
 from ._step_fn import StepContext
+from ._stop_reason import StopReason
 from ._timer import SecondOrStepTimer
 from .hooks import (
     FeedFnHook,
@@ -101,9 +103,11 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "MonitoredSession",
     "NanLossDuringTrainingError",
     "NanTensorHook",
+    "OnFailure",
     "PreemptionError",
     "RawSession",
     "Recovery",
+    "Restart",
     "SecondOrStepTimer",
     "SessionCreator",
     "SessionRunArgs",
@@ -116,6 +120,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StepFunctionError",
     "StepUnreachableError",
     "StopAtStepHook",
+    "StopReason",
     "StopTraining",
     "SummarySaverHook",
 ]

@@ -16,8 +16,10 @@ from ._errors import PreemptionError, StopTraining, is_preemption
 from ._hook import SessionRunValues
 from ._hook_list import HookList
 from ._raw_session import Lease, RawSession
-from ._recovery import Recovery
+from ._recovery import Recovery, Restart
+from ._side_tasks import OnFailure, SideTask, SideTasks
 from ._stop import EndsAtStop, Loss, Stop
+from ._stop_reason import StopReason
 
 logger = logging.getLogger("asynchooks")
 
@@ -32,9 +34,10 @@ class Connection:
     """
 
     __slots__ = (
-        "_caller_asked_stop", "_caller_error", "_grace_secs", "_hooks", "_is_broken", "_is_closed",
-        "_is_dropping", "_is_ready", "_lease", "_lost", "_recovery", "coord", "engine",
-        "hook_asked_stop", "raw", "ready", "run_stop", "session", "stop", "unasked",
+        "_caller_asked_stop", "_caller_error", "_failure", "_grace_secs", "_hooks", "_is_broken",
+        "_is_closed", "_is_dropping", "_is_ready", "_lease", "_lost", "_recovery", "_tasks",
+        "coord", "engine", "hook_asked_stop", "raw", "ready", "reason", "run_stop", "session",
+        "stop", "unasked",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +49,7 @@ class Connection:
         stop: Stop,
     ) -> None:
         self._lease = lease
+        lease.listener = self
         self._hooks = hooks
         self._recovery = recovery
         self._grace_secs = grace_secs
@@ -65,6 +69,9 @@ class Connection:
         self.hook_asked_stop = False
         self._caller_asked_stop = False
         self._caller_error: BaseException | None = None
+        self._tasks: SideTasks | None = None  # the session's own, which outlive a raw session
+        self._failure: BaseException | None = None  # the first error of those
+        self.reason: StopReason | None = None  # who asked first to stop, and why
         # what the session's waits end at: set by the caller and by the present coordinator
         self.stop = stop
         # what waits in a run end at: also when the coordinator is told of a preemption, by which
@@ -95,13 +102,32 @@ class Connection:
     def _is_curable(self, error: BaseException | None) -> bool:
         return self._recovery is not None and is_preemption(error)
 
-    def request_stop(self, error: BaseException | None) -> None:
+    def request_stop(self, error: BaseException | None, reason: StopReason) -> None:
+        """Stop for good: no recovery makes it forgotten."""
         self._caller_asked_stop = True
         self._caller_error = self._caller_error or error
+        self.reason = self.reason or reason
         self.stop.set()
         self.run_stop.set()
         if self.coord is not None:
-            self.coord.request_stop(error)
+            self.coord.request_stop(error, reason=reason)
+
+    def start_soon(
+        self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart, name: str | None
+    ) -> None:
+        """Start a side task of the session, which outlives a lost raw session."""
+        if self._tasks is None:
+            self._tasks = SideTasks(self.stop, self._lease.drive_call, self._on_failed_task)
+        self._tasks.start(fn, args, on_failure, name)
+
+    def _on_failed_task(self, error: BaseException, name: str) -> None:
+        if self._is_closed:
+            logger.error("A side task failed after its session had ended", exc_info=error)
+            return
+        self._failure = self._failure or error
+        if error is not self._failure:
+            self._failure.add_note(f"then, in the side task {name!r}: {error!r}")
+        self.request_stop(None, StopReason(f"the side task {name!r}", repr(error), error))
 
     async def recovering(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make the attempt on a raw session; recreate a lost one and try again, within bounds.
@@ -135,10 +161,12 @@ class Connection:
             )
         return raw
 
-    def stop_by_hook(self) -> None:
-        """A hook asked, in a run, that no further one begins."""
-        self.hook_asked_stop = True
-        self.ready = None
+    def stop_by_hook(self, reason: StopReason | None) -> None:
+        """A hook asked, in a run, that no further one begins; unless there is no reason."""
+        if reason is not None:
+            self.hook_asked_stop = True
+            self.reason = self.reason or reason
+            self.ready = None
 
     async def drop_lost(self) -> None:
         """Let go of a lost raw session, so that `create` makes a new one."""
@@ -245,8 +273,11 @@ class Connection:
 
     def first_error(self, error: BaseException) -> BaseException:
         """The error that leaves: the coordinator's, if it holds one that is no preemption."""
-        held = self._caller_error if self.coord is None else self.coord.error
-        if held is None or held is error or self._is_curable(held):
+        held = self._failure
+        if held is None:
+            held = self._caller_error if self.coord is None else self.coord.error
+            held = None if self._is_curable(held) else held
+        if held is None or held is error:
             return error
         held.__context__ = error
         return held
@@ -257,34 +288,59 @@ class Connection:
         The coordinator's error goes before the one given; a preemption is only logged. However
         often this task is cancelled meanwhile, it goes on to the end.
         """
-        coord = self.coord
+        coord, until = self.coord, self.engine.now() + self._grace_secs
+        is_ended = coord is None and self._tasks is None
         if coord is not None:
             coord.detach()
-            until = self.engine.now() + self._grace_secs
-            if error is None:
-                end = coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
-                error = await _interruption(end)
-            is_cancelled = not isinstance(error, (Exception, type(None)))
-            for is_impatient in (is_cancelled, True):
-                if not coord.joined:  # an anyio shield does not hold a native cancellation back
-                    with self.engine.shielded(math.inf):
-                        end = coord.end(
-                            self.engine, until, cancel_tasks=is_impatient, loss=self._loss
-                        )
-                        again = await _interruption(end)
-                    error = error or again
-            if self._is_curable(coord.error):
-                logger.error("A preemption was reported while the session ended: %r", coord.error)
+        if self._tasks is not None:
+            self.stop.set()
+        if error is None and not is_ended:
+            error = await _interruption(self._end_tasks(until, cancel=False))
+            is_ended = error is None
+        is_cancelled = not isinstance(error, (Exception, type(None)))
+        for cancel in (is_cancelled, True):
+            if not is_ended:  # an anyio shield does not hold a native cancellation back
+                with self.engine.shielded(math.inf):
+                    again = await _interruption(self._end_tasks(until, cancel=cancel))
+                error = error or again
+                is_ended = again is None
+        if coord is not None and self._is_curable(coord.error):
+            logger.error("A preemption was reported while the session ended: %r", coord.error)
         if error is not None:
             return self.first_error(error)
         held = self._caller_error if coord is None else coord.error
-        return None if self._is_curable(held) else held
+        return self._failure or (None if self._is_curable(held) else held)
+
+    async def _end_tasks(self, until: float, *, cancel: bool) -> None:
+        """Those of the raw session and its threads, and the session's own."""
+        if self.coord is not None and not self.coord.joined:
+            await self.coord.end(self.engine, until, cancel_tasks=cancel, loss=self._loss)
+        if self._tasks is not None:
+            await self._tasks.end(self.engine, until, cancel=cancel)
+
+    def report(self, error: BaseException | None) -> None:
+        """An error leaves the session: note it, and tell the workers that share its creator."""
+        if error is None:
+            return
+        self.reason = self.reason or StopReason("the block", repr(error), error)
+        if isinstance(error, (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup)):
+            self._lease.fail(StopReason("another worker", repr(error), error))
+
+    def note_end(self, end: BaseException) -> None:
+        """The block was left by what counts as a clean end."""
+        self.reason = self.reason or StopReason("the block", str(end) or repr(end))
+
+    def stop_for(self, reason: StopReason) -> None:
+        """Another worker has failed: stop, without an error of one's own."""
+        logger.warning("Stop requested, by %s", reason)
+        self.request_stop(None, reason)
 
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
         self.raw = self._lost = self.coord = self.ready = self.session = None
         self._is_closed = True
+        self._lease.listener = None
         await self._lease.release(raw, self.engine, self._grace_secs)
 
     async def _recover_from(self, error: Exception, failures: int, recovery: Recovery) -> None:
@@ -329,6 +385,7 @@ class Connection:
         self.raw = self.coord = None
         self.hook_asked_stop = False
         if not self._caller_asked_stop:
+            self.reason = None
             self.stop.clear()
             self.run_stop.clear()
 
@@ -341,10 +398,13 @@ class Connection:
         if coord is not None and coord.error is not None:
             self.ready = None
         if is_set:
+            if coord is not None:
+                self.reason = self.reason or coord.stop_reason
             if not (coord is not None and self._is_curable(coord.error)):
                 self.stop.set()
             self.run_stop.set()
         elif not self._caller_asked_stop:
+            self.reason = None
             self.stop.clear()
             self.run_stop.clear()
 

@@ -12,23 +12,19 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
-from ._errors import StopTraining, out_of_range_types
+from ._engine import STOPPED, Engine, Slot, current_engine
+from ._errors import out_of_range_types
 from ._or_stop import or_stop
-from ._stop import EndsAtStop, Loss, Stop, surrounding_stop
+from ._recovery import Restart
+from ._side_tasks import OnFailure, SideTask, SideTasks
+from ._stop import EndsAtStop, Loss, Stop
+from ._stop_reason import StopReason, reason_for
 
 logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
-_CANCEL_SECS = 1.0
-"""How long a cancelled side task is waited for: one that shields a long call is left behind."""
-
-_PATIENCE_SECS = 1.0
-"""How long the end of a session waits for side tasks without a word."""
-
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
-SideTask = Callable[..., Awaitable[Any]]
 
 
 class Coordinator:
@@ -53,8 +49,8 @@ class Coordinator:
     """
 
     __slots__ = (
-        "_changed", "_clean_types", "_drive", "_error", "_joined", "_lock", "_on_change", "_tasks",
-        "_threads", "stop",
+        "_changed", "_clean_types", "_drive", "_error", "_joined", "_lock", "_on_change",
+        "_reason", "_tasks", "_threads", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -65,11 +61,12 @@ class Coordinator:
         self._lock = threading.RLock()  # guards all that follows
         self._changed: threading.Condition | None = None  # what threads wait for, once some do
         self._error: BaseException | None = None
+        self._reason: StopReason | None = None
         self._threads: tuple[threading.Thread, ...] = ()  # each once
         self._joined = False
         # what waits beside this coordinator ends with it; side tasks are born with it
         self.stop = Stop()
-        self._tasks: dict[EngineTask, str] = {}  # with the names of what they run
+        self._tasks: SideTasks | None = None  # once there are any
         # a session's own additions: who is told of a stop, and how a coroutine of its hooks runs
         self._on_change: Callable[[bool], None] = _nothing
         self._drive: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _as_it_is
@@ -96,19 +93,30 @@ class Coordinator:
         """The first error reported, unless it was of a clean type."""
         return self._error
 
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Who asked first to stop, and why; None before that."""
+        return self._reason
+
     def should_stop(self) -> bool:
         """Whether a stop was requested."""
         return self.stop.is_set
 
-    def request_stop(self, ex: BaseException | ExcInfo | None = None) -> None:
+    def request_stop(
+        self,
+        ex: BaseException | ExcInfo | None = None,
+        *,
+        reason: StopReason | str | None = None,
+    ) -> None:
         """Ask everybody to stop; the first error given is kept, also after a stop without one.
 
         Args:
             ex: an exception, the tuple of `sys.exc_info()`, or None.
+            reason: why, for `stop_reason`; the first one stands.
 
         Raises:
             BaseException: `ex` itself, after `join`: nobody else would ever see it.
-            TypeError: `ex` is something else.
+            TypeError: `ex` or `reason` is something else.
         """
         error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
         if error is not None and not isinstance(error, BaseException):
@@ -118,9 +126,11 @@ class Coordinator:
         clean_types = out_of_range_types() if self._clean_types is None else self._clean_types
         if error is not None and isinstance(error, clean_types):
             error = None
+        why = reason_for(error, reason, "the coordinator")
         with self._lock:
             if self._joined and error is not None:
                 raise error
+            self._reason = self._reason or why
             if error is not None and self._error is None:
                 logger.info("Error reported to Coordinator: %s, %s", type(error).__name__, error)
                 self._error = error
@@ -135,7 +145,7 @@ class Coordinator:
         """Forget the stop and its error, so that the coordinator can be used again."""
         with self._lock:
             self._joined = False
-            self._error = None
+            self._error = self._reason = None
             self.stop.clear()
         self._on_change(False)
 
@@ -233,7 +243,7 @@ class Coordinator:
         for until `loss` at most: they block on what will never answer.
         Cancellation leaves at once; call it again, shielded, to finish.
         """
-        self.request_stop()
+        self.request_stop(reason=StopReason("the session", "it ends, or replaces what was lost"))
         await self._end_tasks(engine, until, cancel_tasks)
         with self._lock:
             waited = [t for t in self._threads if t.is_alive()]
@@ -249,26 +259,8 @@ class Coordinator:
         self.finish_join(waited)
 
     async def _end_tasks(self, engine: Engine, until: float, cancel_tasks: bool) -> None:
-        if self._tasks and not cancel_tasks:
-            await self._say_who_is_late(engine, until)
-        for task in list(self._tasks):
-            if cancel_tasks or not await task.wait(until):
-                task.cancel()
-        last = engine.now() + _CANCEL_SECS
-        for task, name in list(self._tasks.items()):
-            if not await task.wait(last):
-                logger.error("The side task %s did not end when it was cancelled: left alone", name)
-        self._tasks.clear()
-
-    async def _say_who_is_late(self, engine: Engine, until: float) -> None:
-        soon = min(until, engine.now() + _PATIENCE_SECS)
-        late = [name for task, name in list(self._tasks.items()) if not await task.wait(soon)]
-        if late and soon < until:
-            logger.warning(
-                "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. "
-                "Their waits end at once through coord.or_stop(fn, *args)",
-                until - soon, ", ".join(late),
-            )  # fmt: skip
+        if self._tasks is not None:
+            await self._tasks.end(engine, until, cancel=cancel_tasks)
 
     def finish_join(self, waited: Iterable[threading.Thread]) -> None:
         """Take note that the threads were waited for; errors are raised at the reporter now."""
@@ -279,39 +271,42 @@ class Coordinator:
         if stragglers:
             logger.info("Coordinator stopped with threads still running: %s", " ".join(stragglers))
 
-    def start_soon(self, fn: SideTask, *args: Any) -> None:
-        """Start `fn(*args)` as a side task of the session: it never outlives it.
+    def start_soon(
+        self,
+        fn: SideTask,
+        *args: Any,
+        on_failure: OnFailure | Restart = OnFailure.STOP,
+        name: str | None = None,
+    ) -> None:
+        """Start `fn(*args)` as a side task: it never outlives the session, nor a raw session.
 
-        An error in it is a stop, and leaves the session at its end as itself. At the end of the
-        session it is told (every wait of asynchooks in it raises StopTraining), gets the grace
-        period, and is cancelled then.
+        An error in it is a stop, unless `on_failure` says otherwise, and leaves the session at its
+        end as itself. At the end of the session it is told (every wait of asynchooks in it raises
+        StopTraining), gets the grace period, and is cancelled then.
+
+        Args:
+            on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
+            name: what to call it in logs and reasons; by default what `fn` is called.
 
         Raises:
             RuntimeError: the coordinator was joined: the session is over.
+            TypeError: `fn` cannot be called, or `on_failure` is no policy.
         """
-        if not callable(fn):
-            raise TypeError(f"start_soon got {fn!r}; give an async function, then its arguments")
         if self._joined:
             raise RuntimeError(
                 f"start_soon({fn!r}) after the coordinator was joined; "
                 "start side tasks while the session is open"
             )
-        name = getattr(fn, "__qualname__", repr(fn))
-        self._tasks[current_engine().start(self._supervise, fn, args)] = name
+        if self._tasks is None:
+            self._tasks = SideTasks(self.stop, self._drive_call, self._on_failed_task)
+        self._tasks.start(fn, args, on_failure, name)
 
-    async def _supervise(self, fn: SideTask, args: tuple[Any, ...]) -> None:
-        """Run a side task; its error goes to the coordinator, never to whoever runs beside it."""
-        surrounding_stop.set(self.stop)
-        try:
-            await self._drive_call(fn, args)
-        except StopTraining:
-            pass  # it was told to stop, and did
-        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-            error.add_note(f"in the side task {getattr(fn, '__qualname__', fn)!r}")
-            if self._joined:
-                logger.error("A side task failed after its session had ended", exc_info=error)
-            else:
-                self.request_stop(error)
+    def _on_failed_task(self, error: BaseException, name: str) -> None:
+        if self._joined:
+            logger.error("A side task failed after its session had ended", exc_info=error)
+        else:
+            reason = StopReason(f"the side task {name!r}", repr(error), error)
+            self.request_stop(error, reason=reason)
 
     async def _drive_call(self, fn: SideTask, args: tuple[Any, ...]) -> Any:
         return await self._drive(_call(fn, args))

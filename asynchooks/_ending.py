@@ -35,6 +35,7 @@ async def end_all(
         return None
 
     session = connection.exposed
+    connection.report(error)
     if error is None:
         error = await connection.catch_up()
         session = connection.exposed
@@ -43,8 +44,10 @@ async def end_all(
     if error is not None:
         error = connection.first_error(error)
     told = error
+    connection.report(error)
     error = await tell(session, told) or error
     error = await connection.end(error)
+    connection.report(error)
     if told is None:
         told = error
         error = await tell(session, told) or error

@@ -121,6 +121,10 @@ class Engine(ABC):
     async def turn(self) -> None:
         """Let others run: whoever was woken always, all others when their share is due."""
 
+    def is_being_cancelled(self) -> bool:
+        """Whether a cancellation that the running task just caught was meant for it."""
+        return True
+
 
 class RealTimeEngine(Engine):
     """What real time on asyncio and on trio have in common."""
@@ -268,6 +272,7 @@ class AsyncioEngine(RealTimeEngine):
 
         super().__init__()
         self._sleep = asyncio.sleep
+        self._current_task = asyncio.current_task
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
@@ -275,6 +280,10 @@ class AsyncioEngine(RealTimeEngine):
         own = asyncio.BaseEventLoop
         has_clock = isinstance(self._loop, own) and type(self._loop).time is not own.time
         self.now = self._loop.time if has_clock else time.monotonic
+
+    def is_being_cancelled(self) -> bool:
+        task = self._current_task()  # else what it awaits was cancelled, and said so
+        return task is None or task.cancelling() > 0
 
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
         waiter: Awaitable[Any] = self._loop.create_future()

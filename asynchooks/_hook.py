@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ._stop_reason import StopReason, reason_for
 
 if TYPE_CHECKING:
     from ._coordinator import Coordinator
@@ -45,13 +48,31 @@ class SessionRunValues(NamedTuple):
     run_metadata: Any
 
 
+class Pending:
+    """What hooks ask of a run's end; few runs have any."""
+
+    __slots__ = ("last", "stop_reason")
+
+    def __init__(self) -> None:
+        self.stop_reason: StopReason | None = None
+        self.last: list[tuple[Any, Callable[[], Awaitable[None]]]] = []  # and who asked
+
+
+class NamesCulprit(Protocol):
+    """The list of hooks that are being called."""
+
+    current: Any
+
+    def culprit(self) -> str: ...
+
+
 class SessionRunContext:
     """One run, as its hooks see it; the same object in `before_run` and in `after_run`.
 
     `MonitoredSession.run` makes it; it lives as long as that call.
     """
 
-    __slots__ = ("_is_stop_requested", "_original_args", "_session", "_step")
+    __slots__ = ("_hooks", "_original_args", "_pending", "_session", "_step")
 
     def __init__(
         self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
@@ -59,7 +80,8 @@ class SessionRunContext:
         self._original_args: tuple[Any, ...] = original_args
         self._session = session
         self._step: GlobalStep = session.global_step if global_step is None else global_step
-        self._is_stop_requested = False
+        self._hooks: NamesCulprit | None = None
+        self._pending: Pending | None = None
 
     @property
     def original_args(self) -> SessionRunArgs:
@@ -80,11 +102,40 @@ class SessionRunContext:
     @property
     def stop_requested(self) -> bool:
         """Whether a hook asked, during this run, to stop."""
-        return self._is_stop_requested
+        return self._pending is not None and self._pending.stop_reason is not None
 
-    def request_stop(self) -> None:
-        """Let training stop after this run: every `after_run` still takes place."""
-        self._is_stop_requested = True
+    def request_stop(self, reason: StopReason | str | None = None) -> None:
+        """Let training stop after this run: every `after_run` still takes place.
+
+        Args:
+            reason: why, for `session.stop_reason`; the first one stands.
+
+        Raises:
+            TypeError: `reason` is something else.
+        """
+        who = "a hook" if self._hooks is None else self._hooks.culprit()
+        why = reason_for(None, reason, who)
+        pending = self._pending = self._pending or Pending()
+        pending.stop_reason = pending.stop_reason or why
+
+    def finish_with(self, fn: Callable[[], Awaitable[None]]) -> None:
+        """Have `fn` awaited as the last thing in this run, when every `after_run` has returned.
+
+        So it finds all hooks in the state that belongs to the step. An error in it leaves the run
+        as one in `after_run` of the hook that asked. It is dropped when the run fails before.
+        """
+        pending = self._pending = self._pending or Pending()
+        call = None if self._hooks is None else self._hooks.current
+        pending.last.append((call, fn))
+
+
+async def finish_run(context: SessionRunContext) -> None:
+    """Await what hooks asked for through `finish_with`; for those who drive hooks by themselves."""
+    if context._pending is not None:
+        for call, fn in context._pending.last:
+            if context._hooks is not None:
+                context._hooks.current = call
+            await fn()
 
 
 class SessionRunHook:

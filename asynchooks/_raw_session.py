@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from ._coordinator import Coordinator
 from ._engine import Engine, current_engine
@@ -20,6 +20,7 @@ from ._errors import FetchError, PreemptionError
 from ._global_step import GlobalStep, GlobalStepStatistics
 from ._runner import StepTimes, is_async
 from ._stop import Loss
+from ._stop_reason import StopReason
 from ._work_thread import Outcome, run_blocking
 
 logger = logging.getLogger("asynchooks")
@@ -219,6 +220,12 @@ class SessionCreator(ABC):
         return Lease(self, GlobalStep(num_workers=num_workers))
 
 
+class Listener(Protocol):
+    """Who holds a lease, as other holders see it."""
+
+    def stop_for(self, reason: StopReason) -> None: ...
+
+
 class Lease:
     """One `MonitoredSession`'s hold on its creator, and what surrounds its hooks.
 
@@ -229,10 +236,11 @@ class Lease:
     graph: Any = None
     """The TensorFlow graph that is run, if any."""
 
-    __slots__ = ("_has_created", "creator", "global_step")
+    __slots__ = ("_has_created", "creator", "global_step", "listener")
 
     def __init__(self, creator: SessionCreator, global_step: GlobalStep) -> None:
         self.creator = creator
+        self.listener: Listener | None = None  # the session, from its making to its end
         self.global_step = global_step
         self._has_created = False
 
@@ -295,6 +303,9 @@ class Lease:
     async def drive_call(self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
         """Call and await `fn(*args)` in what surrounds this session, in whichever task."""
         return await self.drive(_call(fn, args), lambda: f"{fn!r}")
+
+    def fail(self, reason: StopReason) -> None:
+        """The session has failed: tell the others that share its creator."""
 
     def call(self, fn: Callable[[], Any]) -> Any:
         """Call a plain function in what surrounds this session, in any thread."""

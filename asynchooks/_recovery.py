@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a lost raw session is recreated. It recreates nothing."""
+"""How often, and after which pauses, what was lost is tried again. It tries nothing itself."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Recovery:
-    """Bounds on recreating a raw session; a successful run starts the count anew.
-
-    The first attempt comes at once, the second after `first_pause_secs`, each further one after
-    twice the pause before it. TensorFlow recreates for ever and without a pause.
-
-    Args:
-        max_attempts: attempts in a row before the error leaves, >= 0 (0: never recreate).
-        first_pause_secs: seconds, >= 0.
-        longest_pause_secs: seconds, >= first_pause_secs.
+class Backoff:
+    """A number of attempts with pauses between them: none, then the first, doubled each time.
 
     Raises:
         ValueError: a bound is negative, or the longest pause is shorter than the first.
-
-    Example:
-        recovery = Recovery(max_attempts=3, first_pause_secs=1.0)
-        session = MonitoredSession(hooks, creator, recovery=recovery)
     """
 
     max_attempts: int = 20
@@ -42,6 +30,47 @@ class Recovery:
             return 0.0
         doubled = self.first_pause_secs * 2.0 ** min(attempt - 2, 60)
         return min(doubled, self.longest_pause_secs)
+
+
+@dataclass(frozen=True)
+class Recovery(Backoff):
+    """Bounds on recreating a raw session; a successful run starts the count anew.
+
+    The first attempt comes at once, the second after `first_pause_secs`, each further one after
+    twice the pause before it. TensorFlow recreates for ever and without a pause.
+
+    Args:
+        max_attempts: attempts in a row before the error leaves, >= 0 (0: never recreate).
+        first_pause_secs: seconds, >= 0.
+        longest_pause_secs: seconds, >= first_pause_secs.
+
+    Raises:
+        ValueError: a bound is negative, or the longest pause is shorter than the first.
+
+    Example:
+        recovery = Recovery(max_attempts=3, first_pause_secs=1.0)
+        session = MonitoredSession(hooks, creator, recovery=recovery)
+    """
+
+
+@dataclass(frozen=True)
+class Restart(Backoff):
+    """Have a side task that failed called again, a bounded number of times in all.
+
+    The first time at once, then after pauses that double. When the attempts are used up, its next
+    error stops the session. Unlike `Recovery`, nothing starts the count anew.
+
+    Args:
+        max_attempts: restarts, >= 0.
+        first_pause_secs: seconds, >= 0, before the second restart.
+        longest_pause_secs: seconds, >= first_pause_secs.
+
+    Raises:
+        ValueError: a bound is negative, or the longest pause is shorter than the first.
+
+    Example:
+        session.start_soon(sync_weights, on_failure=Restart(max_attempts=3))
+    """
 
 
 def check_recovery(recovery: object) -> None:

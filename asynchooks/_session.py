@@ -35,10 +35,12 @@ from ._or_stop import or_stop
 from ._phase import OneRun, Phase
 from ._raw_run import NOT_HERE, RawRuns, Unfinished
 from ._raw_session import SessionCreator, check_creator, default_creator
-from ._recovery import Recovery, check_recovery, checked_grace_secs
+from ._recovery import Recovery, Restart, check_recovery, checked_grace_secs
 from ._runner import StepRunner, StepRunnerName, check_runner
+from ._side_tasks import OnFailure, SideTask
 from ._step_fn import StepContext, call_step_fn, check_step_fn
 from ._stop import Stop
+from ._stop_reason import StopReason, reason_for
 
 logger = logging.getLogger("asynchooks")
 
@@ -126,23 +128,58 @@ class MonitoredSession:
 
     def should_stop(self) -> bool:
         """Whether the training loop should end; never raises, never does work."""
-        step = self._lease.global_step
-        is_at_limit = step.limit is not None and step.value >= step.limit
         is_over = self._phase in (Phase.CLOSING, Phase.CLOSED)
-        return is_over or is_at_limit or self._connection.should_stop()
+        return is_over or self._is_at_limit or self._connection.should_stop()
 
-    def request_stop(self, reason: str | BaseException | None = None) -> None:
+    @property
+    def _is_at_limit(self) -> bool:
+        step = self._lease.global_step
+        return step.limit is not None and step.value >= step.limit
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Who ended training, and why: the first who asked, or what left the block; else None."""
+        step, reason = self._lease.global_step, self._connection.reason
+        if reason is None and self._is_at_limit:
+            reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
+        return reason
+
+    def request_stop(self, reason: StopReason | str | BaseException | None = None) -> None:
         """Ask the training loop to end: should_stop() turns True and every wait ends.
 
         From any thread or task, before or after opening.
 
         Args:
-            reason: what to say in the log; an exception leaves at the end of the block.
+            reason: why, for the log and `stop_reason`; an exception leaves at the end of the block.
         """
-        if not isinstance(reason, (str, BaseException, type(None))):
-            raise TypeError(f"reason is {reason!r}; give a text, an exception, or nothing")
-        logger.info("Stop requested: %s", "no reason given" if reason is None else reason)
-        self._connection.request_stop(reason if isinstance(reason, BaseException) else None)
+        why = reason_for(None, reason, "session.request_stop")
+        logger.info("Stop requested: %s", why.why)
+        self._connection.request_stop(why.error, why)
+
+    def start_soon(
+        self,
+        fn: SideTask,
+        *args: Any,
+        on_failure: OnFailure | Restart = OnFailure.STOP,
+        name: str | None = None,
+    ) -> None:
+        """Start `fn(*args)` as a side task: it never outlives the session.
+
+        An error in it stops the session, unless `on_failure` says otherwise, and leaves the block
+        as itself. At the end it is told (every wait of asynchooks in it raises StopTraining), gets
+        the grace period, and is cancelled then. Unlike `coord.start_soon` in a hook, it goes on
+        when a lost raw session is recreated.
+
+        Args:
+            on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
+            name: what to call it in logs and reasons; by default what `fn` is called.
+
+        Raises:
+            RuntimeError: the session is not open.
+            TypeError: `fn` cannot be called, or `on_failure` is no policy.
+        """
+        self._phase.check_open("start_soon", in_opening=True)
+        self._connection.start_soon(fn, args, on_failure, name)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
@@ -207,7 +244,7 @@ class MonitoredSession:
             if hooks.are_in_runs:
                 context = _new_object(SessionRunContext)  # as calling it, in half the time
                 context._original_args, context._session = args, connection.session
-                context._step, context._is_stop_requested = self._run_step, False
+                context._step, context._hooks, context._pending = self._run_step, hooks, None
                 for call, method, group in hooks.asks:
                     hooks.current = call
                     if group:
@@ -239,8 +276,12 @@ class MonitoredSession:
                     else:
                         await method(context, values)
                 call = hooks.current = None
-                if context._is_stop_requested:
-                    connection.stop_by_hook()
+                if context._pending is not None:
+                    for call, last in context._pending.last:
+                        hooks.current = call
+                        await last()
+                    call = hooks.current = None
+                    connection.stop_by_hook(context._pending.stop_reason)
         except BaseException as error:
             leaving = error
             if raw is not None:
@@ -353,6 +394,8 @@ class MonitoredSession:
             await self._one_run.wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
+        if exc is not None and error is None:
+            self._connection.note_end(exc)
         if self._phase is Phase.NEW:
             self._phase.check_open("__aexit__")
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end

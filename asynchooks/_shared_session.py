@@ -10,6 +10,7 @@ from ._coordinator import Coordinator
 from ._engine import Engine
 from ._lock import Lock
 from ._raw_session import Lease, RawSession, SessionCreator, check_creator, close_raw
+from ._stop_reason import StopReason
 
 
 class SharedSessionCreator(SessionCreator):
@@ -60,7 +61,8 @@ class _Common:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.lock = Lock("the shared session")  # whoever opens, recreates or closes it
-        self.num_users = 0
+        self.users: dict[_SharedLease, None] = {}  # in order of opening
+        self.failure: StopReason | None = None  # of the first user that failed
         self.raw: RawSession | None = None
         # The threads of the raw session (queue runners) belong to it, not to the worker that came
         # first; what stops them by an error stops all workers.
@@ -105,13 +107,12 @@ class _Common:
 class _SharedLease(Lease):
     """One worker's share."""
 
-    __slots__ = ("_common", "_has_opened", "_is_user")
+    __slots__ = ("_common", "_has_opened")
 
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.lease.global_step)
         self._common = common
         self._has_opened = False
-        self._is_user = False
 
     @property
     def graph(self) -> Any:
@@ -124,8 +125,9 @@ class _SharedLease(Lease):
     @asynccontextmanager
     async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
         # counted from the first moment: the others may finish while this one still opens
-        self._is_user = True
-        self._common.num_users += 1
+        self._common.users[self] = None
+        if self._common.failure is not None:
+            self._stop_for(self._common.failure)
         async with self._common.lock:
             self._has_opened = True
             async with self._common.lease.opening(engine, grace_secs):
@@ -143,10 +145,9 @@ class _SharedLease(Lease):
             return common.raw
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
-        if self._is_user:  # a run that outlived its session releases a second time
-            self._is_user = False
-            self._common.num_users -= 1
-        if self._common.num_users == 0:
+        self._common.users.pop(self, None)  # a run that outlived its session releases it again
+        if not self._common.users:
+            self._common.failure = None
             await self._common.close_raw(engine, grace_secs)
 
     def close(self) -> None:
@@ -157,6 +158,17 @@ class _SharedLease(Lease):
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
         return self._common.lease.drive(coroutine, culprit)
+
+    def fail(self, reason: StopReason) -> None:
+        if self._common.failure is None:
+            self._common.failure = reason
+            for each in list(self._common.users):
+                if each is not self:
+                    each._stop_for(reason)
+
+    def _stop_for(self, reason: StopReason) -> None:
+        if self.listener is not None:
+            self.listener.stop_for(reason)
 
     def call(self, fn: Callable[[], Any]) -> Any:
         return self._common.lease.call(fn)

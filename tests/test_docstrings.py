@@ -23,7 +23,7 @@ CLASSES += [getattr(testing, name) for name in testing.__all__]
 
 # made by the library for its users, or told apart by one sentence
 WITHOUT_EXAMPLE = {
-    "GlobalStepStatistics", "SessionRunContext", "SessionRunValues", "StepContext",
+    "GlobalStepStatistics", "OnFailure", "SessionRunContext", "SessionRunValues", "StepContext",
 }  # fmt: skip
 
 
@@ -46,6 +46,13 @@ def test_every_public_class_has_an_example(public: type) -> None:
 class Model:
     def train(self, rate: float) -> float:
         return rate
+
+
+class Starts:
+    """A session that only looks at what it is asked to start."""
+
+    def start_soon(self, fn: Any, *, on_failure: asynchooks.Restart) -> None:
+        assert on_failure.max_attempts == 3
 
 
 class Echo(RawSession):
@@ -83,6 +90,8 @@ async def test_the_example_runs(
         "creator": asynchooks.FunctionSessionCreator(step),
         "hooks": [],
         "model": Model(),
+        "session": Starts(),
+        "sync_weights": None,
         "step": step if public.__name__ != "SecondOrStepTimer" else 7,
         "threads": [],
         "train_op": "loss",

@@ -14,10 +14,11 @@ import asynchooks
 PACKAGE = Path(asynchooks.__file__).parent
 
 LAYERS = [
-    ["_errors", "_signal", "_engine", "_stop"],
+    ["_errors", "_signal", "_engine", "_stop", "_stop_reason"],
     ["_gate", "_waiters", "_step_runs", "_global_step", "_timer", "_lock", "_portal"],
     [
         "_coordinator",
+        "_side_tasks",
         "_hook",
         "_listener",
         "_runner",
@@ -54,6 +55,9 @@ SAME_LAYER = {
     ("_global_step", "_waiters"),
     ("_raw_session", "_coordinator"),
     ("_coordinator", "_or_stop"),
+    ("_coordinator", "_side_tasks"),
+    ("_coordinator", "_recovery"),
+    ("_side_tasks", "_recovery"),
     ("_raw_session", "_runner"),
     ("_raw_session", "_work_thread"),
     ("_runner", "_work_thread"),

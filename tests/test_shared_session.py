@@ -180,4 +180,4 @@ async def test_thousand_workers_share_a_function() -> None:
             group.start_soon(worker)
     assert creator._common is not None
     assert creator._common.lease.global_step.value == 3000
-    assert creator._common.num_users == 0
+    assert not creator._common.users

@@ -14,7 +14,7 @@ from .._engine import current_engine
 from .._errors import FetchError, StopTraining
 from .._function_session import pick
 from .._global_step import GlobalStep
-from .._hook import SessionRunArgs, SessionRunContext
+from .._hook import SessionRunArgs, SessionRunContext, finish_run
 from .._hook_list import HookList, values_of
 from .._merge import MergedRun
 from .._portal import BlockingPortal, HookPortal
@@ -122,6 +122,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert self._raw is not None
         hooks, args = self._hooks, SessionRunArgs([])
         self._context = SessionRunContext(args, self._raw, self._step)
+        self._context._hooks = hooks
         self._merged = MergedRun(self._raw, args, None, hooks.hooks)
         with self._blaming():
             for call, method, group in hooks.asks:
@@ -154,6 +155,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     await hooks.tell_group(group, self._context, values, results)
                 else:
                     await method(self._context, values_of(call, values, results))
+            await finish_run(self._context)
         if self._context.stop_requested or self._is_at_limit:
             self.model.stop_training = True
 

@@ -17,6 +17,7 @@ from .._hook import (
     SessionRunHook,
     SessionRunValues,
     begin_graph,
+    finish_run,
 )
 from .._hook_calls import needs_global_step
 from .._portal import BlockingPortal, HookPortal
@@ -114,6 +115,8 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._read_step()
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
+            if self._context._pending is not None:
+                self._portal.call(self._drive, finish_run, (self._context,), meanwhile=self._look)
         except StopTraining:
             if self._coord is None or not self._coord.should_stop():
                 raise
@@ -168,7 +171,10 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def _tell_theirs(self, is_set: bool) -> None:
         if is_set and self._coord is not None and self._their_coord is not None:
-            self._their_coord.request_stop(self._coord.error)
+            error = self._coord.error
+            # a bare error is taken to be the one that is being handled just now
+            told = None if error is None else (type(error), error, error.__traceback__)
+            self._their_coord.request_stop(told)
 
     def _end_side_tasks(self) -> None:
         coord, self._coord = self._coord, None

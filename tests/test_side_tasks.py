@@ -1,0 +1,317 @@
+"""Side tasks are watched: what fails in one is a stop, a restart or a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asynchooks import (
+    Coordinator,
+    FunctionSessionCreator,
+    MonitoredSession,
+    OnFailure,
+    PreemptionError,
+    Restart,
+    SessionRunHook,
+    StopTraining,
+)
+from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
+
+from .helpers import counting_creator, settle
+
+pytestmark = pytest.mark.anyio
+
+
+class Failing:
+    """Fails as often as it is told to, then waits for its end."""
+
+    def __init__(self, session: Any, *errors: BaseException) -> None:
+        self.session = session
+        self.errors = list(errors)
+        self.num_calls = 0
+        self.is_told = False
+
+    async def __call__(self) -> None:
+        self.num_calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        try:
+            await self.session.global_step.wait_for(10**9)
+        except StopTraining:
+            self.is_told = True
+            raise
+
+
+async def test_an_error_in_a_side_task_ends_a_foreign_wait_and_leaves_as_itself() -> None:
+    error = OSError("the simulator is gone")
+    with pytest.raises(OSError, match="the simulator is gone") as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(Failing(session, error), name="rollouts")
+            await session.or_stop(anyio.sleep_forever)
+    assert caught.value is error
+    assert error.__notes__ == ["in the side task 'rollouts'"]
+    assert session.stop_reason is not None
+    assert str(session.stop_reason) == f"the side task 'rollouts': {error!r}"
+    assert session.stop_reason.error is error
+
+
+async def test_an_error_in_a_side_task_ends_a_wait_for_a_step() -> None:
+    with pytest.raises(ValueError, match="wrong"):
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(Failing(session, ValueError("wrong")))
+            await session.global_step.wait_for(5)
+
+
+async def test_a_loop_that_looks_at_should_stop_ends_by_a_failed_side_task() -> None:
+    with pytest.raises(ValueError, match="wrong"):
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(Failing(session, ValueError("wrong")))
+            while not session.should_stop():
+                await session.run([])
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_the_first_error_of_side_tasks_leaves_and_later_ones_become_notes() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    with pytest.raises(ValueError, match="first") as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(Failing(session, first), name="a")
+            await settle()
+            session.start_soon(Failing(session, second), name="b")
+            await settle()
+    assert caught.value is first
+    assert first.__notes__ == [
+        "in the side task 'a'",
+        "then, in the side task 'b': KeyError('second')",
+    ]
+
+
+async def test_the_error_of_a_side_task_goes_before_the_error_of_the_block() -> None:
+    error = ValueError("cause")
+    with pytest.raises(ValueError, match="cause") as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(Failing(session, error))
+            await settle()
+            raise RuntimeError("consequence")
+    assert caught.value is error
+    assert str(error.__context__) == "consequence"
+
+
+async def test_side_tasks_are_told_of_a_clean_end_and_have_ended_after_the_block() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        task = Failing(session)
+        session.start_soon(task)
+        await settle()
+    assert task.is_told
+    assert session.stop_reason is None
+
+
+async def test_a_side_task_that_waits_elsewhere_is_cancelled_after_the_grace_period() -> None:
+    left = []
+
+    async def wait() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.append(True)
+
+    async with MonitoredSession([], counting_creator(), stop_grace_period_secs=0.01) as session:
+        session.start_soon(wait)
+        await settle()
+    assert left == [True]
+
+
+async def test_a_side_task_of_the_session_outlives_a_lost_raw_session_and_a_hooks_does_not() -> (
+    None
+):
+    log: list[str] = []
+
+    class Starts(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(self.watch, coord)
+
+        async def watch(self, coord: Coordinator) -> None:
+            log.append("hook's begins")
+            await coord.wait_stopped()
+            log.append("hook's ends")
+
+    async def watch() -> None:
+        log.append("session's begins")
+        try:
+            await session.global_step.wait_for(10)
+        except StopTraining:
+            log.append("session's ends")
+
+    raws = [ScriptedSession([PreemptionError("lost")]), ScriptedSession()]
+    async with MonitoredSession([Starts()], ScriptedSessionCreator(raws)) as session:
+        await settle()
+        session.start_soon(watch)
+        await settle()
+        await session.run([])
+        await settle()
+        log.append("body")
+    begun = ["hook's begins", "session's begins", "hook's ends", "hook's begins", "body"]
+    assert log[:5] == begun
+    assert sorted(log[5:]) == ["hook's ends", "session's ends"]
+
+
+async def test_a_preemption_error_in_a_task_of_the_session_leaves_and_recovers_nothing() -> None:
+    raw = ScriptedSession()
+    with pytest.raises(PreemptionError, match="of the task"):
+        async with MonitoredSession([], ScriptedSessionCreator([raw])) as session:
+            session.start_soon(Failing(session, PreemptionError("of the task")))
+            await settle()
+            assert session.should_stop()
+            await session.run([])
+    assert raw.num_runs == 1
+
+
+async def test_a_logged_failure_lets_training_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        session.start_soon(
+            Failing(session, ValueError("wrong")), on_failure=OnFailure.LOG, name="uploads"
+        )
+        await settle()
+        assert not session.should_stop()
+        assert await session.run("calls") == 1
+    assert session.stop_reason is None
+    [record] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert "The side task uploads failed" in record.getMessage()
+    assert record.exc_info is not None
+
+
+async def test_a_restarted_task_is_called_again_with_its_arguments(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[int] = []
+    has_succeeded = anyio.Event()
+
+    async def task(number: int) -> None:
+        seen.append(number)
+        if len(seen) < 3:
+            raise ValueError(f"attempt {len(seen)}")
+        has_succeeded.set()
+
+    restart = Restart(max_attempts=2, first_pause_secs=0.0)
+    async with MonitoredSession([], counting_creator()) as session:
+        session.start_soon(task, 7, on_failure=restart)
+        await has_succeeded.wait()
+        assert not session.should_stop()
+    assert seen == [7, 7, 7]
+    assert "restarting it, attempt 2 of 2" in caplog.text
+
+
+async def test_when_the_restarts_are_used_up_the_last_error_stops_the_session() -> None:
+    errors = [ValueError(str(n)) for n in range(4)]
+    with pytest.raises(ValueError, match="2") as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            task = Failing(session, *errors)
+            restart = Restart(max_attempts=2, first_pause_secs=0.0)
+            session.start_soon(task, on_failure=restart, name="task")
+            await session.or_stop(anyio.sleep_forever)
+    assert caught.value is errors[2]
+    assert task.num_calls == 3
+    assert caught.value.__notes__[-1] == "it was restarted 2 times before"
+
+
+async def test_a_stop_ends_the_pause_before_a_restart() -> None:
+    with anyio.fail_after(5):
+        async with MonitoredSession([], counting_creator()) as session:
+            task = Failing(session, ValueError("a"), ValueError("b"))
+            restart = Restart(first_pause_secs=3600, longest_pause_secs=3600)
+            session.start_soon(task, on_failure=restart)
+            while task.num_calls < 2:
+                await anyio.lowlevel.checkpoint()
+            await settle()
+    assert task.num_calls == 2
+
+
+@pytest.mark.parametrize("on_failure", [OnFailure.LOG, Restart()])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+async def test_what_is_no_error_stops_whatever_the_policy(
+    on_failure: Any, error: BaseException
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(Failing(session, error), on_failure=on_failure)
+            await session.or_stop(anyio.sleep_forever)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_task_whose_wait_somebody_else_cancelled_has_failed() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait() -> None:
+        await future
+
+    with pytest.raises(RuntimeError, match="cancelled by somebody else") as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(wait, name="watcher")
+            await settle()
+            future.cancel()
+            await session.or_stop(anyio.sleep_forever)
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+
+
+async def test_tasks_that_have_ended_are_not_kept() -> None:
+    async def nothing() -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async with MonitoredSession([], counting_creator()) as session:
+        for _ in range(100):
+            session.start_soon(nothing)
+        await settle()
+        assert session._connection._tasks is not None
+        assert not session._connection._tasks._running
+
+
+async def test_a_side_task_may_start_another_one() -> None:
+    ran = []
+
+    async def outer() -> None:
+        session.start_soon(inner)
+
+    async def inner() -> None:
+        ran.append(True)
+
+    async with MonitoredSession([], counting_creator()) as session:
+        session.start_soon(outer)
+        await settle()
+    assert ran == [True]
+
+
+async def test_a_task_may_be_started_by_a_hook_while_the_session_opens() -> None:
+    ran = []
+
+    class Starts(SessionRunHook):
+        async def begin(self) -> None:
+            session.start_soon(self.task)
+
+        async def task(self) -> None:
+            ran.append(True)
+
+    session = MonitoredSession([Starts()], counting_creator())
+    async with session:
+        await settle()
+    assert ran == [True]
+
+
+async def test_misuse_of_start_soon_says_what_to_do() -> None:
+    session = MonitoredSession([], FunctionSessionCreator(dict))
+    with pytest.raises(RuntimeError, match=r"start_soon\(\) before the session was opened"):
+        session.start_soon(anyio.sleep, 1)
+    async with session:
+        with pytest.raises(TypeError, match="give an async function"):
+            session.start_soon(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"give OnFailure.STOP, OnFailure.LOG or a Restart"):
+            session.start_soon(anyio.sleep, 1, on_failure="log")  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"start_soon\(\) after the session was closed"):
+        session.start_soon(anyio.sleep, 1)
+    with pytest.raises(ValueError, match="give max_attempts >= 0"):
+        Restart(max_attempts=-1)

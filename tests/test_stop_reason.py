@@ -1,0 +1,232 @@
+"""session.stop_reason: who ended training, and why."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    Coordinator,
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionError,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    SharedSessionCreator,
+    StopAtStepHook,
+    StopReason,
+    StopTraining,
+)
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
+
+from .helpers import counting_creator, settle
+
+pytestmark = pytest.mark.anyio
+
+
+class Stops(SessionRunHook):
+    def __init__(self, reason: Any = None) -> None:
+        self.reason = reason
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        run_context.request_stop(self.reason)
+
+
+class StopsLater(Stops):
+    """Another one, who asks second."""
+
+
+async def test_nobody_has_stopped_a_session_whose_block_just_ends() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        await session.run([])
+        assert session.stop_reason is None
+    assert session.stop_reason is None
+
+
+async def test_the_hook_that_asked_is_named_with_its_reason() -> None:
+    hooks = [Stops("enough"), StopsLater("too late")]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        await session.run([])
+        assert session.stop_reason == StopReason("after_run of Stops", "enough")
+
+
+async def test_a_hook_need_not_give_a_reason() -> None:
+    async with MonitoredSession([Stops()], counting_creator()) as session:
+        await session.run([])
+    assert str(session.stop_reason) == "after_run of Stops: no reason given"
+
+
+async def test_a_reason_that_is_none_is_a_typed_error() -> None:
+    with pytest.raises(TypeError, match="give a text, an exception, or nothing"):
+        async with MonitoredSession([Stops(3)], counting_creator()) as session:
+            await session.run([])
+
+
+async def test_the_limit_is_the_reason_where_nobody_asked() -> None:
+    hooks = [StopAtStepHook(last_step=2)]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        while not session.should_stop():
+            await session.run([])
+        assert str(session.stop_reason) == "the limit: global_step is at 2 of 2"
+
+
+async def test_the_caller_is_named_with_the_first_reason() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        session.request_stop("the user has pressed a key")
+        session.request_stop("again")
+    assert session.stop_reason == StopReason("session.request_stop", "the user has pressed a key")
+
+
+async def test_a_reason_of_ones_own_making_is_kept_as_it_is() -> None:
+    reason = StopReason("the scheduler", "its slot is needed")
+    async with MonitoredSession([], counting_creator()) as session:
+        session.request_stop(reason)
+    assert session.stop_reason is reason
+
+
+async def test_a_thread_that_asks_is_named() -> None:
+    class Thread(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            thread = threading.Thread(target=coord.request_stop, name="feeder")
+            coord.register_thread(thread)
+            thread.start()
+            await coord.wait_stopped()
+
+    async with MonitoredSession([Thread()], counting_creator()) as session:
+        pass
+    assert str(session.stop_reason) == "the coordinator in the thread 'feeder': no reason given"
+
+
+async def test_an_error_that_leaves_the_block_is_the_reason() -> None:
+    error = ValueError("diverged")
+    with pytest.raises(ValueError, match="diverged"):
+        async with MonitoredSession([], counting_creator()) as session:
+            raise error
+    assert session.stop_reason == StopReason("the block", repr(error), error)
+
+
+async def test_the_end_of_the_input_is_the_reason() -> None:
+    batches = iter([1])
+
+    def step() -> dict[str, int]:
+        return {"batch": next(batches)}
+
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
+        while True:
+            await session.run("batch")
+    assert str(session.stop_reason) == "the block: the input ended in the step"
+
+
+async def test_a_reason_that_a_recovery_forgets_with_its_stop_is_gone() -> None:
+    class StopsOnce(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            self.coord = coord
+
+    hook = StopsOnce()
+    raws = [ScriptedSession([PreemptionError("lost")]), ScriptedSession()]
+    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
+        hook.coord.request_stop(reason="of the first")
+        assert str(session.stop_reason) == "the coordinator: of the first"
+        await session.run([])
+        assert session.stop_reason is None
+
+
+async def test_the_failure_of_one_worker_reaches_the_others_as_a_stop_with_that_reason() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    error = ValueError("of the first worker")
+    opened = anyio.Event()
+    sessions: list[MonitoredSession] = []
+    hooks = [RecordingHook(str(i)) for i in range(3)]
+
+    async def waits(i: int, how: str) -> None:
+        async with MonitoredSession([hooks[i]], creator) as session:
+            sessions.append(session)
+            if len(sessions) == 3:
+                opened.set()
+            if how == "step":
+                await session.global_step.wait_for(10**6)
+            elif how == "elsewhere":
+                await session.or_stop(anyio.sleep_forever)
+            else:
+                while not session.should_stop():
+                    await session.run([])
+                    await anyio.lowlevel.checkpoint()
+
+    async def fails() -> None:
+        with pytest.raises(ValueError, match="of the first worker") as caught:
+            async with MonitoredSession([], creator):
+                await opened.wait()
+                raise error
+        assert caught.value is error
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(fails)
+            for i, how in enumerate(["step", "elsewhere", "loop"]):
+                group.start_soon(waits, i, how)
+    for session, hook in zip(sessions, hooks, strict=True):
+        assert session.stop_reason == StopReason("another worker", repr(error), error)
+        assert hook.log[-1][1] == "end"
+
+
+async def test_a_worker_that_opens_after_another_has_failed_is_told_at_once() -> None:
+    creator = SharedSessionCreator(counting_creator())
+    async with MonitoredSession([], creator) as first:
+        with pytest.raises(ValueError, match="of the second"):
+            async with MonitoredSession([], creator):
+                raise ValueError("of the second")
+        assert first.should_stop()
+        async with MonitoredSession([], creator) as third:
+            assert third.should_stop()
+            assert third.stop_reason == first.stop_reason
+    async with MonitoredSession([], creator) as fourth:  # a new round
+        assert not fourth.should_stop()
+
+
+async def test_a_failing_begin_reaches_the_others() -> None:
+    class Fails(SessionRunHook):
+        async def begin(self) -> None:
+            raise ValueError("in begin")
+
+    creator = SharedSessionCreator(counting_creator())
+    async with MonitoredSession([], creator) as session:
+        with pytest.raises(ValueError, match="in begin"):
+            async with MonitoredSession([Fails()], creator):
+                pass
+        with pytest.raises(StopTraining):
+            await session.global_step.wait_for(5)
+
+
+async def test_a_failing_end_reaches_the_others() -> None:
+    class Fails(SessionRunHook):
+        async def end(self, session: Any) -> None:
+            raise ValueError("in end")
+
+    creator = SharedSessionCreator(counting_creator())
+    async with MonitoredSession([], creator) as session:
+        with pytest.raises(ValueError, match="in end"):
+            async with MonitoredSession([Fails()], creator):
+                pass
+        assert session.should_stop()
+
+
+async def test_a_cancelled_worker_has_not_failed() -> None:
+    creator = SharedSessionCreator(counting_creator())
+
+    async def worker(scope: anyio.CancelScope) -> None:
+        with scope:
+            async with MonitoredSession([], creator):
+                await anyio.sleep_forever()
+
+    async with MonitoredSession([], creator) as session:
+        async with anyio.create_task_group() as group:
+            scope = anyio.CancelScope()
+            group.start_soon(worker, scope)
+            await settle()
+            scope.cancel()
+        assert not session.should_stop()
+        await session.run([])
