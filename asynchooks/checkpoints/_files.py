@@ -1,0 +1,95 @@
+"""Files of a checkpoint: walked, brought to the disk, hashed, removed.
+
+It does not know what a checkpoint is, and translates no errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+logger = logging.getLogger("asynchooks")
+
+CHUNK_BYTES = 1 << 20
+
+
+def walk(root: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """(posix path below root, its lstat) of all that is in a directory, itself not included."""
+    with os.scandir(os.path.join(root, below)) as entries:
+        found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
+    for name, status in found:
+        path = f"{below}/{name}" if below else name
+        yield path, status
+        if stat.S_ISDIR(status.st_mode):
+            yield from walk(root, path)
+
+
+def kind_of(status: os.stat_result) -> str:
+    """What a path is, in words for an error; "file" and "directory" are the good ones."""
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+    return kinds.get(stat.S_IFMT(status.st_mode), "special file")
+
+
+def digest(path: str) -> tuple[int, str]:
+    """(number of bytes, sha256 in hex) of a file; hashlib lets other threads run meanwhile."""
+    sha256, num_bytes = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while num_read := file.readinto(buffer):
+            sha256.update(buffer[:num_read])
+            num_bytes += num_read
+    return num_bytes, sha256.hexdigest()
+
+
+def sync_file(path: str) -> None:
+    """Wait until a file's content is on the disk."""
+    # Windows syncs only what is open for writing
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: str) -> None:
+    """Wait until a directory's names are on the disk."""
+    if sys.platform != "win32":  # which opens no directories
+        sync_file(path)
+
+
+def sync_tree(root: str) -> None:
+    """Wait until all files and directories below a directory, and itself, are on the disk."""
+    for path, status in walk(root):
+        sync = sync_directory if stat.S_ISDIR(status.st_mode) else sync_file
+        sync(os.path.join(root, path))
+    sync_directory(root)
+
+
+def make_directories(path: str) -> None:
+    """Make a directory and its missing parents, such that they are still there after a crash."""
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for each in reversed(missing):
+        os.makedirs(each, exist_ok=True)  # another run may make it at the same time
+        with suppress(PermissionError):  # a parent that may be written to, but not be listed
+            sync_directory(os.path.dirname(each))
+
+
+def remove_tree(root: str) -> None:
+    """Remove a directory as far as possible; what stays is logged, and swept by a later open."""
+    if not os.path.lexists(root):
+        return
+    try:
+        shutil.rmtree(root)
+    except OSError as error:
+        shutil.rmtree(root, ignore_errors=True)  # the first pass ends at the first failure
+        if os.path.lexists(root):
+            logger.warning("%s could not be removed: %s; remove it by hand", root, error)

@@ -1,0 +1,135 @@
+"""One run per directory of checkpoints. It guards against runs, not against people with `rm`."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from contextlib import suppress
+from types import ModuleType
+
+from .._errors import CheckpointError, CheckpointInUseError
+
+logger = logging.getLogger("asynchooks")
+
+# what file systems without locks answer
+NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+class DirectoryLock:
+    """The lock of a directory; made and given back by `CheckpointDirectory`.
+
+    The system gives it back when the process ends, however it ends. The file stays: deleting it
+    would let two runs lock two files of the same name. Where there are no locks (Windows, some
+    network file systems), a warning is logged and the pid is written all the same.
+
+    Args:
+        directory: must exist when the lock is taken.
+
+    Example:
+        lock = DirectoryLock("/data/run-1")
+        lock.take()
+        lock.check()
+        lock.give_back()
+    """
+
+    __slots__ = ("_descriptor", "_directory", "_path", "_pid")
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._path = os.path.join(directory, "lock")
+        self._descriptor: int | None = None
+        self._pid: int | None = None  # who took it: a forked child closes, but does not unlock
+
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor is not None
+
+    def take(self) -> None:
+        """Take the lock, or raise CheckpointInUseError at once; OSError leaves as itself."""
+        if self.is_held:
+            raise _in_use(self._directory, os.getpid())
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._flock(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())  # pwrite is not on Windows
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor, self._pid = descriptor, os.getpid()
+
+    def _flock(self, descriptor: int) -> None:
+        fcntl = _fcntl()
+        if fcntl is None:
+            return self._warn("this platform has no flock")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(self._directory, _pid_in(descriptor)) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            self._warn(str(error))
+
+    def _warn(self, why: str) -> None:
+        logger.warning(
+            "%s is not locked (%s): see to it that no second run uses it", self._directory, why
+        )
+
+    def check(self) -> None:
+        """Raise CheckpointError if the locked file is no longer the one in the directory."""
+        assert self._descriptor is not None
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
+            raise CheckpointError(
+                f"{self._path} is not the file that open() locked: the directory was removed, "
+                "moved or replaced while it was in use, and is not made anew here; put it back, "
+                "or start again with the directory where the checkpoints are to be"
+            )
+
+    def give_back(self) -> None:
+        """Let others take it; does nothing when it is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        fcntl = _fcntl()
+        if self._pid == os.getpid():
+            with suppress(OSError):  # a pid too many harms nobody
+                os.ftruncate(descriptor, 0)
+            if fcntl is not None:
+                with suppress(OSError):
+                    # closing is not enough: forked children have the descriptor too
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _fcntl() -> ModuleType | None:
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    return fcntl
+
+
+def _pid_in(descriptor: int) -> int | None:
+    text = os.read(descriptor, 32).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _in_use(directory: str, pid: int | None) -> CheckpointInUseError:
+    if pid == os.getpid():
+        return CheckpointInUseError(
+            f"{directory}: this process uses it already; one run and one CheckpointDirectory at a "
+            "time: close() the other one first, or give another directory",
+            pid,
+        )
+    who = "another run" if pid is None else f"the run with process id {pid}"
+    return CheckpointInUseError(
+        f"{directory} is in use by {who}; wait for its end, or give another directory (if that "
+        "process is gone, one that it forked still holds the lock: end it)",
+        pid,
+    )

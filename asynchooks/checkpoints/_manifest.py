@@ -1,0 +1,233 @@
+"""What a checkpoint holds: written with it, read back, and compared with the files.
+
+It does not know which checkpoints there are, nor which one is wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
+from ._faults import is_damage
+from ._files import digest, kind_of, sync_directory, sync_file, walk
+
+MANIFEST = "manifest.json"
+FORMAT = "asynchooks checkpoint"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint, as its manifest tells; made by `CheckpointDirectory`, closed by nobody.
+
+    Args:
+        path: its directory.
+        prefix: the path that its saver was given, and restores from.
+        step: the global step, >= 0.
+        serial: the order of saving, >= 1. Unlike `step` it never goes back.
+        seconds: seconds of training until then, >= 0.
+        metric: what `Retention.keep_best` compares, or None.
+        num_bytes: bytes of all files but the manifest.
+    """
+
+    path: str
+    prefix: str
+    step: int
+    serial: int
+    seconds: float
+    metric: float | None
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a manifest; `files` maps a posix path to (bytes, sha256 in hex)."""
+
+    basename: str
+    step: int
+    serial: int
+    seconds: float
+    metric: float | None
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.basename}-{self.step}"
+
+    def checkpoint_at(self, path: str) -> Checkpoint:
+        """The checkpoint in this directory."""
+        prefix = os.path.join(path, self.name)
+        num_bytes = sum(size for size, _ in self.files.values())
+        return Checkpoint(
+            path, prefix, self.step, self.serial, self.seconds, self.metric, num_bytes
+        )
+
+    def write(self, path: str) -> None:
+        """Write it into a checkpoint's directory: whole, or not at all."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "basename": self.basename,
+            "step": self.step,
+            "serial": self.serial,
+            "seconds": self.seconds.hex(),
+            "metric": None if self.metric is None else self.metric.hex(),
+            "files": {
+                name: {"size": size, "sha256": sha256}
+                for name, (size, sha256) in self.files.items()
+            },
+        }
+        target = os.path.join(path, MANIFEST)
+        with open(f"{target}.new", "xb") as file:
+            file.write(_encoded({**content, "checksum": _checksum(content)}))
+        sync_file(f"{target}.new")
+        os.rename(f"{target}.new", target)
+        sync_directory(path)
+
+    def verify(self, path: str, *, reads_files: bool = True) -> None:
+        """Compare it with the files in a directory: names, sizes and each byte, or names and sizes.
+
+        Raises:
+            DamagedCheckpointError: a file is missing, truncated, changed, or was never written.
+            CheckpointError: a file cannot be read now, which says nothing about what is in it.
+        """
+        try:
+            self._compare_names_and_sizes(path)
+            if reads_files:
+                self._compare_content(path)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _compare_names_and_sizes(self, path: str) -> None:
+        found = dict(walk(path))
+        for name, status in found.items():
+            kind = kind_of(status)
+            if kind != "directory" and name not in self.files and name != MANIFEST:
+                raise damaged(path, f"{name} is an unknown file, not listed in {MANIFEST}")
+            if kind not in ("file", "directory"):
+                raise damaged(path, f"{name} is a {kind} where a file was written")
+        for name, (size, _) in self.files.items():
+            if name not in found:
+                raise damaged(path, f"{name} is missing")
+            if kind_of(found[name]) != "file":
+                raise damaged(path, f"{name} is a directory where a file was written")
+            there = found[name].st_size
+            if there < size:
+                raise damaged(path, f"{name} is truncated to {there:,} of {size:,} bytes")
+            if there > size:
+                raise damaged(path, f"{name} has {there:,} bytes where {size:,} were written")
+
+    def _compare_content(self, path: str) -> None:
+        for name, written in self.files.items():
+            if digest(os.path.join(path, name)) != written:
+                raise damaged(path, f"{name} has different content than was written")
+
+
+def describe(path: str) -> dict[str, tuple[int, str]]:
+    """Bytes and sha256 of all files in a directory, by posix path."""
+    return {
+        name: digest(os.path.join(path, name))
+        for name, status in walk(path)
+        if kind_of(status) == "file"
+    }
+
+
+def read_manifest(path: str) -> Manifest:
+    """Read the manifest in a directory, and compare nothing else.
+
+    Raises:
+        DamagedCheckpointError: there is none, or it is not as it was written.
+        CheckpointVersionError: it is of a newer version.
+        CheckpointError: it cannot be read now.
+    """
+    try:
+        with open(os.path.join(path, MANIFEST), "rb") as file:
+            raw = file.read()
+    except FileNotFoundError as error:
+        raise damaged(path, f"no manifest ({MANIFEST} is missing)") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    content = _decoded(path, raw)
+    try:
+        return _parsed(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"{MANIFEST} lacks what belongs there ({error!r})") from error
+
+
+def _decoded(path: str, raw: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        what = f"is truncated or overwritten ({len(raw):,} bytes)"
+        raise damaged(path, f"{MANIFEST} cannot be read: it {what}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise damaged(path, f"{MANIFEST} is no manifest: it does not say {FORMAT!r}")
+    # before the version: a flipped bit in that is damage too. So each version must keep this rule
+    unsigned = {name: value for name, value in content.items() if name != "checksum"}
+    if content.get("checksum") != _checksum(unsigned) or raw != _encoded(content):
+        raise damaged(path, f"{MANIFEST} has different content than was written")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointVersionError(
+            f"{path} was written in version {version} of the format, and this asynchooks reads up "
+            f"to version {VERSION}; update asynchooks, or give another directory"
+        )
+    if version != VERSION:
+        raise damaged(path, f"{MANIFEST} is of version {version!r}, and there is none before 1")
+    return content
+
+
+def _parsed(content: dict[str, Any]) -> Manifest:
+    metric = content["metric"]
+    return Manifest(
+        basename=content["basename"],
+        step=int(content["step"]),
+        serial=int(content["serial"]),
+        seconds=float.fromhex(content["seconds"]),
+        metric=None if metric is None else float.fromhex(metric),
+        files={
+            name: (int(file["size"]), str(file["sha256"]))
+            for name, file in content["files"].items()
+        },
+    )
+
+
+def read_file(path: str, manifest: Manifest, name: str) -> bytes | None:
+    """The content of one listed file, checked; None if it is not listed."""
+    if name not in manifest.files:
+        return None
+    try:
+        with open(os.path.join(path, name), "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if (len(content), hashlib.sha256(content).hexdigest()) != manifest.files[name]:
+        raise damaged(path, f"{name} has different content than was written")
+    return content
+
+
+def damaged(path: str, what: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path}: {what}")
+
+
+def unreadable(path: str, error: OSError) -> CheckpointError:
+    """What an error of reading means for the checkpoint: damage, or nothing at all."""
+    if is_damage(error):
+        return damaged(path, f"cannot be read: {error}")
+    return CheckpointError(
+        f"{path} cannot be read now: {error}; this says nothing about what is in it, so no other "
+        "checkpoint is taken instead: cure it and try again"
+    )
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, sort_keys=True).encode("ascii")
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_encoded(content)).hexdigest()

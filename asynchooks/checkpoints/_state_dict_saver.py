@@ -1,0 +1,196 @@
+"""StateDictSaver: PyTorch's modules, NumPy arrays and the like as one file of a checkpoint.
+
+It knows nothing of TensorFlow, and keeps no file open.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .._errors import CheckpointError
+from ._saver import StateDict
+
+_SUFFIX = ".safetensors"
+
+
+class StateDictSaver:
+    """Saves objects with `state_dict()` and mappings of arrays; the program makes and keeps it.
+
+    The file is `<path>.safetensors`, which other programs can read. Unlike TensorFlowSaver, it
+    restores only what exists: build the model first.
+
+    Args:
+        **objects: by name, each an object with `state_dict()` and `load_state_dict(state)` (a
+            module, an optimizer, a scheduler of PyTorch, or one of yours), or a mapping of NumPy
+            arrays, PyTorch tensors and scalars, nested in mappings and lists as you like. Arrays
+            are restored in place, scalars are put back under their key.
+
+    Raises:
+        TypeError: an object is neither, or none is given.
+
+    Example:
+        weights = {"w": np.zeros((2, 3), np.float32), "rate": 0.1}
+        saver = StateDictSaver(weights=weights)
+        saver.save("model.ckpt-1")
+        weights["w"] += 1.0
+        saver.restore("model.ckpt-1")
+
+    Example with PyTorch:
+        optimizer = torch.optim.Adam(module.parameters())
+        saver = StateDictSaver(module=module, optimizer=optimizer)
+        write = saver.snapshot()
+        optimizer.step()  # changes nothing of what is written
+        write("model.ckpt-1")
+    """
+
+    def __init__(self, **objects: StateDict | Mapping[Any, Any]) -> None:
+        if not objects:
+            raise TypeError("got nothing to save; name it: StateDictSaver(model=model)")
+        for name, each in objects.items():
+            if isinstance(each, type) or not isinstance(each, (StateDict, Mapping)):
+                raise TypeError(
+                    f"{name} is {each!r}; expected an instance with state_dict() and "
+                    f"load_state_dict(state), or a mapping: StateDictSaver({name}={{'w': array}})"
+                )
+        self._objects = objects
+        self._spare: dict[str, Any] = {}  # arrays that no snapshot uses now
+
+    def save(self, path: str) -> None:
+        """Write the state as it is now; it must not change meanwhile.
+
+        Args:
+            path: the file's, without ".safetensors".
+
+        Raises:
+            TypeError: the state holds what no file takes, or what could not be restored, such as
+                a number in a tuple; the message says where.
+            OSError: the disk's.
+        """
+        from ._state_file import write_state
+
+        write_state(path + _SUFFIX, self._state())
+
+    def restore(self, path: str) -> None:
+        """Read the state and put it back; if something does not fit, everything stays as it was.
+
+        Names, shapes and types of mappings and PyTorch modules are compared before anything
+        changes. Whether a state fits another object is known to its `load_state_dict` only; those
+        come first, and if one refuses, it and those before it may have changed.
+
+        Args:
+            path: as it was given to `save`.
+
+        Raises:
+            CheckpointError: the state does not fit; the message lists all that does not.
+            DamagedCheckpointError: it is no file of a state, or a part of it is missing.
+            OSError: the disk's; FileNotFoundError, too.
+        """
+        from ._state_file import read_state
+        from ._state_places import Put, compare, compare_arrays, compare_names, put_back
+
+        saved = read_state(path + _SUFFIX)
+        puts: list[Put] = []
+        faults: list[str] = []
+        if not isinstance(saved, dict):
+            faults.append(f"the checkpoint holds a {type(saved).__name__}, no objects by name")
+            saved = {}
+        else:
+            compare_names("", self._objects, self._objects, saved, saved, faults)
+        others, modules = [], []
+        for name, each in self._objects.items():
+            if name not in saved:
+                continue
+            if not isinstance(each, StateDict):
+                compare(name, each, saved[name], puts, faults)
+            elif _is_module(each):
+                compare_arrays(name, each.state_dict(), saved[name], faults)
+                modules.append(name)
+            else:
+                others.append(name)
+        if faults:
+            raise CheckpointError(
+                f"the state in {path + _SUFFIX!r} does not fit this program; nothing was "
+                "changed. Build the model as it was when it was saved, or restore another "
+                "checkpoint:\n  " + "\n  ".join(faults)
+            )
+        for name in others + modules:
+            self._load(name, saved[name], path)
+        put_back(puts)
+
+    def snapshot(self) -> Callable[[str], None]:
+        """Copy the state and return what writes the copy to a path, later, in any thread.
+
+        The memory of a copy that was written is used again by the next snapshot, and kept till
+        then: new memory takes longer than copying (200 MB: 90 to 700 ms, and 16 to 44 ms).
+
+        Raises:
+            TypeError: the state holds what no file takes, or what could not be restored, such as
+                a number in a tuple; the message says where.
+        """
+        from ._state_file import copied_state
+
+        spare, self._spare = self._spare, {}
+        taken: dict[str, Any] = {}
+        return _Copy(copied_state(self._state(), spare, taken), taken, self._take_back).write
+
+    def _take_back(self, arrays: dict[str, Any]) -> None:
+        self._spare = arrays
+
+    def _state(self) -> dict[str, Any]:
+        from ._state_places import compare
+
+        faults: list[str] = []
+        state = {}
+        for name, each in self._objects.items():
+            if isinstance(each, StateDict):
+                state[name] = each.state_dict()
+            else:
+                compare(name, each, each, [], faults)  # else only a restore would find out
+                state[name] = each
+        if faults:
+            raise TypeError(
+                "the state could not be put back after it was saved:\n  " + "\n  ".join(faults)
+            )
+        return state
+
+    def _load(self, name: str, state: Any, path: str) -> None:
+        each = self._objects[name]
+        assert isinstance(each, StateDict)
+        try:
+            each.load_state_dict(state)
+        except Exception as error:
+            raise CheckpointError(
+                f"{name}.load_state_dict refused its state in {path + _SUFFIX!r}: {error!r}; it "
+                "and objects before it may have changed. Build them as they were when they were "
+                "saved, or restore another checkpoint"
+            ) from error
+
+
+class _Copy:
+    """A copied state until it is written; then its memory goes back to the saver."""
+
+    def __init__(
+        self, state: Any, arrays: dict[str, Any], give_back: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._state = state
+        self._arrays = arrays
+        self._give_back = give_back
+        self._is_written = False
+
+    def write(self, path: str) -> None:
+        from ._state_file import write_state
+
+        if self._is_written:
+            raise RuntimeError("this snapshot is written already; take another: saver.snapshot()")
+        write_state(path + _SUFFIX, self._state)
+        self._is_written = True
+        self._give_back(self._arrays)
+        self._state, self._arrays = None, {}
+
+
+def _is_module(value: object) -> bool:
+    """Whether it is a PyTorch module, whose load_state_dict changes what fits before it refuses."""
+    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    return module is not None and isinstance(value, module)

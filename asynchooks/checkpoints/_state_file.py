@@ -1,0 +1,225 @@
+"""One nested state in one file, bit by bit, and back; never by pickle.
+
+Arrays are blocks of a file in the safetensors format, which other programs can read; all else is
+JSON in the file's metadata. It does not keep aliases (an array that is in the state twice comes
+back as two) nor the layout of arrays in memory, and it syncs nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .._errors import CheckpointVersionError, DamagedCheckpointError
+from ._state_leaves import check_array, copied, from_block, is_array, to_block
+from ._tensor_file import Block, read_blocks, write_blocks
+
+_VERSION = 1
+_TEXT = "asynchooks.state"
+"""Under which name the file's metadata hold the structure."""
+
+_MAX_PLAIN_INT = 1 << 63
+"""Beyond, an int is written in hexadecimal: Python bounds the digits of decimal ones."""
+
+Keep = Callable[[Any, str], Any]
+"""What becomes of an array, which stands at a path."""
+
+
+def write_state(path: str, state: Any) -> None:
+    """Write a state to a new file.
+
+    A state is dicts (any mapping; keys are str or int), lists and tuples of None, bool, int,
+    float, str, bytes, NumPy arrays and scalars of any type but object, and PyTorch tensors
+    (which come back on the CPU, without gradients). Mappings come back as dicts.
+
+    Args:
+        path: the file's.
+        state: what to write; it must not change meanwhile.
+
+    Raises:
+        TypeError: the state holds something else; the message says where.
+        ValueError: it contains itself.
+        OSError: the disk's.
+    """
+    blocks: dict[str, Block] = {}
+
+    def keep(array: Any, place: str) -> dict[str, Any]:
+        about, block = to_block(array)
+        name = _block_name(place, blocks)
+        blocks[name] = block
+        return {**about, "block": name}
+
+    structure = _encode(state, keep, "", ())
+    text = json.dumps({"version": _VERSION, "state": structure}, separators=(",", ":"))
+    write_blocks(path, blocks, {_TEXT: text})
+
+
+def read_state(path: str) -> Any:
+    """The state in a file, in memory of its own.
+
+    Raises:
+        OSError: the disk's; FileNotFoundError, too.
+        DamagedCheckpointError: the file does not hold a state, or is cut off. Flipped bits in
+            the numbers go unnoticed here.
+        CheckpointVersionError: a newer version of asynchooks wrote it.
+        ImportError: it holds a tensor of a library that is not installed.
+    """
+    blocks, texts = read_blocks(path)
+    try:
+        content = json.loads(texts[_TEXT])
+        version, structure = content["version"], content.get("state")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpointError(
+            f"{path!r} holds no state that asynchooks wrote, or is damaged ({error!r}); restore "
+            "another checkpoint"
+        ) from error
+    if version != _VERSION:
+        raise CheckpointVersionError(
+            f"{path!r} has version {version!r} of the format of states, this asynchooks reads "
+            f"{_VERSION}; install the version that wrote it, or restore another checkpoint"
+        )
+    try:
+        return _decode(structure, blocks)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever JSON of another shape leads to
+        raise DamagedCheckpointError(
+            f"the structure in {path!r} is damaged ({error!r}); restore another checkpoint"
+        ) from error
+
+
+def copied_state(state: Any, spare: Mapping[str, Any], taken: dict[str, Any]) -> Any:
+    """A state of its own, as `read_state` would give it, in spare memory where that fits.
+
+    Args:
+        state: what to copy.
+        spare: arrays by their place in a state before this one.
+        taken: gets the copies, by their place.
+
+    Raises:
+        TypeError, ValueError: as `write_state`.
+    """
+    arrays: list[Any] = []
+
+    def keep(array: Any, place: str) -> dict[str, Any]:
+        name = _block_name(place, taken)
+        taken[name] = copied(array, spare.get(name))
+        arrays.append(taken[name])
+        return {"copy": len(arrays) - 1}
+
+    return _decode(_encode(state, keep, "", ()), {}, arrays)
+
+
+def _encode(value: Any, keep: Keep, place: str, above: tuple[int, ...]) -> Any:
+    """As JSON; whatever JSON does not have is an object with one telling key."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if abs(value) < _MAX_PLAIN_INT else {"int": hex(value)}
+    if kind is float:
+        # the bits, because JSON has no infinities and a NaN has a sign and a payload
+        return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+    if kind is str:
+        return _encode_text(value)
+    if kind is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return _encode_scalar(value, keep, place)
+    if is_array(value):
+        try:
+            check_array(value)
+        except TypeError as error:
+            raise TypeError(f"{place or 'the state'} {error}") from None
+        return keep(value, place)
+    if id(value) in above:
+        raise ValueError(f"{place} is one of the containers that it stands in; break the circle")
+    above = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {"dict": [_encode_item(*item, keep, place, above) for item in value.items()]}
+    if kind is list or kind is tuple:
+        items = [_encode(each, keep, f"{place}[{i}]", above) for i, each in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    raise TypeError(
+        f"{place or 'the state'} is {repr(value)[:200]}, a {kind.__name__}; a state holds dicts, "
+        "lists, tuples, None, bool, int, float, str, bytes, NumPy arrays and PyTorch tensors: "
+        "convert it, or leave it out of the state"
+    )
+
+
+def _encode_item(
+    key: Any, value: Any, keep: Keep, place: str, above: tuple[int, ...]
+) -> tuple[Any, Any]:
+    if type(key) is str:
+        inner = f"{place}.{key}" if place else key
+        return _encode_text(key), _encode(value, keep, inner, above)
+    if type(key) is int:
+        return _encode(key, keep, "", ()), _encode(value, keep, f"{place}[{key}]", above)
+    raise TypeError(f"{place or 'the state'} has the key {key!r}; keys are str or int")
+
+
+def _encode_text(text: str) -> Any:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # two surrogates would come back as one character
+        return {"str": text.encode("utf-8", "surrogatepass").hex()}
+    return text
+
+
+def _encode_scalar(value: Any, keep: Keep, place: str) -> Any:
+    # as arrays, and by its own str(), they would lose zeros at their end
+    if isinstance(value, np.str_):
+        return {"numpy str": _encode_text(str.__str__(value))}
+    if isinstance(value, np.bytes_):
+        return {"numpy bytes": bytes(value).hex()}
+    return {"scalar": _encode(np.asarray(value), keep, place, ())}
+
+
+def _decode(item: Any, blocks: Mapping[str, Block], arrays: list[Any] | None = None) -> Any:
+    if isinstance(item, list):
+        return [_decode(each, blocks, arrays) for each in item]
+    if not isinstance(item, dict):
+        return item
+    if "block" in item:
+        return from_block(item, blocks[item["block"]])
+    [(kind, value)] = item.items()
+    match kind:
+        case "copy":
+            assert arrays is not None
+            return arrays[value]
+        case "dict":
+            pairs = ((_decode(key, blocks), _decode(each, blocks, arrays)) for key, each in value)
+            return dict(pairs)
+        case "tuple":
+            return tuple(_decode(each, blocks, arrays) for each in value)
+        case "int":
+            return int(value, 16)
+        case "float":
+            return struct.unpack(">d", bytes.fromhex(value))[0]
+        case "str":
+            return bytes.fromhex(value).decode("utf-8", "surrogatepass")
+        case "bytes":
+            return base64.b64decode(value, validate=True)
+        case "numpy str":
+            return np.str_(_decode(value, blocks))
+        case "numpy bytes":
+            return np.bytes_(bytes.fromhex(value))
+        case "scalar":
+            return _decode(value, blocks, arrays)[()]
+    raise ValueError(f"an item of the unknown kind {kind!r}")
+
+
+def _block_name(place: str, taken: Mapping[str, Any]) -> str:
+    """The place, made unique ({"a.b": x} and {"a": {"b": x}}) and legal as a name in the file."""
+    place = place.encode("utf-8", "backslashreplace").decode() or "state"
+    name, count = place, 1
+    while name in taken or name == "__metadata__":
+        count += 1
+        name = f"{place}#{count}"
+    return name

@@ -1,0 +1,178 @@
+"""A disk that is full, read-only, failing or forbidden: a real one."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from asynchooks._errors import CheckpointError
+from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks.checkpoints._manifest import read_manifest
+
+from .stores import mount_namespace, names_in, newest_step, opened, run, save, writer
+
+
+def test_a_full_disk_leaves_the_older_ones_and_the_next_save_goes_on(tmp_path: Path) -> None:
+    code = """
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], check=True)
+    directory = CheckpointDirectory(path, retention=Retention(max_to_keep=2))
+    directory.open()
+    for step in (1, 2, 3):
+        told(directory.save, step, write)  # two of them fit, and a third beside them
+    def write_more(prefix):
+        Path(prefix).write_bytes(b"w" * 800_000)
+    told(directory.save, 4, write_more)
+    told(lambda: directory.save(4, write, extra={"hooks.json": bytes(800_000)}))
+    print(sorted(os.listdir(path)), directory.newest_intact().step)
+    told(directory.save, 4, write)
+    print(directory.newest_intact().step)
+    """
+    lines = run(code, tmp_path, mount_namespace())
+    assert lines[:3] == ["done", "done", "done"]
+    for line in lines[3:5]:
+        words = f"CheckpointError {tmp_path}: the checkpoint of step 4 is not saved: [Errno 28] No"
+        assert line.startswith(words)
+        assert "(0 bytes are free); older checkpoints are untouched; free space there" in line
+        assert "| OSError(28" in line
+    assert lines[5:] == ["['lock', 'model.ckpt-2', 'model.ckpt-3'] 3", "done", "4"]
+
+
+def test_a_device_that_is_full_is_told_like_a_full_disk(tmp_path: Path) -> None:
+    with opened(tmp_path) as directory:
+
+        def write(prefix: str) -> None:
+            Path(prefix).touch()
+            with open("/dev/full", "wb") as file:
+                file.write(b"w")
+
+        words = r"No space left on device \([\d,]+ bytes are free\); .*Retention\(max_to_keep"
+        with pytest.raises(CheckpointError, match=words):
+            directory.save(1, write)
+    assert names_in(tmp_path) == []
+
+
+@contextmanager
+def limited(what: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with opened(tmp_path) as directory, limited(resource.RLIMIT_FSIZE, 1000):
+        words = r"step 2 is not saved: \[Errno 27\] File too large.*ulimit -f"
+        with pytest.raises(CheckpointError, match=words) as caught:
+            directory.save(2, writer(bytes(5000)))
+    assert isinstance(caught.value.__cause__, OSError)
+    assert names_in(tmp_path) == ["model.ckpt-1"]
+    assert newest_step(tmp_path) == 1
+
+
+def test_a_read_only_disk_is_told_at_open_and_at_save_and_can_be_read(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    code = """
+    def mount(options):
+        subprocess.run(["mount", "-o", options, path, path], check=True)
+    directory = CheckpointDirectory(path)
+    directory.open()
+    mount("bind")  # over it, with the same files: the mount that is in use stays writable
+    mount("remount,ro,bind")
+    told(directory.save, 2, write)
+    print(directory.newest_intact().step)
+    directory.close()
+    told(directory.open)
+    told(CheckpointDirectory(path / "below").open)
+    """
+    lines = run(code, tmp_path, mount_namespace())
+    words = "Read-only file system: "
+    assert [words in line and "mount it for writing, or" in line for line in lines] == [
+        True, False, True, True,
+    ]  # fmt: skip
+    assert lines[1] == "1"
+    assert f"CheckpointError {tmp_path}: cannot be used for checkpoints: [Errno 30]" in lines[2]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_missing_permissions_are_told(tmp_path: Path) -> None:
+    save(tmp_path / "mine", 1)
+    for each in (tmp_path.parents[1], tmp_path.parent, tmp_path):
+        each.chmod(0o755)  # pytest's are closed to others
+    code = """
+    path.chmod(0o777)
+    mine = path / "mine"
+    (mine / "lock").chmod(0o666)
+    (mine / "model.ckpt-1/manifest.json").chmod(0o600)
+    os.seteuid(65534)
+    told(CheckpointDirectory(mine / "below" / "that").open)
+    told(CheckpointDirectory(mine, "other").open)
+    told(CheckpointDirectory(mine).newest_intact)
+    locked = path / "theirs"
+    locked.mkdir(mode=0o300)
+    told(CheckpointDirectory(locked).newest_intact)
+    told(CheckpointDirectory(locked).open)
+    below = CheckpointDirectory(locked / "below")
+    told(below.open)
+    """
+    lines = run(code, tmp_path)
+    assert all(line.startswith("CheckpointError ") for line in lines[:-1])
+    assert all("[Errno 13] Permission denied" in line for line in lines[:-1])
+    for number in (0, 1, 3, 4):
+        assert "give this process's user the right to write there, or give another" in lines[number]
+    assert "model.ckpt-1 cannot be read now" in lines[2]
+    assert "no other checkpoint is taken instead: cure it and try again" in lines[2]
+    assert lines[-1] == "done"
+
+
+def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    directory, newest = CheckpointDirectory(tmp_path), str(tmp_path / "model.ckpt-2")
+    manifest = read_manifest(newest)
+    reads: list[Callable[[], object]] = [
+        directory.newest_intact,
+        lambda: read_manifest(newest),
+        lambda: manifest.verify(newest),
+        lambda: manifest.verify(newest, reads_files=False),
+    ]
+    for read in reads:
+        with limited(resource.RLIMIT_NOFILE, lowest_free):
+            with pytest.raises(CheckpointError, match="Too many open files") as caught:
+                read()
+        assert type(caught.value) is CheckpointError
+    assert newest_step(tmp_path) == 2
+
+
+def test_a_disk_that_cannot_read_a_file_has_damaged_it(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    code = """
+    # a process's memory cannot be read at address 0, and looks like an empty file
+    name = path / "model.ckpt-2/model.ckpt-2.parts/empty"
+    subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", name], check=True)
+    import logging
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    print(CheckpointDirectory(path).newest_intact().step)
+    """
+    lines = run(code, tmp_path, mount_namespace())
+    assert "model.ckpt-2: cannot be read: [Errno 5] Input/output error" in lines[0]
+    assert lines[1:] == ["1"]
+
+
+def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        directory = CheckpointDirectory(path)
+        words = "Not a directory: .*move away the file that stands where a directory should"
+        for use in (directory.open, directory.newest_intact):
+            with pytest.raises(CheckpointError, match=words):
+                use()
+        directory.close()

@@ -1,0 +1,139 @@
+"""One run per directory: real processes hold the lock, end, are killed, and fork."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asynchooks._errors import CheckpointError, CheckpointInUseError
+from asynchooks.checkpoints import CheckpointDirectory
+
+from .stores import REPOSITORY, names_in, opened, run_python, writer
+
+HOLD = """
+import os, sys
+from asynchooks.checkpoints import CheckpointDirectory
+directory = CheckpointDirectory(sys.argv[1])
+directory.open()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        directory = CheckpointDirectory(tmp_path)
+        words = f"{tmp_path} is in use by the run with process id {holder.pid}; wait for its end"
+        with pytest.raises(CheckpointInUseError, match=words) as caught:
+            directory.open()
+        assert caught.value.pid == holder.pid
+        directory.close()  # of one that is not open: the holder keeps its lock
+        with pytest.raises(CheckpointInUseError):
+            directory.open()
+        assert directory.newest_intact() is None
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert (tmp_path / "lock").read_text() == f"{holder.pid}\n"
+    directory.open()
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    directory.close()
+    directory.close()
+    assert (tmp_path / "lock").exists()
+
+
+def test_this_process_is_refused_too(tmp_path: Path) -> None:
+    with opened(tmp_path) as first:
+        for directory in (first, CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path, "b")):
+            with pytest.raises(CheckpointInUseError, match="this process uses it already") as error:
+                directory.open()
+            assert error.value.pid == os.getpid()
+        first.save(1, writer())  # still open
+    with opened(tmp_path) as again:
+        again.save(2, writer())
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "-5"])
+def test_a_pid_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    with opened(tmp_path):
+        (tmp_path / "lock").write_text(text)
+        with pytest.raises(CheckpointInUseError, match="in use by another run") as caught:
+            CheckpointDirectory(tmp_path).open()
+        assert caught.value.pid is None
+
+
+def test_a_stale_pid_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("999999999\n")
+    with opened(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_not_lock(
+    tmp_path: Path,
+) -> None:
+    code = """
+    import os, sys
+    from asynchooks.checkpoints import CheckpointDirectory
+    from asynchooks._errors import CheckpointInUseError
+    directory = CheckpointDirectory(sys.argv[1])
+    directory.open()
+    if not (pid := os.fork()):
+        directory.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    try:
+        CheckpointDirectory(sys.argv[1]).open()
+    except CheckpointInUseError as error:
+        print(error.pid == os.getpid())
+    ends, end = os.pipe()
+    if not (pid := os.fork()):
+        os.close(end)
+        os.read(ends, 1)
+        os._exit(0)
+    directory.close()
+    CheckpointDirectory(sys.argv[1]).open()
+    print("free")
+    os.close(end)
+    os.waitpid(pid, 0)
+    """
+    assert run_python(code, tmp_path).split() == ["True", "free"]
+
+
+def test_without_flock_there_is_a_warning_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows: importing it fails
+    with caplog.at_level(logging.WARNING), opened(tmp_path), opened(tmp_path) as directory:
+        directory.save(1, writer())
+    words = "is not locked (this platform has no flock): see to it that no second run uses it"
+    assert [words in each for each in caplog.messages] == [True, True]
+
+
+def test_a_replaced_directory_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as directory:
+        saved = directory.save(1, writer())
+        path.rename(tmp_path / "moved")
+        with opened(path):
+            """Another run makes it anew: a lock of its own is in it now."""
+        words = "removed, moved or replaced while it was in use, and is not made anew here"
+        with pytest.raises(CheckpointError, match=words):
+            directory.save(2, pytest.fail)
+        with pytest.raises(CheckpointError, match=words):
+            directory.reject(saved, "")
+    assert names_in(tmp_path / "moved") == ["model.ckpt-1"]
+    assert names_in(path) == []
