@@ -15,10 +15,11 @@ from ._engine import STOPPED, Engine, Slot
 from ._errors import PreemptionError, StopTraining, is_preemption
 from ._hook import SessionRunValues
 from ._hook_list import HookList
-from ._raw_session import Lease, RawSession
+from ._raw_session import RawSession
 from ._recovery import Recovery, Restart
-from ._side_tasks import OnFailure, SideTask, SideTasks
-from ._stop import EndsAtStop, Loss, Stop
+from ._session_creator import Lease
+from ._side_tasks import OnFailure, SideTask
+from ._stop import EndsAtStop, Loss
 from ._stop_reason import StopReason
 
 logger = logging.getLogger("asynchooks")
@@ -34,10 +35,9 @@ class Connection:
     """
 
     __slots__ = (
-        "_caller_asked_stop", "_caller_error", "_failure", "_grace_secs", "_hooks", "_is_broken",
-        "_is_closed", "_is_dropping", "_is_ready", "_lease", "_lost", "_recovery", "_tasks",
-        "coord", "engine", "hook_asked_stop", "raw", "ready", "reason", "run_stop", "session",
-        "stop", "unasked",
+        "_grace_secs", "_hooks", "_is_broken", "_is_closed", "_is_dropping", "_is_ready", "_lease",
+        "_lost", "_recovery", "coord", "engine", "hook_asked_stop", "raw", "ready", "session",
+        "stops", "unasked",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +46,6 @@ class Connection:
         hooks: HookList,
         recovery: Recovery | None,
         grace_secs: float,
-        stop: Stop,
     ) -> None:
         self._lease = lease
         lease.listener = self
@@ -67,16 +66,8 @@ class Connection:
         self._is_broken = False  # recreating failed for good; the next run tries again
         self._is_closed = False
         self.hook_asked_stop = False
-        self._caller_asked_stop = False
-        self._caller_error: BaseException | None = None
-        self._tasks: SideTasks | None = None  # the session's own, which outlive a raw session
-        self._failure: BaseException | None = None  # the first error of those
-        self.reason: StopReason | None = None  # who asked first to stop, and why
-        # what the session's waits end at: set by the caller and by the present coordinator
-        self.stop = stop
-        # what waits in a run end at: also when the coordinator is told of a preemption, by which
-        # the run is to be made again
-        self.run_stop = Stop()
+        self.stops = hooks.stops
+        self.stops.owner = self
 
     @property
     def exposed(self) -> Any:
@@ -87,8 +78,13 @@ class Connection:
     def _loss(self) -> Loss | None:
         return None if self.raw is None else self.raw.loss
 
+    @property
+    def step_loss(self) -> Loss | None:
+        """What ends the wait for a step in a thread: its backend's silence, else a guard."""
+        return self._loss or (None if self.coord is None else self.coord.loss)
+
     def should_stop(self) -> bool:
-        if self._is_broken or self._caller_asked_stop:
+        if self._is_broken or self.stops.is_asked:
             return True
         if self.coord is None or self._is_dropping or self._is_curable(self.coord.error):
             return False  # it is replaced at the next run, and what a hook asked for forgotten
@@ -102,13 +98,7 @@ class Connection:
     def _is_curable(self, error: BaseException | None) -> bool:
         return self._recovery is not None and is_preemption(error)
 
-    def request_stop(self, error: BaseException | None, reason: StopReason) -> None:
-        """Stop for good: no recovery makes it forgotten."""
-        self._caller_asked_stop = True
-        self._caller_error = self._caller_error or error
-        self.reason = self.reason or reason
-        self.stop.set()
-        self.run_stop.set()
+    def tell_coord(self, error: BaseException | None, reason: StopReason) -> None:
         if self.coord is not None:
             self.coord.request_stop(error, reason=reason)
 
@@ -116,18 +106,7 @@ class Connection:
         self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart, name: str | None
     ) -> None:
         """Start a side task of the session, which outlives a lost raw session."""
-        if self._tasks is None:
-            self._tasks = SideTasks(self.stop, self._lease.drive_call, self._on_failed_task)
-        self._tasks.start(fn, args, on_failure, name)
-
-    def _on_failed_task(self, error: BaseException, name: str) -> None:
-        if self._is_closed:
-            logger.error("A side task failed after its session had ended", exc_info=error)
-            return
-        self._failure = self._failure or error
-        if error is not self._failure:
-            self._failure.add_note(f"then, in the side task {name!r}: {error!r}")
-        self.request_stop(None, StopReason(f"the side task {name!r}", repr(error), error))
+        self.stops.start_soon(self._lease.drive_call, fn, args, on_failure, name)
 
     async def recovering(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make the attempt on a raw session; recreate a lost one and try again, within bounds.
@@ -165,7 +144,7 @@ class Connection:
         """A hook asked, in a run, that no further one begins; unless there is no reason."""
         if reason is not None:
             self.hook_asked_stop = True
-            self.reason = self.reason or reason
+            self.stops.note(reason)
             self.ready = None
 
     async def drop_lost(self) -> None:
@@ -183,7 +162,8 @@ class Connection:
         if self._recovery is None:
             raise error
         if not is_preemption(error):
-            if not self._was_replaced or type(error) is StopTraining:
+            is_news = type(error) is StopTraining or self._hooks.own(error)
+            if is_news or not self._was_replaced:
                 raise error
             # another worker has closed it under this one's hook: whatever that made of it
             lost = PreemptionError(f"the shared session was replaced: {error!r}")
@@ -205,7 +185,8 @@ class Connection:
         if self.raw is not None:
             return self.raw
         lost, self._lost = self._lost, None
-        raw = await self._lease.acquire(self.engine, self._grace_secs, lost)
+        restore = self._hooks.restore
+        raw = await self._lease.acquire(self.engine, self._grace_secs, lost, restore)
         if self._is_closed:
             await self._lease.release(raw, self.engine, self._grace_secs)
             raise RuntimeError("the session was closed while a run recreated it")
@@ -222,8 +203,8 @@ class Connection:
             raw = await self.acquire()
             coord = self.coord = self._lease.new_coordinator()
             coord.attach(self._on_change, self._drive_side_task)
-            if self._caller_asked_stop:
-                coord.request_stop(self._caller_error)
+            if self.stops.is_asked:
+                coord.request_stop(self.stops.error, reason=self.stops.reason)
             self._lease.start_threads(raw, coord)
             await self._lease.drive(
                 self._hooks.after_create_session(raw.exposed, coord), self._hooks.culprit
@@ -258,7 +239,9 @@ class Connection:
         held = None if self.coord is None else self.coord.error
         is_cause = is_preemption(held) and not is_preemption(error)
         is_cause = is_cause and isinstance(error, Exception)
-        if type(error) is StopTraining and (self.stop.is_set or not self.run_stop.is_set):
+        if type(error) is StopTraining and (
+            self.stops.stop.is_set or not self.stops.run_stop.is_set
+        ):
             is_cause = False  # no wait that the preemption ended
         leaving = held if is_cause and isinstance(held, Exception) else error
         if leaving is not raised and leaving.__cause__ is None:
@@ -273,9 +256,9 @@ class Connection:
 
     def first_error(self, error: BaseException) -> BaseException:
         """The error that leaves: the coordinator's, if it holds one that is no preemption."""
-        held = self._failure
+        held = self.stops.failure
         if held is None:
-            held = self._caller_error if self.coord is None else self.coord.error
+            held = self.stops.error if self.coord is None else self.coord.error
             held = None if self._is_curable(held) else held
         if held is None or held is error:
             return error
@@ -289,11 +272,11 @@ class Connection:
         often this task is cancelled meanwhile, it goes on to the end.
         """
         coord, until = self.coord, self.engine.now() + self._grace_secs
-        is_ended = coord is None and self._tasks is None
+        is_ended = coord is None and not self.stops.has_tasks
         if coord is not None:
             coord.detach()
-        if self._tasks is not None:
-            self.stop.set()
+        if self.stops.has_tasks:
+            self.stops.stop.set()
         if error is None and not is_ended:
             error = await _interruption(self._end_tasks(until, cancel=False))
             is_ended = error is None
@@ -308,38 +291,37 @@ class Connection:
             logger.error("A preemption was reported while the session ended: %r", coord.error)
         if error is not None:
             return self.first_error(error)
-        held = self._caller_error if coord is None else coord.error
-        return self._failure or (None if self._is_curable(held) else held)
+        held = self.stops.error if coord is None else coord.error
+        return self.stops.failure or (None if self._is_curable(held) else held)
 
     async def _end_tasks(self, until: float, *, cancel: bool) -> None:
         """Those of the raw session and its threads, and the session's own."""
         if self.coord is not None and not self.coord.joined:
             await self.coord.end(self.engine, until, cancel_tasks=cancel, loss=self._loss)
-        if self._tasks is not None:
-            await self._tasks.end(self.engine, until, cancel=cancel)
+        await self.stops.end_tasks(self.engine, until, cancel=cancel)
 
     def report(self, error: BaseException | None) -> None:
         """An error leaves the session: note it, and tell the workers that share its creator."""
         if error is None:
             return
-        self.reason = self.reason or StopReason("the block", repr(error), error)
+        self.stops.note(StopReason("the block", repr(error), error))
         if isinstance(error, (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup)):
             self._lease.fail(StopReason("another worker", repr(error), error))
 
     def note_end(self, end: BaseException) -> None:
         """The block was left by what counts as a clean end."""
-        self.reason = self.reason or StopReason("the block", str(end) or repr(end))
+        self.stops.note(StopReason("the block", str(end) or repr(end)))
 
     def stop_for(self, reason: StopReason) -> None:
         """Another worker has failed: stop, without an error of one's own."""
         logger.warning("Stop requested, by %s", reason)
-        self.request_stop(None, reason)
+        self.stops.request(None, reason)
 
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
         self.raw = self._lost = self.coord = self.ready = self.session = None
-        self._is_closed = True
+        self._is_closed = self.stops.is_over = True
         self._lease.listener = None
         await self._lease.release(raw, self.engine, self._grace_secs)
 
@@ -359,7 +341,7 @@ class Connection:
         if not pause:
             return
         slot = Slot(self.engine, "the next attempt to recreate the session")
-        with EndsAtStop(slot, self.stop):
+        with EndsAtStop(slot, self.stops.stop):
             if await self.engine.park(slot, self.engine.now() + pause) is STOPPED:
                 self._is_broken = True
                 raise error
@@ -384,10 +366,7 @@ class Connection:
         self._lost = self.raw or self._lost
         self.raw = self.coord = None
         self.hook_asked_stop = False
-        if not self._caller_asked_stop:
-            self.reason = None
-            self.stop.clear()
-            self.run_stop.clear()
+        self.stops.forget()
 
     def _drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
         return self._lease.drive(task, _side_task)
@@ -398,15 +377,11 @@ class Connection:
         if coord is not None and coord.error is not None:
             self.ready = None
         if is_set:
-            if coord is not None:
-                self.reason = self.reason or coord.stop_reason
-            if not (coord is not None and self._is_curable(coord.error)):
-                self.stop.set()
-            self.run_stop.set()
-        elif not self._caller_asked_stop:
-            self.reason = None
-            self.stop.clear()
-            self.run_stop.clear()
+            self.stops.note(None if coord is None else coord.stop_reason)
+            is_curable = coord is not None and self._is_curable(coord.error)
+            self.stops.set(for_runs_only=is_curable)
+        else:
+            self.stops.forget()
 
 
 async def _interruption(awaitable: Awaitable[object]) -> BaseException | None:

@@ -49,8 +49,18 @@ class Coordinator:
     """
 
     __slots__ = (
-        "_changed", "_clean_types", "_drive", "_error", "_joined", "_lock", "_on_change",
-        "_reason", "_tasks", "_threads", "stop",
+        "_changed",
+        "_clean_types",
+        "_drive",
+        "_error",
+        "_joined",
+        "_lock",
+        "_loss",
+        "_on_change",
+        "_reason",
+        "_tasks",
+        "_threads",
+        "stop",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +76,7 @@ class Coordinator:
         self._joined = False
         # what waits beside this coordinator ends with it; side tasks are born with it
         self.stop = Stop()
+        self._loss: Loss | None = None  # once anybody asks
         self._tasks: SideTasks | None = None  # once there are any
         # a session's own additions: who is told of a stop, and how a coroutine of its hooks runs
         self._on_change: Callable[[bool], None] = _nothing
@@ -82,6 +93,13 @@ class Coordinator:
     def detach(self) -> None:
         """The session has moved on: stops of this coordinator concern it no more."""
         self._on_change = _nothing
+
+    @property
+    def loss(self) -> Loss:
+        """Where a guard says that the step which a session runs in a thread will never return."""
+        with self._lock:
+            self._loss = self._loss or Loss()
+            return self._loss
 
     @property
     def joined(self) -> bool:

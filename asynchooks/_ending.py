@@ -10,7 +10,7 @@ from typing import Any
 from ._connection import Connection
 from ._engine import Engine
 from ._hook_list import HookList
-from ._raw_session import Lease, close_raw
+from ._session_creator import Lease, close_raw
 
 
 async def end_all(

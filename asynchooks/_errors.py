@@ -58,10 +58,23 @@ class FeedError(ValueError):
 
 
 class NanLossDuringTrainingError(RuntimeError):
-    """The model's fault: its loss is NaN. Raised by `NanTensorHook`."""
+    """The model's fault: its loss is NaN. Raised by `NanTensorHook`.
 
-    def __init__(self, message: str = "NaN loss during training.") -> None:
+    `checkpoint` is the path of the last good checkpoint, None if none is known.
+    """
+
+    def __init__(
+        self, message: str = "NaN loss during training.", checkpoint: str | None = None
+    ) -> None:
         super().__init__(message)
+        self.checkpoint = checkpoint
+
+
+class StallError(RuntimeError):
+    """Nobody knows whose fault: no run ended within a time. Raised by `StallHook`.
+
+    The stacks of all tasks and threads at that moment are in the log.
+    """
 
 
 class CheckpointError(RuntimeError):
@@ -121,6 +134,15 @@ def is_clean_end(error: BaseException | None) -> bool:
     """Whether the end of a block with this error counts as clean; exact types only."""
     clean = (StopTraining, StopIteration, StopAsyncIteration, *out_of_range_types())
     return error is None or type(error) in clean
+
+
+def no_input_end(error: BaseException, where: str) -> BaseException:
+    """The error, or what it becomes where no input is read: it must not pass for a clean end."""
+    if not (is_input_end(error) or isinstance(error, out_of_range_types())):
+        return error
+    bug = RuntimeError(f"{where} raised {error!r}, but no input is read there; catch it there")
+    bug.__cause__ = error
+    return bug
 
 
 def is_input_end(error: BaseException) -> bool:

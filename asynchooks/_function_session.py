@@ -9,8 +9,9 @@ from typing import Any
 from ._errors import FeedError, FetchError, StepFunctionError
 from ._gate import ADVANCED
 from ._global_step import GlobalStep
-from ._raw_session import RawSession, SessionCreator
+from ._raw_session import RawSession
 from ._runner import is_async
+from ._session_creator import SessionCreator
 from ._signal import Signal
 
 StepFunction = Callable[..., Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ from ._stop_reason import StopReason, reason_for
 if TYPE_CHECKING:
     from ._coordinator import Coordinator
     from ._global_step import GlobalStep
+    from ._session_stop import SessionStop
 
 
 begin_graph: ContextVar[Any] = ContextVar("asynchooks_graph", default=None)
@@ -51,11 +52,12 @@ class SessionRunValues(NamedTuple):
 class Pending:
     """What hooks ask of a run's end; few runs have any."""
 
-    __slots__ = ("last", "stop_reason")
+    __slots__ = ("last", "ranks", "stop_reason")
 
     def __init__(self) -> None:
         self.stop_reason: StopReason | None = None
         self.last: list[tuple[Any, Callable[[], Awaitable[None]]]] = []  # and who asked
+        self.ranks: list[int] = []  # of those
 
 
 class NamesCulprit(Protocol):
@@ -124,9 +126,15 @@ class SessionRunContext:
         So it finds all hooks in the state that belongs to the step. An error in it leaves the run
         as one in `after_run` of the hook that asked. It is dropped when the run fails before.
         """
+        self._finish(0, fn)
+
+    def _finish(self, rank: int, fn: Callable[[], Awaitable[None]]) -> None:
+        """As `finish_with`, by rank: evaluations (0), what looks at them (1), saves (2)."""
         pending = self._pending = self._pending or Pending()
         call = None if self._hooks is None else self._hooks.current
-        pending.last.append((call, fn))
+        place = sum(each <= rank for each in pending.ranks)
+        pending.ranks.insert(place, rank)
+        pending.last.insert(place, (call, fn))
 
 
 async def finish_run(context: SessionRunContext) -> None:
@@ -155,8 +163,45 @@ class SessionRunHook:
                 print(run_context.global_step.value, run_values.results)
     """
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to hold for this hook to go on where it was; {} if nothing.
+
+        Called between two runs. Values are those of JSON, NumPy arrays, and lists and dicts (with
+        keys that are texts) of them; tuples come back as lists.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, perhaps in another process.
+
+        Called before `after_create_session` when a checkpoint was restored that holds any.
+        """
+
+    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
+        """Before begin: all hooks of the session, and what stops it, for those that need them."""
+
+    async def _restore(self, raw: Any) -> int | None:
+        """Bring a new raw session's model back to what was saved, before anybody runs it.
+
+        Called once for each raw session; returns the global step of it, None to leave that alone.
+        """
+        return None
+
+    def _owns(self, error: BaseException) -> bool:
+        """Whether an error out of a run is this hook's news, not something that the run did."""
+        return False
+
+    def _ending(self) -> None:
+        """Before `end` of the first hook: all are as the last run has left them."""
+
+    async def _leave(self, error: BaseException | None) -> BaseException | None:
+        """The session is closed, however that came; returns what leaves it, `error` as a rule."""
+        return error
+
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
+    _has_only_timers = False
+    # True in hooks of ours whose state is no more than when they are due next
     _looks_at_default_graph: bool = True
     # False only in hooks of ours that run no code of users: entering a graph costs 5 us a run
 

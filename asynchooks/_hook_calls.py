@@ -10,8 +10,8 @@ from typing import Any
 
 from ._errors import tensorflow_train
 from ._hook import SessionRunHook
-from ._raw_session import SessionCreator
 from ._runner import is_async
+from ._session_creator import SessionCreator
 
 
 class HookCall:

@@ -23,6 +23,7 @@ from ._hook_calls import (
 )
 from ._merge import MergedRun
 from ._raw_session import RawSession
+from ._session_stop import SessionStop
 from ._stop import Stop
 
 logger = logging.getLogger("asynchooks")
@@ -49,13 +50,14 @@ class HookList:
 
     __slots__ = (
         "_num_begun", "_stop", "are_in_runs",
-        "asks", "call_plain", "current", "hooks", "needs_graph_entered", "tells",
+        "asks", "call_plain", "current", "hooks", "needs_graph_entered", "stops", "tells",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[Any] | None, stop: Stop) -> None:
         self.hooks = checked(hooks)
         self.needs_graph_entered = any(needs_graph_entered(hook) for hook in self.hooks)
         self.call_plain: CallPlain  # the session sets it when it opens
+        self.stops = SessionStop(stop)
         self._stop = stop
         self._num_begun = 0
         self.current: HookCall | None = None
@@ -80,8 +82,15 @@ class HookList:
                 begin_graph.reset(token)
         self.current = None
 
+    @property
+    def restore(self) -> Callable[[RawSession], Awaitable[int | None]] | None:
+        """What brings back what was saved of a raw session's model; None if no hook does."""
+        return next((call.method for call in calls_of(self.hooks, "_restore")), None)
+
     async def _begin_all(self, has_global_step: Callable[[], bool]) -> None:
         self._num_begun = 0
+        for call in calls_of(self.hooks, "_meet"):
+            call.method(self.hooks, self.stops)
         begins = {call.place: call for call in calls_of(self.hooks, "begin")}
         for place, hook in enumerate(self.hooks):
             self._num_begun += 1
@@ -184,6 +193,11 @@ class HookList:
         A cancellation, which is no hook's failure, ends the round and is returned.
         """
         first: BaseException | None = None
+        for call in calls_of(self.hooks, "_ending"):
+            try:
+                call.method()
+            except Exception as error:
+                first = first or error
         for call in calls_of(self.hooks, "end"):
             try:
                 try:
@@ -219,6 +233,17 @@ class HookList:
                 logger.error("%s failed: %r", self.culprit(), second)
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
+
+    def own(self, error: BaseException) -> bool:
+        """Whether one of them had this error to tell, whatever the run came to."""
+        return any(call.method(error) for call in calls_of(self.hooks, "_owns"))
+
+    async def leave(self, error: BaseException | None) -> BaseException | None:
+        """Tell those that have begun that the session is closed; returns what leaves it."""
+        for call in calls_of(self.hooks, "_leave"):
+            if call.place < self._num_begun:
+                error = await call.method(error)
+        return error
 
     async def _call(self, call: HookCall, *args: Any) -> None:
         self.current = call

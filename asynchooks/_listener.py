@@ -9,8 +9,10 @@ class CheckpointSaverListener:
     """Acts before and after a checkpoint is saved; override the coroutines you need.
 
     You make it and give it to a `CheckpointSaverHook`. A plain method (`def`) runs in a thread,
-    but `begin`, which runs on the event loop. While `before_save` and `after_save` run, nobody who
-    shares the model runs a step: do not run one there.
+    but `begin`, which runs on the event loop. While `before_save` runs, nobody who shares the model
+    runs a step, and, on a graph without `background` and with a saver that takes no snapshot, while
+    `after_save` does: do not run one there. Elsewhere `after_save` comes when the checkpoint is
+    written, beside the steps; of a copy that was superseded it never does.
 
     Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverListener`.
 

@@ -14,8 +14,9 @@ from ._connection import Connection
 from ._engine import Engine
 from ._gate import Ticket
 from ._global_step import GlobalStep
-from ._raw_session import Lease, RawSession
+from ._raw_session import RawSession
 from ._runner import INLINE_SECS, Probe, StepRunner, StepTimes
+from ._session_creator import Lease
 from ._signal import Signal
 from ._work_thread import Outcome
 
@@ -105,9 +106,10 @@ class RawRuns:
                 return outputs
         # asked for only now: a hook that waits for data must not keep others from running
         ticket = step.take_ticket_nowait() or await step.take_ticket()
+        loss = self._connection.step_loss
         try:
             return await self._runner.run_probed(
-                lambda: _run(raw, args, step, ticket), probe, raw.loss, _give_up
+                lambda: _run(raw, args, step, ticket), probe, loss, _give_up
             )
         except BaseException:
             step.abandon(ticket)

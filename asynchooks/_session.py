@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
@@ -31,16 +31,14 @@ from ._global_step import GlobalStep
 from ._hook import SessionRunArgs, SessionRunContext
 from ._hook_list import HookList, values_of
 from ._merge import MergedRun
-from ._or_stop import or_stop
 from ._phase import OneRun, Phase
 from ._raw_run import NOT_HERE, RawRuns, Unfinished
-from ._raw_session import SessionCreator, check_creator, default_creator
-from ._recovery import Recovery, Restart, check_recovery, checked_grace_secs
+from ._recovery import Recovery, check_recovery, checked_grace_secs
 from ._runner import StepRunner, StepRunnerName, check_runner
-from ._side_tasks import OnFailure, SideTask
+from ._session_creator import SessionCreator, check_creator, default_creator
 from ._step_fn import StepContext, call_step_fn, check_step_fn
 from ._stop import Stop
-from ._stop_reason import StopReason, reason_for
+from ._supervised import Supervised
 
 logger = logging.getLogger("asynchooks")
 
@@ -52,7 +50,7 @@ _NO_RESULTS: Mapping[int, Any] = {}
 _OPEN = Phase.OPEN  # an enum's member costs as much as a call
 
 
-class MonitoredSession:
+class MonitoredSession(Supervised):
     """A training session: hooks around every run, recovery, and an orderly end.
 
     You make it, `async with` opens and closes it. It holds no task group or cancel scope, so that
@@ -102,7 +100,7 @@ class MonitoredSession:
         self._runner_name = check_runner(step_runner)
         self._lease = session_creator.lease()
         recovery = (recovery or _RECOVERY) if self._recovers else None
-        self._connection = Connection(self._lease, self._hooks, recovery, self._grace_secs, stop)
+        self._connection = Connection(self._lease, self._hooks, recovery, self._grace_secs)
         self._stop = stop
         self._step: GlobalStep | None = None
         self._phase = Phase.NEW
@@ -125,73 +123,6 @@ class MonitoredSession:
     def raw_session(self) -> Any:
         """The raw session, which bypasses hooks and recovery; None outside of the block."""
         return self._connection.exposed
-
-    def should_stop(self) -> bool:
-        """Whether the training loop should end; never raises, never does work."""
-        is_over = self._phase in (Phase.CLOSING, Phase.CLOSED)
-        return is_over or self._is_at_limit or self._connection.should_stop()
-
-    @property
-    def _is_at_limit(self) -> bool:
-        step = self._lease.global_step
-        return step.limit is not None and step.value >= step.limit
-
-    @property
-    def stop_reason(self) -> StopReason | None:
-        """Who ended training, and why: the first who asked, or what left the block; else None."""
-        step, reason = self._lease.global_step, self._connection.reason
-        if reason is None and self._is_at_limit:
-            reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
-        return reason
-
-    def request_stop(self, reason: StopReason | str | BaseException | None = None) -> None:
-        """Ask the training loop to end: should_stop() turns True and every wait ends.
-
-        From any thread or task, before or after opening.
-
-        Args:
-            reason: why, for the log and `stop_reason`; an exception leaves at the end of the block.
-        """
-        why = reason_for(None, reason, "session.request_stop")
-        logger.info("Stop requested: %s", why.why)
-        self._connection.request_stop(why.error, why)
-
-    def start_soon(
-        self,
-        fn: SideTask,
-        *args: Any,
-        on_failure: OnFailure | Restart = OnFailure.STOP,
-        name: str | None = None,
-    ) -> None:
-        """Start `fn(*args)` as a side task: it never outlives the session.
-
-        An error in it stops the session, unless `on_failure` says otherwise, and leaves the block
-        as itself. At the end it is told (every wait of asynchooks in it raises StopTraining), gets
-        the grace period, and is cancelled then. Unlike `coord.start_soon` in a hook, it goes on
-        when a lost raw session is recreated.
-
-        Args:
-            on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
-            name: what to call it in logs and reasons; by default what `fn` is called.
-
-        Raises:
-            RuntimeError: the session is not open.
-            TypeError: `fn` cannot be called, or `on_failure` is no policy.
-        """
-        self._phase.check_open("start_soon", in_opening=True)
-        self._connection.start_soon(fn, args, on_failure, name)
-
-    async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
-
-        It runs in a task of its own, which has ended when this returns or raises.
-
-        Raises:
-            StopTraining: the session was asked to stop; `fn` was cancelled.
-            BaseException: what `fn` raised.
-        """
-        self._phase.check_open("or_stop", in_opening=True)
-        return await or_stop(self._engine, self._stop, self._lease.drive_call, fn, *args)
 
     async def run(
         self,
@@ -351,7 +282,9 @@ class MonitoredSession:
         self._connection.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
         self._worker = self._lease.global_step.open_worker(self._engine)
-        self._run_step = self._lease.global_step.bound(self._connection.run_stop, self._worker)
+        self._run_step = self._lease.global_step.bound(
+            self._connection.stops.run_stop, self._worker
+        )
         self._raw_runs = RawRuns(
             self._engine, self._runner, self._run_step, self._lease, self._connection
         )
@@ -427,6 +360,9 @@ class MonitoredSession:
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
         self._phase = Phase.CLOSING
+        self._connection.stops.reason = (
+            self.stop_reason
+        )  # a limit is forgotten with the last worker
         try:
             error = await end_all(
                 self._connection, self._hooks, self._lease, self._engine, self._grace_secs, error
@@ -439,4 +375,4 @@ class MonitoredSession:
             self._lease.global_step.close_worker(self._worker)
             self._phase = Phase.CLOSED
             self._one_run.tell()
-        return error
+        return await self._hooks.leave(error)

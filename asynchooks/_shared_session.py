@@ -9,7 +9,15 @@ from typing import Any
 from ._coordinator import Coordinator
 from ._engine import Engine
 from ._lock import Lock
-from ._raw_session import Lease, RawSession, SessionCreator, check_creator, close_raw
+from ._raw_session import RawSession
+from ._session_creator import (
+    Lease,
+    Restore,
+    SessionCreator,
+    check_creator,
+    close_raw,
+    take_alone,
+)
 from ._stop_reason import StopReason
 
 
@@ -64,6 +72,7 @@ class _Common:
         self.users: dict[_SharedLease, None] = {}  # in order of opening
         self.failure: StopReason | None = None  # of the first user that failed
         self.raw: RawSession | None = None
+        self.is_restored = False  # from a checkpoint, if there is one
         # The threads of the raw session (queue runners) belong to it, not to the worker that came
         # first; what stops them by an error stops all workers.
         self.coord: Coordinator | None = None
@@ -78,6 +87,11 @@ class _Common:
             self.lease.start_threads(raw, self.coord)
         elif self.coord.error is not None:
             worker_coord.request_stop(self.coord.error)
+
+    def stop_all(self, reason: StopReason) -> None:
+        """Ask all workers to stop."""
+        for each in list(self.users):
+            each._stop_for(reason)
 
     def _on_change(self, is_set: bool) -> None:
         error = None if self.coord is None else self.coord.error
@@ -107,12 +121,13 @@ class _Common:
 class _SharedLease(Lease):
     """One worker's share."""
 
-    __slots__ = ("_common", "_has_opened")
+    __slots__ = ("_common", "_has_opened", "_restore")
 
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
         super().__init__(creator, common.lease.global_step)
         self._common = common
         self._has_opened = False
+        self._restore: Restore | None = None
 
     @property
     def graph(self) -> Any:
@@ -134,15 +149,37 @@ class _SharedLease(Lease):
                 yield
 
     async def acquire(
-        self, engine: Engine, grace_secs: float, lost: RawSession | None = None
+        self,
+        engine: Engine,
+        grace_secs: float,
+        lost: RawSession | None = None,
+        restore: Restore | None = None,
     ) -> RawSession:
-        common = self._common
+        common, self._restore = self._common, restore
         async with common.lock:
             if common.raw is not None and common.raw is lost:  # the first to notice recreates it
                 await common.close_raw(engine, grace_secs)
             if common.raw is None:
-                common.raw = await common.lease.acquire(engine, grace_secs)
+                of_any = (user._restore for user in common.users if user._restore is not None)
+                first = next(of_any, None)
+                common.raw = await common.lease.acquire(engine, grace_secs, restore=first)
+                common.raw.stop_workers = common.stop_all
+                common.is_restored = first is not None
+            elif restore is not None and not common.is_restored:
+                await self._restore_late(common.raw, restore)
             return common.raw
+
+    async def _restore_late(self, raw: RawSession, restore: Restore) -> None:
+        """Others opened first, who did not know of the checkpoint: their steps go back to it."""
+        release = await take_alone(self.global_step)
+        try:
+            step = await restore(raw)
+            if step is not None:
+                self.global_step.restart(step)
+                raw.attach(self.global_step)
+        finally:
+            release()
+        self._common.is_restored = True
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
         self._common.users.pop(self, None)  # a run that outlived its session releases it again

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
-from ._errors import StopTraining
+from ._errors import StopTraining, is_input_end, no_input_end
 from ._recovery import Restart
 from ._stop import EndsAtStop, Stop, surrounding_stop
 
@@ -167,6 +167,8 @@ class SideTasks:
             return None  # it was told to stop, and did
         except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
             failure: BaseException = error
+            if is_input_end(error):  # it could pass for the clean end of a session around this one
+                failure = no_input_end(error, f"the side task {task.name!r}")
         except GeneratorExit:
             raise
         except BaseException as cancellation:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 from ._errors import StopTraining, is_input_end
-from ._raw_session import Lease, RawSession
+from ._raw_session import RawSession
 from ._runner import StepRunner, is_async
+from ._session_creator import Lease
 
 RunWithHooks = Callable[[Any, Any, Any, Any], Awaitable[Any]]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ._engine import now
 
 
@@ -68,3 +71,35 @@ class SecondOrStepTimer:
     def last_triggered_step(self) -> int | None:
         """The step of the last update, None before the first."""
         return self._last_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes up, perhaps in another process: of JSON's values."""
+        secs = None if self._last_step is None else now() - self._last_time
+        return {"last_step": self._last_step, "secs_since_last": secs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the timer that gave the state; the time between the two calls does not count.
+
+        Seconds are kept as elapsed ones, because no clock outlives its process. Call it where the
+        timer will be asked: on the engine whose seconds it counts.
+
+        Args:
+            state: "last_step": the step of the last update, and "secs_since_last": seconds since
+                then, >= 0; both None before the first.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        step, secs = state.get("last_step"), state.get("secs_since_last")
+        is_first = step is None and secs is None
+        if not is_first and not (isinstance(step, int) and _is_elapsed(secs)):
+            raise ValueError(
+                f"a timer's state is {dict(state)!r}; give what state_dict() returned: an integer "
+                "last_step and secs_since_last >= 0, or None for both"
+            )
+        self._last_step = step
+        self._last_time = 0.0 if secs is None else now() - secs
+
+
+def _is_elapsed(secs: object) -> bool:
+    return isinstance(secs, (int, float)) and secs >= 0

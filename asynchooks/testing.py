@@ -8,7 +8,8 @@ from typing import Any
 from ._coordinator import Coordinator
 from ._function_session import pick
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from ._raw_session import RawSession, SessionCreator
+from ._raw_session import RawSession
+from ._session_creator import SessionCreator
 
 __all__ = ["RecordingHook", "ScriptedSession", "ScriptedSessionCreator"]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import testing
+from asynchooks import checkpoints, testing
 from asynchooks._raw_session import RawSession
 
 pytestmark = pytest.mark.anyio
@@ -20,10 +21,15 @@ pytestmark = pytest.mark.anyio
 NAMES = [name for name in asynchooks.__all__ if inspect.isclass(getattr(asynchooks, name))]
 CLASSES = [getattr(asynchooks, name) for name in NAMES]
 CLASSES += [getattr(testing, name) for name in testing.__all__]
+CLASSES += [
+    getattr(checkpoints, name) for name in checkpoints.__all__ if name not in asynchooks.__all__
+]
+CLASSES = [each for each in CLASSES if inspect.isclass(each)]
 
 # made by the library for its users, or told apart by one sentence
 WITHOUT_EXAMPLE = {
-    "GlobalStepStatistics", "OnFailure", "SessionRunContext", "SessionRunValues", "StepContext",
+    "Checkpoint", "Evaluate", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall",
+    "SessionRunContext", "SessionRunValues", "StateDict", "StepContext", "WhenBusy",
 }  # fmt: skip
 
 
@@ -46,6 +52,9 @@ def test_every_public_class_has_an_example(public: type) -> None:
 class Model:
     def train(self, rate: float) -> float:
         return rate
+
+    def accuracy(self) -> float:
+        return 0.9
 
 
 class Starts:
@@ -84,8 +93,11 @@ async def test_the_example_runs(
     namespace: dict[str, Any] = {
         **{name: getattr(asynchooks, name) for name in asynchooks.__all__},
         **{name: getattr(testing, name) for name in testing.__all__},
+        **{name: getattr(checkpoints, name) for name in checkpoints.__all__},
         "anyio": anyio,
         "math": math,
+        "np": np,
+        "weights": np.zeros(3),
         "Echo": Echo,
         "creator": asynchooks.FunctionSessionCreator(step),
         "hooks": [],

@@ -12,15 +12,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks._engine import (
-    TIMED_OUT,
-    AsyncioEngine,
-    RealTimeEngine,
-    Slot,
-    TrioEngine,
-    current_engine,
-    now,
-)
+from asynchooks._engine import TIMED_OUT, Slot, current_engine, now
+from asynchooks._real_time import AsyncioEngine, RealTimeEngine, TrioEngine
 
 from .helpers import settle
 

@@ -77,3 +77,21 @@ def test_keras_feeds_the_dashboard_and_stops_exactly(backend: str) -> None:
     end = re.search(r"stopped at step 1000, test accuracy ([\d.]+)", printed)
     assert end is not None, printed
     assert float(end[1]) >= 0.95
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_durable_example_resumes_and_ends_as_an_uninterrupted_one(
+    backend: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("sklearn")
+    options = ("--backend", backend)
+
+    whole = run_example("durable.py", str(tmp_path / "whole"), *options)
+    first = run_example("durable.py", str(tmp_path / "parts"), "--last-step", "250", *options)
+    rest = run_example("durable.py", str(tmp_path / "parts"), *options)
+
+    assert whole.startswith("training begins at step 0\nstopped by after_run of EarlyStoppingHook")
+    assert "stopped by the limit: global_step is at 250 of 250\n" in first
+    assert rest.startswith("training begins at step 250\n")
+    assert rest.splitlines()[1:] == whole.splitlines()[1:]
+    assert float(whole.rpartition(" ")[2]) >= 0.95

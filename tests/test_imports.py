@@ -14,11 +14,22 @@ import asynchooks
 PACKAGE = Path(asynchooks.__file__).parent
 
 LAYERS = [
-    ["_errors", "_signal", "_engine", "_stop", "_stop_reason"],
-    ["_gate", "_waiters", "_step_runs", "_global_step", "_timer", "_lock", "_portal"],
+    ["_errors", "_signal", "_engine", "_real_time", "_stop", "_stop_reason"],
+    [
+        "_gate",
+        "_waiters",
+        "_step_runs",
+        "_global_step",
+        "_timer",
+        "_lock",
+        "_portal",
+        "_stacks",
+        "checkpoints",
+    ],
     [
         "_coordinator",
         "_side_tasks",
+        "_session_stop",
         "_hook",
         "_listener",
         "_runner",
@@ -27,17 +38,20 @@ LAYERS = [
         "_or_stop",
         "_recovery",
         "_raw_session",
+        "_session_creator",
     ],
     [
         "_function_session",
         "_shared_session",
         "_merge",
         "_hook_calls",
+        "_hook_state",
         "_hook_list",
         "_raw_run",
         "_connection",
         "_ending",
         "_phase",
+        "_supervised",
     ],
     ["_session"],
     ["hooks"],
@@ -47,18 +61,26 @@ LAYERS = [
 ]
 SAME_LAYER = {
     ("_engine", "_signal"),
+    ("_engine", "_real_time"),  # when it is first asked for
+    ("_real_time", "_engine"),
     ("_stop", "_engine"),
     ("_waiters", "_engine"),
     ("_step_runs", "_gate"),
     ("_step_runs", "_waiters"),
     ("_global_step", "_step_runs"),
     ("_global_step", "_waiters"),
-    ("_raw_session", "_coordinator"),
     ("_coordinator", "_or_stop"),
     ("_coordinator", "_side_tasks"),
     ("_coordinator", "_recovery"),
     ("_side_tasks", "_recovery"),
+    ("_session_stop", "_side_tasks"),
+    ("_session_stop", "_recovery"),
     ("_raw_session", "_runner"),
+    ("_session_creator", "_raw_session"),
+    ("_session_creator", "_coordinator"),
+    ("_session_creator", "_runner"),
+    ("_session_creator", "_work_thread"),
+    ("_step_fn", "_session_creator"),
     ("_raw_session", "_work_thread"),
     ("_runner", "_work_thread"),
     ("_or_stop", "_work_thread"),
@@ -70,6 +92,8 @@ SAME_LAYER = {
     ("_hook_list", "_hook_calls"),
     ("_raw_run", "_merge"),
     ("_connection", "_hook_list"),
+    ("_supervised", "_connection"),
+    ("_supervised", "_phase"),
     ("_ending", "_connection"),
     ("_raw_run", "_connection"),
     ("_ending", "_hook_list"),
@@ -131,13 +155,13 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path) -> None:
     names = foreign(path)
-    if path.name not in ("_engine.py", "_runner.py"):
+    if path.name not in ("_real_time.py", "_runner.py"):
         assert not names & {"asyncio", "trio"}
     if place_of(path) != "tf":
         assert "tensorflow" not in names
-    if path.name not in ("_engine.py", "_summaries.py"):
+    if path.name not in ("_engine.py", "_real_time.py", "_summaries.py"):
         assert "time" not in names
-    if path.name not in ("_engine.py", "_portal.py"):
+    if path.name not in ("_engine.py", "_real_time.py", "_portal.py"):
         assert "anyio" not in names
 
 

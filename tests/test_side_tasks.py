@@ -267,8 +267,8 @@ async def test_tasks_that_have_ended_are_not_kept() -> None:
         for _ in range(100):
             session.start_soon(nothing)
         await settle()
-        assert session._connection._tasks is not None
-        assert not session._connection._tasks._running
+        assert session._connection.stops._tasks is not None
+        assert not session._connection.stops._tasks._running
 
 
 async def test_a_side_task_may_start_another_one() -> None:

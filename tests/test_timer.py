@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +82,71 @@ def test_outside_of_every_event_loop_it_uses_the_system_s_seconds() -> None:
 def test_bad_intervals_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SecondOrStepTimer(**arguments)  # type: ignore[arg-type]
+
+
+@given(
+    every=st.integers(0, 10), is_by_secs=st.booleans(), start=st.floats(0, 1e6),
+    waits=st.lists(st.integers(0, 40), max_size=20), cut=st.integers(0, 20),
+)  # fmt: skip
+def test_a_timer_that_took_up_the_state_goes_on_as_the_one_that_gave_it(
+    every: int, is_by_secs: bool, start: float, waits: list[int], cut: int
+) -> None:
+    def make() -> SecondOrStepTimer:
+        return SecondOrStepTimer(every / 4) if is_by_secs else SecondOrStepTimer(None, every)
+
+    here, there = Trampoline(), Trampoline()
+    there.time = float(round(start))  # another process's clock
+    timer, other = make(), make()
+    for step, wait in enumerate(waits):
+        here.time += wait / 4
+        there.time += wait / 4
+        with use_engine(here):
+            is_due = timer.should_trigger_for_step(step)
+            if step == cut:
+                state = json.loads(json.dumps(timer.state_dict()))
+            elapsed = timer.update_last_triggered_step(step) if is_due else None
+        with use_engine(there):
+            if step == cut:
+                other.load_state_dict(state)
+            if step >= cut:
+                assert other.should_trigger_for_step(step) == is_due
+                if is_due:
+                    assert other.update_last_triggered_step(step) == elapsed
+                assert other.last_triggered_step() == timer.last_triggered_step()
+
+
+def test_the_state_of_a_timer_is_its_last_step_and_the_seconds_since() -> None:
+    kernel = Trampoline()
+    with use_engine(kernel):
+        timer = SecondOrStepTimer(every_secs=10)
+        assert timer.state_dict() == {"last_step": None, "secs_since_last": None}
+        timer.update_last_triggered_step(7)
+        kernel.time = 2.5
+        assert timer.state_dict() == {"last_step": 7, "secs_since_last": 2.5}
+
+
+def test_a_state_from_before_the_first_update_makes_the_next_query_true() -> None:
+    timer = SecondOrStepTimer(every_steps=10)
+    state = timer.state_dict()
+    timer.update_last_triggered_step(3)
+    timer.load_state_dict(state)
+    assert timer.should_trigger_for_step(3)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"last_step": 3, "secs_since_last": None},
+        {"last_step": None, "secs_since_last": 1.0},
+        {"last_step": "3", "secs_since_last": 1.0},
+        {"last_step": 3, "secs_since_last": -1.0},
+        {"last_step": 3, "secs_since_last": float("nan")},
+        {"last_step": 3},
+    ],
+)
+def test_what_is_no_state_of_a_timer_is_refused(state: dict[str, object]) -> None:
+    timer = SecondOrStepTimer(every_steps=10)
+    timer.update_last_triggered_step(1)
+    with pytest.raises(ValueError, match="a timer's state is .*; give what state_dict"):
+        timer.load_state_dict(state)
+    assert timer.last_triggered_step() == 1

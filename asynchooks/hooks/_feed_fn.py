@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook
 
@@ -16,7 +16,9 @@ class FeedFnHook(SessionRunHook):
     Args:
         feed_fn: takes nothing and returns a mapping as for `session.run`'s feed_dict; sync or
             async. A sync one runs where blocking steps run. Its StopIteration or
-            StopAsyncIteration ends training cleanly.
+            StopAsyncIteration ends training cleanly. A callable object with `state_dict()` and
+            `load_state_dict(state)` is saved and restored with checkpoints: so training goes on
+            where the data was left.
 
     Raises:
         TypeError: `feed_fn` cannot be called.
@@ -35,9 +37,24 @@ class FeedFnHook(SessionRunHook):
             raise TypeError(f"feed_fn is {feed_fn!r}; give a function that returns a feed_dict")
         self.feed_fn = feed_fn
 
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data, where `feed_fn` is an object that has a `state_dict`."""
+        return self.feed_fn.state_dict() if isinstance(self.feed_fn, _HasState) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if isinstance(self.feed_fn, _HasState):
+            self.feed_fn.load_state_dict(state)
+
     def before_run(self, run_context: SessionRunContext) -> Any:
         feeds = self.feed_fn()
         return _args_later(feeds) if isinstance(feeds, Awaitable) else SessionRunArgs(None, feeds)
+
+
+@runtime_checkable
+class _HasState(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 async def _args_later(feeds: Awaitable[Feeds]) -> SessionRunArgs:

@@ -49,6 +49,7 @@ class LoggingTensorHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _has_only_timers = True
 
     def __init__(
         self,
@@ -103,6 +104,15 @@ class LoggingTensorHook(SessionRunHook):
         if self._keeps_last:
             self._last = run_values.results
         self._num_runs += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        timer = None if self._timer is None else self._timer.state_dict()
+        return {"num_runs": self._num_runs, "timer": timer}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._num_runs = state["num_runs"]
+        if self._timer is not None and state["timer"] is not None:
+            self._timer.load_state_dict(state["timer"])
 
     async def end(self, session: Any) -> None:
         raw = raw_session_of(session)

@@ -1,14 +1,19 @@
-"""NanTensorHook: ends training when the loss is no number."""
+"""NanTensorHook: ends training when the loss is no number, or goes back to where it was one."""
 
 from __future__ import annotations
 
 import logging
 import math
+import operator
+from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-from .._errors import NanLossDuringTrainingError
+from .._coordinator import Coordinator
+from .._errors import NanLossDuringTrainingError, PreemptionError
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._session_stop import SessionStop
+from ._checkpoint_saver import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
 
@@ -16,16 +21,25 @@ logger = logging.getLogger("asynchooks")
 class NanTensorHook(SessionRunHook):
     """Looks at the loss of each run; NaN fails the training, or stops it. Infinity does neither.
 
+    Where the session has a CheckpointSaverHook, checkpoints that are not known to be good are moved
+    aside: those saved since the last run but one whose loss was a number (the loss of a run tells
+    of the weights before it). The error names the newest good one, from which the next session
+    goes on; with `max_rollbacks` this one does so at once, by a recovery. (Not of TensorFlow's own
+    files, on a graph without `background=True`.)
+
     Args:
         loss_tensor: what to fetch, a scalar of any floating dtype: a tensor or its name ("x:0"),
             on a step function the name of an output.
         fail_on_nan_loss: whether to raise; otherwise the hook only asks to stop.
+        max_rollbacks: how often training goes back to the last good checkpoint instead, >= 0.
+            Worth it where the data or the noise is another then.
 
     Raises:
         NanLossDuringTrainingError: out of `run`: the loss is NaN.
         ValueError: out of `run`: the loss is no scalar.
+        RuntimeError: when opening: `max_rollbacks` without a CheckpointSaverHook.
 
-    Source: TensorFlow's `tf.compat.v1.train.NanTensorHook`.
+    Source: TensorFlow's `tf.compat.v1.train.NanTensorHook`; what concerns checkpoints is ours.
 
     Example:
         hooks = [NanTensorHook("loss", fail_on_nan_loss=False)]
@@ -33,9 +47,32 @@ class NanTensorHook(SessionRunHook):
 
     _looks_at_default_graph = False
 
-    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+    def __init__(
+        self, loss_tensor: Any, fail_on_nan_loss: bool = True, *, max_rollbacks: int = 0
+    ) -> None:
+        if not operator.index(max_rollbacks) >= 0:
+            raise ValueError(f"max_rollbacks is {max_rollbacks!r}; give a number >= 0")
         self._args = SessionRunArgs(loss_tensor)
         self._fails = fail_on_nan_loss
+        self._max_rollbacks = max_rollbacks
+        self._saver: CheckpointSaverHook | None = None
+        self._good_step: int | None = None  # after the last run whose loss was a number
+        self._first_step = 0  # where the raw session began
+        self._num_rollbacks = 0
+
+    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
+        self._saver = next((each for each in hooks if isinstance(each, CheckpointSaverHook)), None)
+
+    async def begin(self) -> None:
+        self._num_rollbacks = 0
+        if self._max_rollbacks and self._saver is None:
+            raise RuntimeError(
+                f"NanTensorHook(max_rollbacks={self._max_rollbacks}) has nothing to go back to: "
+                "give the session a CheckpointSaverHook"
+            )
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._good_step, self._first_step = None, session.global_step.value
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         return self._args
@@ -51,9 +88,48 @@ class NanTensorHook(SessionRunHook):
                 "than an op (by name: 'loss:0')"
             )
         if loss == loss:  # only NaN differs from itself
+            if self._saver is not None:
+                self._good_step = run_context.global_step.value
             return
+        logger.log(
+            logging.ERROR if self._fails else logging.WARNING, "Model diverged with loss = NaN."
+        )
+        good = None if self._saver is None else await self._reject(self._saver)
+        if good is not None and self._num_rollbacks < self._max_rollbacks:
+            self._num_rollbacks += 1
+            raise _RollbackError(
+                f"the loss is NaN at step {run_context.global_step.value}: back to {good}, for the "
+                f"{self._num_rollbacks}. time of {self._max_rollbacks}",
+                good,
+            )
         if self._fails:
-            logger.error("Model diverged with loss = NaN.")
-            raise NanLossDuringTrainingError
-        logger.warning("Model diverged with loss = NaN.")
-        run_context.request_stop()
+            raise _error(good)
+        run_context.request_stop("the loss is NaN")
+
+    async def _reject(self, saver: CheckpointSaverHook) -> str | None:
+        """Have no checkpoint chosen whose weights may be bad; returns the newest good one."""
+        # where no run was good, what the session began with is not known to be
+        first_bad = self._first_step if self._good_step is None else self._good_step
+        if first_bad == 0:
+            return None  # a model that is new is as good as it will be
+        return await saver.checkpointer.reject(first_bad, "the loss was NaN soon afterwards")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        # a rollback itself restores a checkpoint that knows less of them
+        self._num_rollbacks = max(self._num_rollbacks, state["num_rollbacks"])
+
+
+class _RollbackError(NanLossDuringTrainingError, PreemptionError):
+    """Has the session recreated; where it is not, it leaves as what it is."""
+
+
+def _error(good: str | None) -> NanLossDuringTrainingError:
+    if good is None:
+        return NanLossDuringTrainingError()
+    return NanLossDuringTrainingError(
+        f"NaN loss during training. The last good checkpoint is {good}: the next session goes on "
+        "from there", good,
+    )  # fmt: skip

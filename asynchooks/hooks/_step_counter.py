@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from .._coordinator import Coordinator
@@ -40,6 +41,7 @@ class StepCounterHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
+    _has_only_timers = True
 
     def __init__(
         self,
@@ -81,6 +83,12 @@ class StepCounterHook(SessionRunHook):
                 "Optimizer.minimize.", step, self._last_step,
             )  # fmt: skip
         self._last_step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"timer": self._timer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._timer.load_state_dict(state["timer"])
 
     def _record(self, steps_per_sec: float, step: int) -> None:
         if self._output.writer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -36,6 +37,7 @@ class SummarySaverHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
+    _has_only_timers = True
 
     def __init__(
         self,
@@ -57,12 +59,13 @@ class SummarySaverHook(SessionRunHook):
         self._summary_op = summary_op
 
     async def begin(self) -> None:
-        self._has_run = False
+        self._has_run = self._is_resumed = False
         self._output.open()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         next_step = run_context.global_step.value + 1
-        self._is_due = not self._has_run or self._timer.should_trigger_for_step(next_step)
+        is_first = not (self._has_run or self._is_resumed)
+        self._is_due = is_first or self._timer.should_trigger_for_step(next_step)
         if not self._is_due or self._output.writer is None:
             return None
         given = self._summary_op if self._scaffold is None else self._scaffold.summary_op
@@ -87,6 +90,13 @@ class SummarySaverHook(SessionRunHook):
                         "tf.compat.v1.summary.scalar(...) returns"
                     )
                 writer.add_summary(summary, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"timer": self._timer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._timer.load_state_dict(state["timer"])
+        self._is_resumed = True
 
     async def end(self, session: Any) -> None:
         await self._output.finish()

@@ -23,7 +23,8 @@ except ImportError as error:
 
 from tensorflow.compat.v1.train import Scaffold
 
-from ._checkpoint_saver import CheckpointSaverHook
+from ..hooks import CheckpointSaverHook
+from ._checkpoint_object import TensorFlowSaver
 from ._creators import ChiefSessionCreator, WorkerSessionCreator
 from ._graph import in_graph
 from ._profiler import ProfilerHook
@@ -41,6 +42,7 @@ __all__ = [
     "ProfilerHook",
     "Scaffold",
     "SingularMonitoredSession",
+    "TensorFlowSaver",
     "WorkerSessionCreator",
     "in_graph",
     "sync_hook",

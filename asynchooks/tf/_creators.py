@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._raw_session import Lease, SessionCreator
+from .._session_creator import Lease, SessionCreator
 from ._graph import entered_graph
+from ._graph_format import durable_checkpoints, is_durable
 from ._lease import GraphLease, step_name
 from ._server import Server, check_heartbeat_secs
 from ._worker_lease import WorkerLease
@@ -45,6 +46,9 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
             session = MonitoredSession(hooks, ChiefSessionCreator(checkpoint_dir="model"))
     """
 
+    _checkpoint_dir: Any  # TensorFlow's own
+    _checkpoint_filename_with_path: Any
+
     def __init__(
         self,
         scaffold: Any = None,
@@ -68,8 +72,11 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
     def create_session(self) -> Any:
         """An initialised or restored `tf.compat.v1.Session`; blocks."""
         newest = self._newest_checkpoint()
+        given = self._checkpoint_dir, self._checkpoint_filename_with_path
+        if newest is not None and is_durable(newest):  # the intact one, not the one named last
+            self._checkpoint_dir, self._checkpoint_filename_with_path = None, newest
         try:
-            return super().create_session()  # type: ignore[safe-super]  # TensorFlow's
+            session = super().create_session()  # type: ignore[safe-super]  # TensorFlow's
         except Exception as error:
             if newest is None:
                 raise
@@ -85,12 +92,19 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
                 raise loss from error
             error.add_note(note)
             raise
+        finally:
+            self._checkpoint_dir, self._checkpoint_filename_with_path = given
+        session.asynchooks_restored = newest  # hooks go on from there, too
+        return session
 
     def _newest_checkpoint(self) -> str | None:
         """The checkpoint to be restored, None if there is none.
 
+        Of those that `CheckpointSaverHook(background=True)` wrote, the newest intact one.
+
         Raises:
             ValueError: the file that names it cannot be read. TensorFlow would start from scratch.
+            CheckpointError: there are some, and none of them is intact.
         """
         if self._checkpoint_filename_with_path or not self.checkpoint_dir:
             path: str | None = self._checkpoint_filename_with_path
@@ -99,9 +113,13 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
             state = tf.train.get_checkpoint_state(self.checkpoint_dir)
         except ValueError:  # it is empty
             state = None
-        if state is not None:
-            newest: str = state.model_checkpoint_path
-            return newest
+        newest = None if state is None else state.model_checkpoint_path
+        durable = durable_checkpoints(self.checkpoint_dir, newest)
+        if durable is not None:
+            intact = durable.newest_intact()
+            return None if intact is None else intact.prefix
+        if newest is not None:
+            return str(newest)
         path = tf.io.gfile.join(self.checkpoint_dir, "checkpoint")
         if tf.io.gfile.exists(path):
             raise ValueError(

@@ -12,7 +12,8 @@ import tensorflow as tf
 from .._coordinator import Coordinator
 from .._engine import Engine, EngineTask, Slot, current_engine
 from .._errors import is_preemption
-from .._raw_session import RawSession, close_raw
+from .._raw_session import RawSession
+from .._session_creator import close_raw
 from .._work_thread import run_blocking
 from ._graph_session import GraphSession
 from ._server import Heartbeat, Server

@@ -13,7 +13,9 @@ from .._gate import UNREAD
 from .._global_step import GlobalStep
 from .._raw_session import RawSession
 from .._runner import StepTimes
+from .._work_thread import Outcome, drop
 from ._callables import Callables
+from ._graph import in_graph
 from ._server import Heartbeat
 
 
@@ -72,6 +74,18 @@ class GraphSession(RawSession):
         if self._read is None or self._reads_always or self.global_step.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
+
+    async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await in_graph(self._graph, super().call, fn, *args)
+
+    async def call_blocking(
+        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = drop
+    ) -> Any:
+        def call() -> Any:
+            with self._graph.as_default():
+                return fn()
+
+        return await super().call_blocking(call, when_late)
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
         return await self.call_blocking(lambda: self._session.run(fetches, feed_dict))

@@ -16,8 +16,9 @@ from .._engine import Engine
 from .._errors import LateVariableError
 from .._global_step import GlobalStep, GlobalStepStatistics
 from .._lock import Lock
-from .._raw_session import Lease, RawSession
+from .._raw_session import RawSession
 from .._runner import is_async
+from .._session_creator import Lease
 from .._work_thread import Outcome, run_blocking
 from ._coordinator import GraphCoordinator
 from ._follower import Follower

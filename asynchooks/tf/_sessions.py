@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from .._hook_calls import checked
-from .._raw_session import SessionCreator
 from .._recovery import Recovery
 from .._runner import StepRunnerName
 from .._session import MonitoredSession
-from ..hooks import StepCounterHook, SummarySaverHook
-from ._checkpoint_saver import CheckpointSaverHook
+from .._session_creator import SessionCreator
+from ..hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from ._creators import ChiefSessionCreator, WorkerSessionCreator
 
 

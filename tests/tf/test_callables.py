@@ -5,6 +5,7 @@ Errors, threads and generated cases are in test_callables_errors.py.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,13 @@ pytestmark = pytest.mark.tensorflow
 
 Pair = namedtuple("Pair", ["first", "second"])
 Sessions = tuple[GraphSession, Any]
+
+
+def matrix() -> Any:
+    """Of NumPy's own class for matrices, which it would rather see nobody use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        return np.asmatrix([[1.0, 2.0]], np.float32)
 
 
 class MyList(list[Any]): ...
@@ -232,7 +240,7 @@ FEEDS: dict[str, tuple[str, Any, Any]] = {
     "byte order": ("int32", np.arange(3, dtype=np.int32), np.array([1, 2], ">i4")),
     "byte order of floats": ("any", np.float32(1), np.array([1.5, 2], ">f4")),
     "not aligned": ("any", 1.0, np.frombuffer(bytes(9), np.float32, 2, offset=1)),
-    "matrix": ("any", 1.0, np.asmatrix([[1.0, 2.0]], np.float32)),
+    "matrix": ("any", 1.0, matrix()),
     "masked": ("any", 1.0, np.ma.masked_array(np.ones(2, np.float32), [0, 1])),
     "array without dimensions": ("one", 1.0, np.array(2.0, np.float32)),
     "numpy scalar": ("one", 1.0, np.float32(2)),

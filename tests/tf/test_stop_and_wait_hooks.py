@@ -74,7 +74,7 @@ async def test_workers_stop_exactly_at_the_last_step(num_workers: int, runner: s
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
 @pytest.mark.parametrize("num_workers", [2, 8, 64])
-async def test_the_stop_is_exact_with_failing_and_cancelled_workers(
+async def test_the_stop_is_exact_with_failing_runs_and_cancelled_workers(
     num_workers: int, runner: str
 ) -> None:
     last_step = 20 * LAST_STEP  # nobody takes all of them before the failing workers come to run
@@ -83,9 +83,9 @@ async def test_the_stop_is_exact_with_failing_and_cancelled_workers(
     creator = shared(model)
 
     async def fail(session: MonitoredSession, op: object) -> None:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="x is bad"):
-            async with session:
-                await session.run(model.train_op)
+        async with session:
+            await session.run(model.train_op)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="x is bad"):
                 await session.run(op, {failing.x: float("nan")})
 
     async def be_cancelled(session: MonitoredSession, at: int) -> None:

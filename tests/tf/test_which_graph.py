@@ -81,7 +81,7 @@ async def test_inside_a_graph_a_step_function_is_one(
             CheckpointSaverHook(str(tmp_path), save_steps=1),
             ProfilerHook(save_steps=1, output_dir=str(tmp_path)),
         ):
-            with pytest.raises(RuntimeError, match="Hook needs a session on a TensorFlow graph"):
+            with pytest.raises(RuntimeError, match="Hook (needs a session|on a step function)"):
                 async with MonitoredSession([needy], creator):
                     pass
     assert "loss = 1" in [r.getMessage() for r in caplog.records]

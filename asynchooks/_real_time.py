@@ -1,0 +1,291 @@
+"""Real time: the engines of asyncio and trio, and how their busy tasks share the event loop.
+
+Nothing here knows of steps, hooks or sessions.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from ._engine import TIMED_OUT, Engine, EngineTask, ShieldedScope, Slot
+
+PASS_SECS, LONGEST_PASS_SECS = 0.005, 0.01
+"""How long the event loop's busy tasks may run, all together, between two looks at its timers."""
+WORTH_SECS = 1.6e-4
+"""A share below this would be lost on turns, at 5 to 8 us each: then a pass may be longer."""
+
+
+class RealTimeEngine(Engine):
+    """What real time on asyncio and on trio have in common."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
+        self._is_rung = False
+        self._resuming: set[Slot] = set()  # parked, woken, and have not run yet
+        # Who shares the loop's slice: yields in this pass over the ready tasks, and the last's.
+        # A turn costs 5-8 us, so it is paid by elapsed time. The slice belongs to the loop: with
+        # one per session, 1,000 busy sessions made a timer 15 s late.
+        self._pass = 0
+        self._yields = 0
+        self._share = PASS_SECS
+        self._resumed_at = -math.inf
+        self.tick = time.monotonic  # type: ignore[method-assign]  # trio's own takes three calls
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread
+
+    def wake(self, slot: Slot, value: Any = None) -> None:
+        if threading.get_ident() == self._thread:
+            self._wake_here(slot, value)
+        else:
+            self.wake_from_signal(slot, value)
+
+    def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
+        self._mail.append((slot, value))
+        self.turn_due_at = -math.inf
+        if not self._is_rung:  # else the loop is on its way to look, and clears this first
+            self._is_rung = True
+            self._ring()
+
+    async def park(self, slot: Slot, until: float = math.inf) -> Any:
+        if not slot.is_woken:
+            try:
+                await self._suspend(slot, until)
+            finally:
+                slot.waiter = None
+                if slot in self._resuming:
+                    self._resuming.remove(slot)
+                    self._find_due()
+        return slot.value
+
+    def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
+        task = _RealTimeTask(self)
+        self._spawn(task.run, fn, args)
+        return task
+
+    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
+        return anyio.move_on_after(seconds, shield=True)
+
+    async def turn(self) -> None:
+        is_due = self.tick() - self._resumed_at >= self._share
+        # trio shuffles the ready tasks, so those that were woken may need a second pass
+        for _ in range(2 + is_due):
+            if not (is_due or self._resuming or self._mail):
+                break
+            is_due = False
+            seen = self._pass
+            self._yields += 1
+            await self._checkpoint()
+            if seen == self._pass:  # the first to come back: a new pass over the ready tasks begins
+                self._pass += 1
+                num, self._yields = self._yields, 0
+                self._share = max(PASS_SECS / num, min(WORTH_SECS, LONGEST_PASS_SECS / num))
+            self._resumed_at = self.tick()
+        self._find_due()
+
+    def _find_due(self) -> None:
+        """Say when the next turn is due; at once, if somebody was woken, who may be in the mail."""
+        self.turn_due_at = self._resumed_at + self._share
+        if self._resuming or self._mail:  # looked at last: a thread may be writing just now
+            self.turn_due_at = -math.inf
+
+    def _wake_here(self, slot: Slot, value: Any) -> None:
+        if slot.is_woken:
+            return
+        slot.is_woken = True
+        slot.value = value
+        if slot.waiter is not None:
+            self._resuming.add(slot)
+            self.turn_due_at = -math.inf
+            self._resume(slot.waiter)
+
+    def _deliver(self) -> None:
+        self._is_rung = False
+        while self._mail:
+            self._wake_here(*self._mail.popleft())
+
+    def _drop_mail(self) -> None:
+        self._is_rung = False
+        self._mail.clear()
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """Have the event loop call `_deliver` soon; dropped when the loop is closed."""
+
+    @abstractmethod
+    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
+        """Set `slot.waiter`; awaiting this suspends until it is resumed or the time has come."""
+
+    @abstractmethod
+    def _checkpoint(self) -> Awaitable[Any]:
+        """Let all that are ready run once."""
+
+    @abstractmethod
+    def _resume(self, waiter: Any) -> None: ...
+
+    @abstractmethod
+    def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None: ...
+
+
+class _RealTimeTask(EngineTask):
+    def __init__(self, engine: RealTimeEngine) -> None:
+        self._engine = engine
+        self._scope = anyio.CancelScope()
+        self._is_done = False
+        self._waiting: list[Slot] = []
+
+    async def run(self, fn: Callable[..., Awaitable[None]], args: tuple[Any, ...]) -> None:
+        try:
+            with self._scope:
+                await fn(*args)
+        finally:
+            self._is_done = True
+            for slot in self._waiting:
+                slot.wake()
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    async def wait(self, until: float = math.inf) -> bool:
+        if not self._is_done:
+            slot = Slot(self._engine, "the end of a task")
+            self._waiting.append(slot)
+            await self._engine.park(slot, until)
+        return self._is_done
+
+
+class AsyncioEngine(RealTimeEngine):
+    """Real time on asyncio (or uvloop), with bare futures: a thread may wake them by mail."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        super().__init__()
+        self._sleep = asyncio.sleep
+        self._all_tasks = asyncio.all_tasks
+        self._current_task = asyncio.current_task
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
+        # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
+        # stands still within a callback
+        own = asyncio.BaseEventLoop
+        has_clock = isinstance(self._loop, own) and type(self._loop).time is not own.time
+        self.now = self._loop.time if has_clock else time.monotonic
+
+    def is_being_cancelled(self) -> bool:
+        task = self._current_task()  # else what it awaits was cancelled, and said so
+        return task is None or task.cancelling() > 0
+
+    def running_tasks(self) -> list[tuple[str, object]]:
+        # not anyio.get_running_tasks, which works in the event loop's own thread only
+        named = [(task.get_name(), task.get_coro()) for task in self._all_tasks(self._loop)]
+        return sorted(named, key=lambda each: (len(each[0]), each[0]))  # "Task-9", "Task-10"
+
+    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
+        waiter: Awaitable[Any] = self._loop.create_future()
+        slot.waiter = waiter
+        return waiter if until == math.inf else self._suspend_until(slot, until)
+
+    async def _suspend_until(self, slot: Slot, until: float) -> None:
+        delay = max(0.0, until - self.now())
+        timer = self._loop.call_later(delay, self._wake_here, slot, TIMED_OUT)
+        try:
+            await slot.waiter
+        finally:
+            timer.cancel()
+
+    def _checkpoint(self) -> Awaitable[Any]:
+        return self._sleep(0)
+
+    def _resume(self, waiter: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def _ring(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed: nobody is left to be woken
+            self._drop_mail()
+
+    def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        task: Any = self._loop.create_task(fn(*args))  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class TrioEngine(RealTimeEngine):
+    """Real time on trio."""
+
+    def __init__(self) -> None:
+        import trio
+
+        super().__init__()
+        self._trio = trio
+        self._current_task = trio.lowlevel.current_task
+        self._reschedule = trio.lowlevel.reschedule
+        self._wait = trio.lowlevel.wait_task_rescheduled
+        self._succeeded = trio.lowlevel.Abort.SUCCEEDED
+        self._root = trio.lowlevel.current_root_task()
+        self._token = trio.lowlevel.current_trio_token()
+        self.now = trio.lowlevel.current_clock().current_time
+
+    def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
+        slot.waiter = self._current_task()
+
+        def abort(_: object) -> Any:
+            slot.waiter = None
+            return self._succeeded
+
+        waiter: Awaitable[Any] = self._wait(abort)
+        return waiter if until == math.inf else self._suspend_until(slot, until, waiter)
+
+    async def _suspend_until(self, slot: Slot, until: float, waiter: Awaitable[Any]) -> None:
+        with self._trio.CancelScope(deadline=until) as scope:
+            await waiter
+        if scope.cancelled_caught:
+            self._wake_here(slot, TIMED_OUT)
+
+    def running_tasks(self) -> list[tuple[str, object]]:
+        # not anyio.get_running_tasks, which works in the event loop's own thread only
+        tasks = [] if self._root is None else [self._root]
+        for task in tasks:  # grows meanwhile
+            for nursery in task.child_nurseries:
+                tasks.extend(nursery.child_tasks)
+        return [(task.name, task.coro) for task in tasks]
+
+    def _checkpoint(self) -> Awaitable[Any]:
+        return self._trio.lowlevel.checkpoint()
+
+    def _resume(self, waiter: Any) -> None:
+        self._reschedule(waiter)
+
+    def _ring(self) -> None:
+        try:
+            self._token.run_sync_soon(self._deliver)
+        except self._trio.RunFinishedError:
+            self._drop_mail()
+
+    def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        from contextvars import copy_context
+
+        self._trio.lowlevel.spawn_system_task(fn, *args, context=copy_context())
+
+
+def new_engine() -> Engine:
+    """The engine of the event loop that runs in this thread."""
+    import asyncio
+
+    loop = anyio.lowlevel.current_token().native_token
+    return AsyncioEngine() if isinstance(loop, asyncio.AbstractEventLoop) else TrioEngine()

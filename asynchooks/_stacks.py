@@ -1,0 +1,158 @@
+"""What every task and thread is doing now, as text for a log.
+
+It decides nothing about when that is worth a look, logs nothing, and never raises.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+
+MAX_FRAMES = 30
+"""Frames shown of one stack, the innermost ones: those say what is waited for."""
+MAX_CHARS = 20_000
+"""Length of a section; what does not fit is counted instead."""
+_MAX_NAMES = 5
+_MAX_DEPTH = 1000
+
+_SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
+def report(running_tasks: Callable[[], Iterable[tuple[str, object]]]) -> str:
+    """The stacks of the tasks that the function names, and of all threads but the one that asks.
+
+    Tasks with the same stack share one entry, so that a thousand workers fill no log.
+
+    Args:
+        running_tasks: gives (name, outermost coroutine) of each task; from any thread.
+    """
+    return f"{_tasks(running_tasks)}\n{_threads()}"
+
+
+def frames_of(awaited: object) -> list[tuple[FrameType, int]]:
+    """The frames of a chain of awaits and their lines, from the outermost coroutine inwards.
+
+    It ends at what is no coroutine or generator: a future, a trap of the event loop. What runs
+    at this moment ends it, too: its stack is that of its thread.
+    """
+    frames: list[tuple[FrameType, int]] = []
+    seen: set[int] = set()
+    while awaited is not None and id(awaited) not in seen and len(seen) < _MAX_DEPTH:
+        seen.add(id(awaited))
+        frame, awaited = _step_into(awaited)
+        if frame is not None:
+            frames.append((frame, _line_of(frame)))
+    return frames
+
+
+def _step_into(awaited: object) -> tuple[FrameType | None, object]:
+    """(Its frame, if it has one, and what it awaits)."""
+    if isinstance(awaited, CoroutineType):
+        return awaited.cr_frame, awaited.cr_await
+    if isinstance(awaited, AsyncGeneratorType):
+        return awaited.ag_frame, awaited.ag_await
+    if isinstance(awaited, GeneratorType):
+        is_driver = awaited.gi_yieldfrom is None and awaited.gi_suspended
+        return awaited.gi_frame, _driven_by(awaited) if is_driver else awaited.gi_yieldfrom
+    # `async for` and `coroutine.__await__()` put an object between that shows what it holds
+    # to nobody but the garbage collector
+    return None, next((each for each in gc.get_referents(awaited) if _is_suspendable(each)), None)
+
+
+def _driven_by(generator: GeneratorType[object, object, object]) -> object:
+    """The coroutine that a generator steps by hand, as a session on a graph drives its hooks'."""
+    for value in (generator.gi_frame.f_locals if generator.gi_frame else {}).values():
+        if isinstance(value, CoroutineType) and _is_suspended(value):
+            return value
+    return None
+
+
+def _is_suspended(coroutine: CoroutineType[object, object, object]) -> bool:
+    return inspect.getcoroutinestate(coroutine) == inspect.CORO_SUSPENDED
+
+
+def _is_suspendable(value: object) -> bool:
+    return isinstance(value, _SUSPENDABLE)
+
+
+def _tasks(running_tasks: Callable[[], Iterable[tuple[str, object]]]) -> str:
+    try:
+        names_by_stack: dict[str, list[str]] = {}
+        for name, coroutine in running_tasks():
+            names_by_stack.setdefault(_stack_of(coroutine), []).append(name)
+        return _joined(_task_entries(names_by_stack), "tasks", len(names_by_stack))
+    except Exception as error:  # a dump is a last resort: what can be told is told
+        return f"the tasks cannot be told: {error!r}"
+
+
+def _task_entries(names_by_stack: dict[str, list[str]]) -> Iterator[str]:
+    for stack, names in names_by_stack.items():
+        listed = ", ".join(names[:_MAX_NAMES])
+        rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        yield f"{'tasks' if len(names) > 1 else 'task'} {listed}{rest}:\n{stack}"
+
+
+def _stack_of(coroutine: object) -> str:
+    try:
+        return _formatted(frames_of(coroutine))
+    except Exception as error:  # e.g. it was resumed in another thread meanwhile
+        return f"  (cannot be told: {error!r})\n"
+
+
+def _threads() -> str:
+    try:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = sys._current_frames()
+        stacks.pop(threading.get_ident(), None)  # it writes this
+        entries = (
+            f"thread {names.get(ident, ident)}:\n{_thread_stack(frame)}"
+            for ident, frame in stacks.items()
+        )
+        return _joined(entries, "threads", len(stacks))
+    except Exception as error:
+        return f"the threads cannot be told: {error!r}"
+
+
+def _thread_stack(frame: FrameType) -> str:
+    try:
+        return _formatted([*walk(frame)][::-1])
+    except Exception as error:
+        return f"  (cannot be told: {error!r})\n"
+
+
+def walk(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a thread's stack and their lines, from the innermost outwards."""
+    while frame is not None:
+        yield frame, _line_of(frame)
+        frame = frame.f_back
+
+
+def _line_of(frame: FrameType) -> int:
+    line: int | None = frame.f_lineno  # None where the compiler made code of no line
+    return frame.f_code.co_firstlineno if line is None else line
+
+
+def _formatted(frames: list[tuple[FrameType, int]]) -> str:
+    left_out = len(frames) - MAX_FRAMES
+    lines = traceback.StackSummary.extract(iter(frames[-MAX_FRAMES:])).format()
+    if left_out > 0:
+        lines.insert(0, f"  ({left_out} outer frames are left out)\n")
+    return "".join(lines) or "  (no frames: it has not started, or has just ended)\n"
+
+
+def _joined(entries: Iterable[str], what: str, num: int) -> str:
+    shown: list[str] = []
+    num_chars = 0
+    for entry in entries:
+        if shown and num_chars + len(entry) > MAX_CHARS:
+            break
+        shown.append(entry[:MAX_CHARS])
+        num_chars += len(entry)
+    if len(shown) < num:
+        shown.append(f"({num - len(shown)} more {what} are left out)\n")
+    return "".join(shown) or f"no {what} are known\n"

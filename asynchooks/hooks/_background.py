@@ -1,0 +1,93 @@
+"""Writes that go on beside training: one at a time, and at most one more in line.
+
+It does not know what is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+
+from .._engine import Engine
+from .._errors import no_input_end
+from .._phase import Onlookers
+
+logger = logging.getLogger("asynchooks")
+
+Write = Callable[[], Awaitable[object]]
+
+
+class WhenBusy(Enum):
+    """What a save that is due does while an earlier one is still being written."""
+
+    WAIT = auto()
+    """It waits, and this worker with it: nothing is left out."""
+    SKIP = auto()
+    """It is left out; the next one is due an interval later."""
+    SUPERSEDE = auto()
+    """It is written next, instead of one that was in line; up to three copies of the model."""
+
+
+class BackgroundWriter:
+    """The writes of one hook, which makes it and waits for its end.
+
+    Args:
+        on_failure: told of a write that failed; the error is kept until `raise_error`.
+    """
+
+    def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]) -> None:
+        self._engine = engine
+        self._on_failure = on_failure
+        self._next: Write | None = None
+        self._onlookers = Onlookers()
+        self.is_busy = False
+        self.error: BaseException | None = None
+        self.raised: BaseException | None = None  # the last error that was raised
+        self._last: Write | None = None
+
+    def finish_with(self, last: Write) -> None:
+        """Have it awaited when what is being written is; only while `is_busy`."""
+        self._last = last
+
+    def submit(self, write: Write) -> None:
+        """Write this now, or next, instead of what was in line."""
+        if self._next is not None:
+            logger.info("A checkpoint that was in line to be written is superseded by a newer one")
+        self._next = write
+        if not self.is_busy:
+            self.is_busy = True
+            self._engine.start(self._run)
+
+    async def wait_idle(self) -> None:
+        """Return when all is written, or has failed. Cancellation safe: writing goes on."""
+        await self._onlookers.wait_until(lambda: not self.is_busy, "a checkpoint to be written")
+
+    def raise_error(self) -> None:
+        """Raise what a write failed with, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            self.raised = error
+            raise error
+
+    async def _run(self) -> None:
+        try:
+            while self._next is not None:
+                write, self._next = self._next, None
+                try:
+                    await write()
+                except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
+                    self._fail(error)  # it is for the session: nobody could catch it here
+            if self._last is not None:
+                await self._last()
+        finally:
+            self.is_busy = False
+            self._onlookers.tell()
+
+    def _fail(self, raised: BaseException) -> None:
+        error = no_input_end(raised, "a checkpoint that was being written")
+        if self.error is None:
+            self.error = error
+        else:
+            self.error.add_note(f"then, writing the next one: {error!r}")
+        self._on_failure(error)

@@ -1,0 +1,151 @@
+"""EarlyStoppingHook: ends training that no longer gets better."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._session_stop import SessionStop
+from ..checkpoints import Mode
+from ._checkpoint_saver import CheckpointSaverHook
+from ._metrics import MetricReader
+
+logger = logging.getLogger("asynchooks")
+
+
+class EarlyStoppingHook(SessionRunHook):
+    """Stops training when a metric has not got better for a number of looks at it.
+
+    A fetch, or a function, is looked at after each run of this session; `EvaluationHook.metric`
+    once for each evaluation. The count, the best value and its step are saved with checkpoints.
+
+    Args:
+        metric: fetches of one number; `evaluation.metric("accuracy")`; or a function that returns
+            a number, or None when there is nothing to look at.
+        patience: looks in a row without improvement before the stop, >= 1.
+        min_delta: by more than this a value must be better than the best one, >= 0.
+        mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is.
+        restore_best: whether the model is brought back, at the end of a training that this hook
+            has stopped, to the best checkpoint of the session's CheckpointSaverHook, which decides
+            by its own `metric` and needs `retention=Retention(keep_best=1)`, and on a graph
+            `background=True`.
+
+    Raises:
+        ValueError, TypeError: an argument is not what it should be.
+        RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook.
+        MetricError: out of `run`: the metric is NaN, or no number.
+
+    Source: the idea and the arguments are those of Keras's `EarlyStopping`.
+
+    Example:
+        hooks = [EarlyStoppingHook("loss", patience=10, min_delta=1e-3)]
+    """
+
+    _looks_at_default_graph = False
+
+    def __init__(
+        self,
+        metric: Any,
+        patience: int,
+        *,
+        min_delta: float = 0.0,
+        mode: Mode = Mode.MIN,
+        restore_best: bool = False,
+    ) -> None:
+        if metric is None:
+            raise TypeError('metric is None; give fetches, such as "loss", or a function')
+        if not operator.index(patience) >= 1:
+            raise ValueError(f"patience is {patience!r}; give a number of looks >= 1")
+        if not min_delta >= 0:
+            raise ValueError(f"min_delta is {min_delta!r}; give a number >= 0")
+        if not isinstance(mode, Mode):
+            raise TypeError(f"mode is {mode!r}; give Mode.MIN or Mode.MAX")
+        self._metric = metric
+        self._patience = patience
+        self._min_delta = min_delta
+        self._mode = mode
+        self._restores_best = restore_best
+        self._looks_at_default_graph = callable(metric)  # which is the user's
+        self._saver: CheckpointSaverHook | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reader = MetricReader(self._metric)
+        self._best: float | None = None
+        self._best_step: int | None = None
+        self._num_worse = 0
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far, None before the first look."""
+        return self._best
+
+    @property
+    def best_step(self) -> int | None:
+        """The global step at which it was taken."""
+        return self._best_step
+
+    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
+        savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
+        self._saver = next((each for each in savers if each.keeps_best), None)
+
+    async def begin(self) -> None:
+        self._forget()
+        if self._restores_best and self._saver is None:
+            raise RuntimeError(
+                "EarlyStoppingHook(restore_best=True) finds no checkpoint to restore: give the "
+                "session a CheckpointSaverHook(..., retention=Retention(keep_best=1), "
+                f"metric={self._metric!r}), on a graph with background=True"
+            )
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        return self._reader.args
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._reader.args is not None:
+            self._look(run_context, run_values.results)
+        else:
+            # an evaluation between the steps ends after every after_run
+            run_context._finish(1, lambda: self._look_late(run_context))
+
+    async def _look_late(self, run_context: SessionRunContext) -> None:
+        self._look(run_context, None)
+
+    def _look(self, run_context: SessionRunContext, results: Any) -> None:
+        taken = self._reader.read(results, run_context.global_step.value)
+        if taken is None:
+            return
+        step, value = taken
+        if self._is_better(value):
+            self._best, self._best_step, self._num_worse = value, step, 0
+            return
+        self._num_worse += 1
+        if self._num_worse >= self._patience:
+            why = f"no better than {self._best:g} of step {self._best_step} for {self._num_worse}"
+            logger.info("Early stopping at step %d: %s looks", step, why)
+            if self._restores_best and self._saver is not None:
+                self._saver.checkpointer.restore_best_at_end()
+            run_context.request_stop(f"{why} looks")
+
+    def _is_better(self, value: float) -> bool:
+        if self._best is None:
+            return True
+        gain = self._best - value if self._mode is Mode.MIN else value - self._best
+        return gain > self._min_delta
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "best": self._best,
+            "best_step": self._best_step,
+            "num_worse": self._num_worse,
+            "metric": self._reader.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best = state["best"]
+        self._best_step = state["best_step"]
+        self._num_worse = state["num_worse"]
+        self._reader.load_state_dict(state["metric"])

@@ -1,0 +1,68 @@
+"""The listeners of one CheckpointSaverHook, told in order. It does not know what is saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from .._raw_session import raw_session_of
+
+logger = logging.getLogger("asynchooks")
+
+
+class Listeners:
+    """The `CheckpointSaverListener`s of a hook, in order; coroutines here, the others in a thread.
+
+    Raises:
+        TypeError: one lacks a method.
+    """
+
+    def __init__(self, listeners: Iterable[Any] | None) -> None:
+        self._listeners = [_checked(listener) for listener in listeners or ()]
+
+    async def begin(self) -> None:
+        for listener in self._listeners:
+            result = listener.begin()
+            if isinstance(result, Awaitable):
+                await result
+
+    async def before_save(self, session: Any, step: int) -> None:
+        logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
+        for listener in self._listeners:
+            await _call(session, listener.before_save, step)
+
+    async def after_save(self, session: Any, step: int) -> bool:
+        """Returns whether one of them wants training to stop."""
+        logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
+        should_stop = False
+        for listener in self._listeners:
+            if await _call(session, listener.after_save, step):
+                logger.info(
+                    "A CheckpointSaverListener requested that training be stopped. listener: %s",
+                    listener,
+                )
+                should_stop = True
+        return should_stop
+
+    async def end(self, session: Any, step: int) -> None:
+        for listener in self._listeners:
+            await _call(session, listener.end, step)
+
+
+async def _call(session: Any, method: Callable[..., Any], step: int) -> Any:
+    try:
+        return await raw_session_of(session).call(method, session, step)
+    except Exception as error:
+        error.add_note(f"in the listener's {getattr(method, '__qualname__', method)}")
+        raise
+
+
+def _checked(listener: Any) -> Any:
+    methods = ("begin", "before_save", "after_save", "end")
+    if not isinstance(listener, type) and all(hasattr(listener, each) for each in methods):
+        return listener
+    raise TypeError(
+        f"listeners holds {listener!r}; give instances of asynchooks.CheckpointSaverListener, of "
+        f"TensorFlow's, or with its methods {', '.join(methods)}"
+    )

@@ -1,0 +1,149 @@
+"""Training programs that get signals while something does not end; they say what they see."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from asynchooks import (
+    CheckpointSaverHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionHook,
+    SharedSessionCreator,
+    StateDictSaver,
+)
+
+from .programs import Tells
+
+
+def stuck(
+    directory: Path, backend: str, told: Connection, where: str, deadline_secs: float
+) -> None:
+    """Three steps, a save of each even one, and then something that does not end.
+
+    Args:
+        where: "block", "step" or "save": what does not end.
+    """
+    anyio.run(_stuck, directory, told, where, deadline_secs, backend=backend)
+
+
+class Notes(logging.Handler):
+    """Tells what is logged."""
+
+    def __init__(self, told: Connection) -> None:
+        super().__init__(logging.WARNING)
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.send(("logged", record.getMessage()))
+
+
+async def _stuck(directory: Path, told: Connection, where: str, deadline_secs: float) -> None:
+    array = np.zeros(3)
+    logging.getLogger("asynchooks").addHandler(Notes(told))
+
+    def step() -> dict[str, float]:
+        if where == "step" and array[0] == 3:
+            told.send(("stuck",))
+            threading.Event().wait()
+        array[:] += 1
+        return {"sum": float(array.sum())}
+
+    class Saver:
+        saver = StateDictSaver(weights={"a": array})
+        restore = saver.restore
+
+        def save(self, path: str) -> None:
+            if where == "save" and array[0] == 4:
+                told.send(("stuck",))
+                time.sleep(60)
+            self.saver.save(path)
+
+    hooks = [
+        PreemptionHook(deadline_secs=deadline_secs),
+        CheckpointSaverHook(directory, save_steps=2, saver=Saver(), listeners=[Tells(told)]),
+    ]
+    session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner="thread")
+    async with session:
+        for _ in range(3):
+            await session.run([])
+        if where == "block":
+            told.send(("stuck",))
+            await anyio.sleep_forever()
+        with anyio.CancelScope(shield=True):
+            await session.run([])
+
+
+def many(backend: str, told: Connection, number: int) -> None:
+    """One hook for eight workers in a task group."""
+    anyio.run(_many, number, backend=backend)
+
+
+async def _many(number: int) -> None:
+    hook = PreemptionHook()
+    shared = SharedSessionCreator(FunctionSessionCreator(dict), num_workers=8)
+
+    async def work() -> None:
+        async with MonitoredSession([hook], shared) as session:
+            while not session.should_stop():
+                await session.run([])
+                if session.global_step.value >= 40 and hook.received is None:
+                    signal.raise_signal(number)
+                await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(work)
+
+
+def one(backend: str, told: Connection, number: int) -> None:
+    """One session in the main task."""
+    anyio.run(_one, number, backend=backend)
+
+
+async def _one(number: int) -> None:
+    async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)) as session:
+        signal.raise_signal(number)
+        while not session.should_stop():
+            await session.run([])
+            await anyio.lowlevel.checkpoint()
+
+
+def unread(told: Connection) -> None:
+    """The main thread writes to a pipe that nobody reads, as behind a log collector that hangs."""
+    _, write_end = os.pipe()
+    sys.stdout = os.fdopen(write_end, "w")
+    anyio.run(_unread, told)
+
+
+async def _unread(told: Connection) -> None:
+    hook = PreemptionHook(deadline_secs=0.5)
+    async with MonitoredSession([hook], FunctionSessionCreator(dict)):
+        told.send(("stuck",))
+        print("x" * 1_000_000, flush=True)
+
+
+def with_faulthandler(told: Connection, path: Path) -> None:
+    """A handler that is not one of Python's: stacks of all threads at SIGUSR1."""
+    with path.open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        anyio.run(_idle)
+        signal.raise_signal(signal.SIGUSR1)
+        told.send(("alive",))
+
+
+async def _idle() -> None:
+    async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)):
+        pass

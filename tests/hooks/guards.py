@@ -1,0 +1,65 @@
+"""What tests of guards share: virtual time, waits in it, and which guards' threads are left."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from asynchooks._engine import Engine, Slot, current_engine
+
+from ..virtual_kernel import Trampoline
+
+
+def on_trampoline(main: Callable[[Engine], Awaitable[None]]) -> None:
+    """Run a program in virtual time; its errors leave."""
+    kernel = Trampoline()
+    errors: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            await main(kernel)
+        except BaseException as error:
+            errors.append(error)
+
+    kernel.run(run)
+    if errors:
+        raise errors[0]
+
+
+async def pause(secs: float) -> None:
+    """Wait on the engine's clock; a stop of the session does not end it."""
+    engine = current_engine()
+    await engine.park(Slot(engine, "a pause"), engine.now() + secs)
+
+
+async def quarter_step() -> dict[str, int]:
+    """A step that takes a quarter of a second on the engine's clock."""
+    await pause(0.25)
+    return {}
+
+
+def guard_threads() -> list[str]:
+    """The names of the threads of guards that are alive."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name in ("asynchooks-stall", "asynchooks-lag")]
+
+
+@contextmanager
+def logged_at(engine: Engine, level: int) -> Iterator[list[tuple[float, str]]]:
+    """(When on the engine's clock, message) of each log record of this level."""
+    records: list[tuple[float, str]] = []
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == level:
+                records.append((engine.now(), record.getMessage()))
+
+    handler = Notes()
+    logger = logging.getLogger("asynchooks")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)

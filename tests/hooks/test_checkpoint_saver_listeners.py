@@ -1,0 +1,157 @@
+"""CheckpointSaverHook on step functions: its listeners, those that fail among them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+
+from asynchooks import CheckpointSaverListener
+
+from .savers import CopyingSaver, PlainSaver, saved, threads_left
+from .test_checkpoint_saver_background import Held
+from .test_checkpoint_saver_errors import check_that_training_goes_on
+
+pytestmark = pytest.mark.anyio
+
+
+class Plays(CheckpointSaverListener):
+    """Notes each moment, and raises at the n-th one of a name."""
+
+    def __init__(self, moment: str = "", nth: int = 0) -> None:
+        self.at = (moment, nth)
+        self.log: list[tuple[str, int, bool]] = []
+        self.loop_thread = threading.get_ident()
+
+    def play(self, moment: str, step: int) -> None:
+        self.log.append((moment, step, threading.get_ident() == self.loop_thread))
+        if self.at == (moment, sum(each[0] == moment for each in self.log)):
+            raise ZeroDivisionError(moment)
+
+
+class Coroutines(Plays):
+    async def begin(self) -> None:
+        self.play("begin", -1)
+
+    async def before_save(self, session: Any, global_step_value: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.play("before_save", global_step_value)
+
+    async def after_save(self, session: Any, global_step_value: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.play("after_save", global_step_value)
+
+    async def end(self, session: Any, global_step_value: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.play("end", global_step_value)
+
+
+class Methods(Plays):
+    def begin(self) -> None:  # type: ignore[override]
+        self.play("begin", -1)
+
+    def before_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
+        self.play("before_save", global_step_value)
+
+    def after_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
+        self.play("after_save", global_step_value)
+
+    def end(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
+        self.play("end", global_step_value)
+
+
+KINDS = pytest.mark.parametrize("kind", [Coroutines, Methods])
+BACKGROUND = pytest.mark.parametrize("background", [False, True])
+
+
+@KINDS
+@BACKGROUND
+async def test_they_are_told_of_each_moment_in_its_place(
+    kind: type[Plays], background: bool, tmp_path: Path
+) -> None:
+    listener = kind()
+    held = Held(tmp_path, save_steps=2, background=background, listeners=[listener])
+    async with held.session:
+        for _ in range(3):
+            await held.run(1)
+            await held.hook.checkpointer.writer.wait_idle()
+    moments = [(moment, step) for step in (0, 2, 3) for moment in ("before_save", "after_save")]
+    on_loop = kind is Coroutines
+    told = [(moment, step, on_loop) for moment, step in [*moments, ("end", 3)]]
+    assert listener.log == [("begin", -1, True), *told]
+
+
+@KINDS
+@BACKGROUND
+@pytest.mark.parametrize("moment", ["begin", "before_save", "after_save", "end"])
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_their_errors_leave_with_their_name_and_free_the_directory(
+    kind: type[Plays], background: bool, moment: str, nth: int, tmp_path: Path
+) -> None:
+    listener = kind(moment, nth)
+    held = Held(tmp_path, background=background, listeners=[listener])
+    is_raised = nth == 1 or moment in ("before_save", "after_save")
+    try:
+        async with held.session:
+            await held.hook.checkpointer.writer.wait_idle()
+            await held.run(1)
+            await held.hook.checkpointer.writer.wait_idle()
+            await held.run(1)
+    except ZeroDivisionError as error:
+        assert is_raised
+        notes = error.__notes__
+        if moment != "begin":
+            assert f"in the listener's {kind.__name__}.{moment}" in notes
+        assert sum("CheckpointSaverHook" in note for note in notes) == 1
+    else:
+        assert not is_raised
+    newest = max(saved(tmp_path), default=0)
+    if moment == "after_save":
+        assert newest >= nth - 1, "what was written stays"
+    assert threads_left() == []
+    await check_that_training_goes_on(tmp_path, newest)
+
+
+async def test_the_gate_is_open_again_after_each_error(tmp_path: Path) -> None:
+    for moment in ("before_save", "after_save"):
+        listener = Coroutines(moment, 2)
+        held = Held(tmp_path / moment, background=False, listeners=[listener])
+        async with held.session:
+            with pytest.raises(ZeroDivisionError):
+                await held.run(1)
+            assert not held.session.global_step.statistics().is_exclusive
+            await held.run(1)
+
+
+class Looks(CheckpointSaverListener):
+    """Notes whether runs are held back while it is told."""
+
+    def __init__(self) -> None:
+        self.log: list[bool] = []
+
+    async def before_save(self, session: Any, global_step_value: int) -> None:
+        self.log.append(session.global_step.statistics().is_exclusive)
+
+    async def after_save(self, session: Any, global_step_value: int) -> None:
+        self.log.append(session.global_step.statistics().is_exclusive)
+
+
+@pytest.mark.parametrize(
+    ("saver", "background", "expected"),
+    [
+        (PlainSaver, False, [True, True]),
+        (CopyingSaver, True, [True, False]),
+        (CopyingSaver, False, [True, False]),
+    ],
+)
+async def test_while_they_are_told_nobody_may_run_but_beside_training(
+    saver: type[PlainSaver], background: bool, expected: list[bool], tmp_path: Path
+) -> None:
+    looks = Looks()
+    held = Held(tmp_path, saver, background=background, listeners=[looks], save_steps=9)
+    async with held.session:
+        await held.hook.checkpointer.writer.wait_idle()
+    assert looks.log == expected

@@ -1,0 +1,43 @@
+"""Who holds an event loop that nobody holds, on asyncio, uvloop and trio.
+
+Who does hold it is told by the tests of LoopLagHook.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import anyio.to_thread
+import pytest
+
+from asynchooks.hooks._holder import NOBODY, holder_of, loop_code
+
+
+@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    if request.param == "trio":
+        return "trio", {}
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_waits_is_held_by_nobody() -> None:
+    loop, loop_thread = loop_code(), threading.get_ident()
+
+    def last_holder() -> str:
+        until = time.monotonic() + 10
+        holder = ""
+        while holder != NOBODY and time.monotonic() < until:
+            time.sleep(0.001)  # the loop may still be at starting this thread
+            holder, _ = holder_of(sys._current_frames()[loop_thread], loop)
+        return holder
+
+    assert await anyio.to_thread.run_sync(last_holder) == NOBODY
+
+
+def test_a_thread_that_has_ended_holds_nothing() -> None:
+    assert holder_of(None, set()) == (NOBODY, "")

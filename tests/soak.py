@@ -1,0 +1,204 @@
+"""Many steps and many openings, and what the process holds as they go on.
+
+    python -m tests.soak [steps] [openings] [tensorflow]
+
+Without a word it does all three: 1,000,000 steps, 10,000 openings, 200 openings on TensorFlow. It
+judges what grows, not how long anything takes: tracemalloc makes it several times slower.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from asynchooks import (
+    CheckpointSaverHook,
+    EarlyStoppingHook,
+    EvaluationHook,
+    FeedFnHook,
+    FinalOpsHook,
+    FunctionSessionCreator,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    LoopLagHook,
+    MonitoredSession,
+    NanTensorHook,
+    PreemptionHook,
+    SessionRunHook,
+    StallHook,
+    StateDictSaver,
+    StepCounterHook,
+    StopAtStepHook,
+    SummarySaverHook,
+    TimeLimitHook,
+)
+
+from .readings import Reading, read, table
+
+FOREVER = 1_000_000_000
+OPENED_STEPS = 3
+
+
+class Model:
+    """A few numbers that each step moves, and a summary of them."""
+
+    def __init__(self) -> None:
+        from tensorboard.compat import tf
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        assert tf.io  # TensorBoard's writer loads it at its first use: not while memory is traced
+        self.weights = {"w": np.zeros(256)}
+        value = Summary.Value(tag="loss", simple_value=0.5)
+        self._summary = Summary(value=[value]).SerializeToString()
+
+    def step(self, rate: float) -> dict[str, Any]:
+        self.weights["w"] += rate
+        return {"loss": 0.5, "summary": self._summary}
+
+
+async def evaluate(session: Any, global_step_value: int) -> dict[str, float]:
+    await anyio.lowlevel.checkpoint()
+    return {"accuracy": 0.5}
+
+
+def hooks_for(
+    last_step: int, feeds: dict[Any, Any], loss: Any = "loss", summary: Any = "summary"
+) -> list[SessionRunHook]:
+    """One of each hook that needs no directory."""
+    return [
+        PreemptionHook(),
+        StopAtStepHook(last_step=last_step),
+        GlobalStepWaiterHook(wait_until_step=0),
+        StepCounterHook(every_n_steps=2),
+        LoggingTensorHook({"loss": loss}, every_n_iter=2),
+        NanTensorHook(loss),
+        SummarySaverHook(save_steps=2, summary_op=summary),
+        FeedFnHook(lambda: feeds),
+        FinalOpsHook(loss),
+        EvaluationHook(evaluate, every_n_steps=2),
+        EarlyStoppingHook(loss, patience=FOREVER),
+        TimeLimitHook(secs=FOREVER),
+        StallHook(secs=FOREVER),
+        LoopLagHook(max_lag_secs=3600.0),
+    ]
+
+
+def hooks_in(directory: str, last_step: int, model: Model, save_steps: int) -> list[Any]:
+    """One of each hook, in a directory where it can have one."""
+    feeds = {"rate": 0.001}
+    saver = StateDictSaver(weights=model.weights)
+    return [
+        PreemptionHook(),
+        StopAtStepHook(last_step=last_step),
+        GlobalStepWaiterHook(wait_until_step=0),
+        StepCounterHook(every_n_steps=1000, output_dir=f"{directory}/steps"),
+        LoggingTensorHook({"loss": "loss"}, every_n_iter=1000),
+        NanTensorHook("loss"),
+        SummarySaverHook(save_steps=100, output_dir=f"{directory}/logs", summary_op="summary"),
+        FeedFnHook(lambda: feeds),
+        FinalOpsHook("loss"),
+        CheckpointSaverHook(f"{directory}/model", save_steps=save_steps, saver=saver,
+                            background=True),
+        EvaluationHook(evaluate, every_n_steps=1000, output_dir=f"{directory}/eval"),
+        EarlyStoppingHook("loss", patience=FOREVER),
+        TimeLimitHook(secs=FOREVER),
+        StallHook(secs=FOREVER),
+        LoopLagHook(max_lag_secs=3600.0),
+    ]  # fmt: skip
+
+
+async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
+    """One session with all hooks; read after a warm-up and after each quarter, at rest."""
+    model, readings = Model(), []
+    # half a save later, so that no checkpoint is just being written
+    quarters = [num_steps * part // 4 - save_steps // 2 for part in (1, 2, 3, 4)]
+    with tempfile.TemporaryDirectory() as directory:
+        hooks = hooks_in(directory, num_steps, model, save_steps)
+        saver = next(each for each in hooks if isinstance(each, CheckpointSaverHook))
+        creator = FunctionSessionCreator(model.step)
+        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+            done = 0
+            while not session.should_stop():
+                await session.run("loss")
+                done += 1
+                if done in quarters or done == save_steps + save_steps // 2:
+                    await saver.checkpointer.writer.wait_idle()
+                    for _ in range(10):  # an evaluation that has just begun ends
+                        await anyio.lowlevel.checkpoint()
+                    readings.append(read(done))
+                elif done % 100 == 0:
+                    await anyio.lowlevel.checkpoint()
+    return readings
+
+
+async def openings(num_openings: int, open_one: Callable[[], Awaitable[None]]) -> list[Reading]:
+    """Read after a warm-up and after each quarter, while no session is open."""
+    readings = []
+    marks = {num_openings * part // 20 for part in (1, 5, 10, 15, 20)}
+    for done in range(1, num_openings + 1):
+        await open_one()
+        if done in marks:
+            readings.append(read(done))
+    return readings
+
+
+def open_function() -> Callable[[], Awaitable[None]]:
+    """What opens a session on a step function with all hooks, and trains for a few steps."""
+    model, feeds = Model(), {"rate": 0.001}
+
+    async def open_one() -> None:
+        hooks = hooks_for(OPENED_STEPS, feeds)
+        async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
+            while not session.should_stop():
+                await session.run("loss")
+        assert session.global_step.value == OPENED_STEPS
+
+    return open_one
+
+
+def open_tensorflow() -> Callable[[], Awaitable[None]]:
+    """What builds a graph, opens a session on it with all hooks, and trains for a few steps."""
+    import tensorflow as tf
+
+    import asynchooks
+
+    v1 = tf.compat.v1
+
+    async def open_one() -> None:
+        graph = tf.Graph()
+        with graph.as_default():
+            step = v1.train.get_or_create_global_step()
+            rate = v1.placeholder(tf.float32, (), "rate")
+            weight = v1.get_variable("weight", (), initializer=v1.zeros_initializer())
+            loss = tf.square(weight - 1.0) * 0.5
+            with tf.control_dependencies([v1.assign_add(weight, rate)]):
+                train = v1.assign_add(step, 1)
+            hooks = hooks_for(OPENED_STEPS, {rate: 0.1}, loss, v1.summary.scalar("loss", loss))
+            session = MonitoredSession(hooks, asynchooks.ChiefSessionCreator())
+        async with session:
+            while not session.should_stop():
+                await session.run(train)
+        assert session.global_step.value == OPENED_STEPS
+
+    return open_one
+
+
+async def main(names: list[str]) -> None:
+    tracemalloc.start()
+    if not names or "steps" in names:
+        print(table("steps", await steps(1_000_000)), flush=True)
+    if not names or "openings" in names:
+        print(table("openings", await openings(10_000, open_function())), flush=True)
+    if not names or "tensorflow" in names:
+        print(table("tensorflow", await openings(200, open_tensorflow())), flush=True)
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1:])

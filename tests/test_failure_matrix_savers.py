@@ -1,0 +1,196 @@
+"""A fault in a saver or a listener, alone and beside seven workers that share the model."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asynchooks import CheckpointSaverHook, CheckpointSaverListener, SessionRunHook
+
+from .afterwards import check_gate, check_others, nothing_left
+from .checkpoints.stores import names_in, opened
+from .faults import Fault, Kind, Witness, Worker, play
+
+pytestmark = pytest.mark.anyio
+
+LISTENER = ["listener's begin", "listener's end"]
+LISTENER_AT_SAVES = ["listener's before_save", "listener's after_save"]
+SAVER = ["snapshot", "write", "save"]
+OPENING, IN_A_RUN, AT_END = 1, 2, 3
+"""Which save it is, of three: at steps 0, 2 and 3."""
+
+
+class Listener(CheckpointSaverListener):
+    """Comes to a place of the fault at each of its moments."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+
+    async def begin(self) -> None:
+        await self._fault.at("listener's begin")
+
+    async def before_save(self, session: Any, global_step_value: int) -> None:
+        await self._fault.at("listener's before_save")
+
+    async def after_save(self, session: Any, global_step_value: int) -> None:
+        await self._fault.at("listener's after_save")
+
+    async def end(self, session: Any, global_step_value: int) -> None:
+        await self._fault.at("listener's end")
+
+
+class PlainListener:
+    """As Listener, with methods that run in threads; begin runs on the event loop."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+
+    def begin(self) -> None:
+        self._fault.at_plain("listener's begin")
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        self._fault.at_plain("listener's before_save")
+
+    def after_save(self, session: Any, global_step_value: int) -> None:
+        self._fault.at_plain("listener's after_save")
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        self._fault.at_plain("listener's end")
+
+
+class PlainSaver:
+    """Saves one file, and comes to a place of the fault before it does."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+
+    def save(self, path: str) -> None:
+        self._fault.at_plain("save")
+        pathlib.Path(path).write_text("weights")
+
+    def restore(self, path: str) -> None:
+        self._fault.at_plain("restore")
+
+
+class CopyingSaver(PlainSaver):
+    """One beside whose writing training goes on."""
+
+    def snapshot(self) -> Callable[[str], object]:
+        self._fault.at_plain("snapshot")
+
+        def write(path: str) -> None:
+            self._fault.at_plain("write")
+            pathlib.Path(path).write_text("weights")
+
+        return write
+
+
+def hook_of(
+    directory: pathlib.Path, fault: Fault, *, background: bool, is_plain: bool = False
+) -> CheckpointSaverHook:
+    saver = PlainSaver(fault) if fault.place == "save" else CopyingSaver(fault)
+    listener = PlainListener(fault) if is_plain else Listener(fault)
+    return CheckpointSaverHook(
+        directory, save_steps=2, saver=saver, listeners=[listener], background=background
+    )
+
+
+async def check(fault: Fault, num_workers: int, directory: pathlib.Path, **options: bool) -> None:
+    """Play the fault; whatever it is, no end of an input among them is a clean end."""
+    workers = [Worker([Witness(), Witness()]) for _ in range(num_workers)]
+    faulty = workers[fault.worker]
+    faulty.hooks.insert(1, hook_of(directory, fault, **options))
+    is_cancel = fault.kind is Kind.CANCEL
+    async with nothing_left():
+        creator = await play(fault, workers, num_steps=3, waits_for_stop=not is_cancel)
+    assert fault.num_played == 1
+    if fault.place == "restore" and not is_cancel:
+        (faulty,) = [worker for worker in workers if worker.left is not None]
+    if is_cancel:
+        assert fault.scope.cancelled_caught
+        assert not isinstance(faulty.left, Exception)
+    elif fault.kind is Kind.ERROR:
+        assert faulty.left is fault.error
+    assert faulty.left is not None
+    assert not isinstance(faulty.left, BaseExceptionGroup)
+    assert faulty.told == faulty.begun
+    assert max(faulty.ended) <= 1
+    check_others(faulty, workers)
+    check_gate(creator)
+    with opened(directory) as taken:  # else CheckpointInUseError
+        steps = [each.step for each in taken.checkpoints()]
+    if num_workers == 1:  # others move the step on meanwhile
+        assert steps == [step for step in (0, 2, 3) if step in steps]
+    assert [each for each in names_in(directory) if each.startswith(".")] == []
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("nth", [OPENING, IN_A_RUN, AT_END])
+@pytest.mark.parametrize(
+    ("place", "background"),
+    [(place, each) for place in [*LISTENER_AT_SAVES, *SAVER] for each in (False, True)][:-1],
+)
+async def test_a_fault_in_a_save(
+    place: str, background: bool, nth: int, kind: Kind, tmp_path: pathlib.Path
+) -> None:
+    await check(Fault(place, kind, nth=nth), 1, tmp_path, background=background)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(
+    ("place", "background"),
+    [("listener's after_save", True), ("snapshot", True), ("write", True), ("save", False)],
+)
+async def test_a_fault_in_a_save_of_one_of_eight_workers(
+    place: str, background: bool, kind: Kind, tmp_path: pathlib.Path
+) -> None:
+    await check(Fault(place, kind, 4, IN_A_RUN), 8, tmp_path, background=background)
+
+
+@pytest.mark.parametrize("num_workers", [1, 8])
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("place", LISTENER)
+async def test_a_fault_in_a_listeners_begin_and_end(
+    place: str, kind: Kind, num_workers: int, tmp_path: pathlib.Path
+) -> None:
+    fault = Fault(place, kind, num_workers // 2)
+    await check(fault, num_workers, tmp_path, background=True)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("place", [*LISTENER, *LISTENER_AT_SAVES])
+async def test_a_fault_in_a_plain_listener(place: str, kind: Kind, tmp_path: pathlib.Path) -> None:
+    fault = Fault(place, kind, nth=1 if place in LISTENER else IN_A_RUN)
+    await check(fault, 1, tmp_path, background=False, is_plain=True)
+
+
+async def save_one(directory: pathlib.Path) -> None:
+    """Leave a checkpoint to go on from."""
+    none = Fault("nowhere", Kind.ERROR)
+    hooks: list[SessionRunHook] = [hook_of(directory, none, background=False)]
+    await play(none, [Worker(hooks)], num_steps=2, waits_for_stop=False)
+
+
+@pytest.mark.parametrize("num_workers", [1, 8])
+@pytest.mark.parametrize("kind", Kind)
+async def test_a_fault_in_restore(kind: Kind, num_workers: int, tmp_path: pathlib.Path) -> None:
+    await save_one(tmp_path)
+    await check(Fault("restore", kind, num_workers // 2), num_workers, tmp_path, background=False)
+
+
+async def test_a_worker_that_is_cancelled_while_it_restores_for_another_fails_nobody(
+    tmp_path: pathlib.Path,
+) -> None:
+    await save_one(tmp_path)
+    fault = Fault("restore", Kind.CANCEL, worker=0)
+    workers = [Worker([Witness()]) for _ in range(3)]
+    workers[1].hooks.append(hook_of(tmp_path, fault, background=True))
+    async with nothing_left():
+        creator = await play(fault, workers, num_steps=3, waits_for_stop=False)
+    assert fault.num_played == 1
+    assert fault.scope.cancelled_caught
+    check_others(workers[0], workers)
+    check_gate(creator)

@@ -1,0 +1,160 @@
+"""The state of hooks as text: what comes back is what was given, or an error names the hook."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from asynchooks import CheckpointError, DamagedCheckpointError, SessionRunHook
+from asynchooks._hook_state import load_hooks, save_hooks
+
+
+class Holds(SessionRunHook):
+    """Has whatever state it was given."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = {} if state is None else state
+        self.loaded: Any = None
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state
+
+
+class Other(Holds):
+    pass
+
+
+def there_and_back(value: Any) -> Any:
+    hook = Holds()
+    load_hooks([hook], save_hooks([Holds({"value": value})]))
+    return hook.loaded["value"]
+
+
+def is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return type(a) is type(b) and (a.dtype, a.shape, a.tobytes()) == (
+            b.dtype, b.shape, b.tobytes(),
+        )  # fmt: skip
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    both_nan = isinstance(a, float) and math.isnan(a) and math.isnan(b)
+    return type(a) is type(b) and (both_nan or a == b)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+DTYPES = st.one_of(
+    arrays.boolean_dtypes(), arrays.integer_dtypes(endianness="?"), arrays.floating_dtypes(),
+    arrays.complex_number_dtypes(), arrays.unicode_string_dtypes(), arrays.byte_string_dtypes(),
+)  # fmt: skip
+ARRAYS = DTYPES.flatmap(
+    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, min_side=0, max_side=3))
+)
+VALUES = st.recursive(
+    SCALARS | ARRAYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_json_and_arrays_of_any_shape_come_back_bit_for_bit(value: Any) -> None:
+    assert is_same(value, there_and_back(value))
+
+
+@pytest.mark.parametrize(
+    "make", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64]
+)
+def test_generators_go_on_where_they_were(make: Any) -> None:
+    one, other = np.random.Generator(make(3)), np.random.Generator(make(4))
+    one.normal(size=7)
+    other.bit_generator.state = there_and_back(one.bit_generator.state)
+    assert one.normal(size=5).tolist() == other.normal(size=5).tolist()
+
+
+def test_arrays_that_come_back_are_writeable_and_copies() -> None:
+    array = np.arange(6).reshape(2, 3).T
+    found = there_and_back(array)
+    found += 1
+    assert array.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert found.tolist() == [[1, 4], [2, 5], [3, 6]]
+
+
+def test_scalars_of_numpy_come_back_as_such() -> None:
+    found = there_and_back([np.float32(0.1), np.int64(3), np.bool_(True)])
+    assert [type(each) for each in found] == [np.float32, np.int64, np.bool_]
+    assert there_and_back(np.float64(0.1)) == 0.1
+    assert there_and_back((1, 2)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": object()}, {"a": {1, 2}}, {"a": b"bytes"}, {"a": np.array([object()])},
+        {("a", "b"): 1}, [1], 3, {"a": 1j},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_saved_names_the_hook(state: Any) -> None:
+    with pytest.raises(CheckpointError, match="state_dict of the hook Other cannot be saved"):
+        save_hooks([Holds({"fine": 1}), Other(state)])
+
+
+def test_a_state_that_holds_itself_names_the_hook() -> None:
+    state: dict[str, Any] = {}
+    state["self"] = [state]
+    with pytest.raises(CheckpointError, match="hook Holds cannot be saved: Circular reference"):
+        save_hooks([Holds(state)])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: "a"}, {None: "a"}, {"asynchooks.ndarray": [1]}, np.zeros(2, [("a", "i4"), ("b", "f8")])],
+    ids=["a number as key", "none as key", "our own key", "fields"],
+)
+def test_what_would_not_come_back_as_it_was_is_refused(value: Any) -> None:
+    with pytest.raises(CheckpointError, match="hook Holds cannot be saved"):
+        save_hooks([Holds({"value": value})])
+
+
+def test_hooks_of_one_class_are_told_apart_by_their_order() -> None:
+    text = save_hooks([Holds({"n": 1}), Other({"n": 2}), Holds({}), Holds({"n": 3}), object()])
+    hooks = [Other(), Holds(), Holds(), Holds()]
+    load_hooks(hooks, text)
+    assert [each.loaded for each in hooks] == [{"n": 2}, {"n": 1}, None, {"n": 3}]
+
+
+def test_states_without_hooks_are_told_and_hooks_without_states_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hook = Holds()
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        load_hooks([hook], save_hooks([Other({"n": 2}), Other({"n": 3})]))
+    assert hook.loaded is None
+    assert "does not have: Other, Other#2" in caplog.text
+
+
+def test_a_hook_that_refuses_its_state_is_named() -> None:
+    class Refuses(SessionRunHook):
+        def load_state_dict(self, state: Any) -> None:
+            raise ZeroDivisionError("no")
+
+    Refuses.__name__ = "Holds"
+    with pytest.raises(CheckpointError, match=r"the hook Holds cannot .*ZeroDivisionError\('no'\)"):
+        load_hooks([Refuses()], save_hooks([Holds({"n": 1})]))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b'{"Holds": {"asynchooks.ndarray": [1]}}'])
+def test_what_is_no_state_is_damage(text: bytes) -> None:
+    with pytest.raises(DamagedCheckpointError, match="saved state of the hooks is damaged"):
+        load_hooks([Holds()], text)

@@ -1,0 +1,64 @@
+"""The soak in small: nothing of ours is left behind, and nothing of ours adds up."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from .afterwards import nothing_left
+from .readings import Reading, is_growing
+from .soak import open_function, openings, steps
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_new_is_counted() -> Iterator[None]:
+    """Else most of the time goes into counting what TensorFlow and pytest hold."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def check_flat(readings: list[Reading]) -> None:
+    """From half of the way to its end nothing was added; threads may be about to end."""
+    half, whole = readings[-3], readings[-1]
+    assert whole.ours == half.ours
+    assert whole.descriptors == half.descriptors
+    assert whole.tasks == half.tasks
+    assert not is_growing(readings[1:], "objects")
+
+
+async def test_steps_with_all_hooks_leave_nothing_and_add_up_to_nothing() -> None:
+    async with nothing_left():
+        readings = await steps(20_000, save_steps=1000)
+    check_flat(readings)
+
+
+async def test_openings_with_all_hooks_leave_nothing_and_add_up_to_nothing() -> None:
+    async with nothing_left():
+        readings = await openings(300, open_function())
+    check_flat(readings)
+
+
+def reading(done: int, ours: int, rss_bytes: int) -> Reading:
+    return Reading(done, rss_bytes, 0, 0, ours, 0, 0, 0)
+
+
+def test_what_rises_from_each_reading_to_the_next_is_growing() -> None:
+    readings = [reading(1, 5, 0), reading(2, 6, 0), reading(3, 7, 0)]
+    assert is_growing(readings, "ours")
+    assert not is_growing([*readings, reading(4, 6, 0)], "ours")
+    assert not is_growing([*readings, reading(4, 7, 0)], "ours")
+
+
+def test_a_rise_within_the_noise_is_none() -> None:
+    mebibytes = [64 << 20, 66 << 20, 67 << 20, 69 << 20]
+    readings = [reading(n, 0, each) for n, each in enumerate(mebibytes)]
+    assert is_growing(readings, "rss_bytes")
+    assert not is_growing(readings[:3], "rss_bytes")

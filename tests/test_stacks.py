@@ -1,0 +1,251 @@
+"""What a dump of stacks shows: chains of awaits, threads, within bounds, whatever it meets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
+from contextlib import contextmanager
+from types import coroutine
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynchooks import _stacks
+from asynchooks._engine import Slot, current_engine
+from asynchooks._real_time import RealTimeEngine
+
+from .helpers import settle
+from .virtual_kernel import Trampoline
+
+Coroutine = Any  # coroutines of any kind, and what only looks like one
+
+
+@coroutine
+def trap() -> Generator[str, None, None]:
+    yield "a trap of the event loop"
+
+
+async def innermost() -> None:
+    await trap()
+
+
+async def outermost() -> None:
+    await innermost()
+
+
+class ByHand(Awaitable[None]):
+    """Steps a coroutine by hand, as sessions on a graph drive those of their hooks."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        driven = innermost()
+        while True:
+            try:
+                yielded = driven.send(None)
+            except StopIteration:
+                return
+            yield yielded
+
+
+async def drives() -> None:
+    await ByHand()
+
+
+async def items() -> AsyncIterator[int]:
+    await innermost()
+    yield 1
+
+
+async def iterates() -> None:
+    async for _ in items():
+        pass
+
+
+async def wraps() -> None:
+    await Wrapped()
+
+
+class Wrapped(Awaitable[None]):
+    def __await__(self) -> Generator[Any, Any, None]:
+        return innermost().__await__()
+
+
+@contextmanager
+def suspended(coroutine: Coroutine) -> Iterator[Coroutine]:
+    assert coroutine.send(None) == "a trap of the event loop"
+    yield coroutine
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+def functions_of(coroutine: Coroutine) -> list[str]:
+    return [frame.f_code.co_name for frame, _ in _stacks.frames_of(coroutine)]
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (outermost, ["outermost", "innermost", "trap"]),
+        (drives, ["drives", "__await__", "innermost", "trap"]),
+        (iterates, ["iterates", "items", "innermost", "trap"]),
+        (wraps, ["wraps", "innermost", "trap"]),
+    ],
+)
+def test_a_chain_of_awaits_is_followed_to_its_end(fn: Any, expected: list[str]) -> None:
+    with suspended(fn()) as coroutine:
+        assert functions_of(coroutine) == expected
+
+
+def test_a_dump_names_task_file_line_function_and_source() -> None:
+    with suspended(outermost()) as coroutine:
+        text = _stacks.report(lambda: [("trainer", coroutine)])
+    line = outermost.__code__.co_firstlineno + 1
+    assert "task trainer:\n" in text
+    assert f'{__file__}", line {line}, in outermost\n    await innermost()\n' in text
+
+
+def test_tasks_with_one_stack_share_an_entry() -> None:
+    with suspended(outermost()) as one, suspended(outermost()) as another:
+        tasks = [(f"w{i}", one if i % 2 else another) for i in range(7)]
+        text = _stacks.report(lambda: [*tasks, ("alone", None)])
+    assert "tasks w0, w1, w2, w3, w4 and 2 more:\n" in text
+    assert text.count("in outermost") == 1
+    assert "task alone:\n  (no frames" in text
+
+
+def test_a_coroutine_that_has_not_started_shows_where_it_begins() -> None:
+    coroutine = outermost()
+    assert functions_of(coroutine) == ["outermost"]
+    coroutine.close()
+    assert functions_of(coroutine) == []
+
+
+def test_a_deep_stack_shows_its_innermost_frames_only() -> None:
+    async def deep(depth: int) -> None:
+        await (deep(depth - 1) if depth else innermost())
+
+    with suspended(deep(99)) as coroutine:
+        text = _stacks.report(lambda: [("deep", coroutine)])
+    assert "(72 outer frames are left out)" in text
+    assert f"repeated {_stacks.MAX_FRAMES - 2 - 3} more times" in text  # the rest of `deep`
+    assert "in trap\n" in text
+
+
+@pytest.mark.parametrize("num", [1, 20, 1000])
+def test_a_section_is_bounded_and_says_how_much_is_missing(num: int) -> None:
+    def fresh(name: str) -> Coroutine:
+        scope: dict[str, Any] = {"trap": trap}
+        exec(f"async def {name}():\n    await trap()\n", scope)
+        return scope[name]()
+
+    coroutines = [fresh(f"f{i}" + "x" * 300) for i in range(num)]
+    for each in coroutines:
+        each.send(None)
+    text = _stacks.report(lambda: [(each.__name__, each) for each in coroutines])
+    for each in coroutines:
+        each.close()
+    tasks = text.partition("\nthread ")[0]
+    assert len(tasks) < _stacks.MAX_CHARS + 100
+    shown = tasks.count("task f")
+    assert (f"({num - shown} more tasks are left out)" in tasks) == (num == 1000)
+    assert shown == num or num == 1000
+
+
+def test_a_thread_is_shown_with_its_name_and_what_it_calls() -> None:
+    is_in, may_end = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        is_in.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=blocks, name="a thread that blocks")
+    thread.start()
+    is_in.wait()
+    text = _stacks.report(list)
+    may_end.set()
+    thread.join()
+    assert text.startswith("no tasks are known\n")
+    section = text.partition("thread a thread that blocks:\n")[2]
+    assert "in blocks\n    may_end.wait()\n" in section
+    assert section.index("in _bootstrap") < section.index("in blocks") < section.index("in wait")
+    assert "test_a_thread_is_shown" not in text  # the thread that asks only writes this
+
+
+class Hostile:
+    """Fails at whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+def test_what_cannot_be_told_never_raises() -> None:
+    def fails() -> list[tuple[str, object]]:
+        raise RuntimeError("the set has changed")
+
+    assert "tasks cannot be told: RuntimeError('the set has changed')" in _stacks.report(fails)
+    with suspended(outermost()) as coroutine:
+        text = _stacks.report(lambda: [("bad", Hostile()), ("good", coroutine)])
+    assert "task bad:\n" in text
+    assert "in innermost" in text
+    hostile: Any = Hostile()
+    assert "the tasks cannot be told" in _stacks.report(lambda: [(hostile, None)])
+
+
+anything = st.recursive(
+    st.none() | st.integers() | st.text() | st.builds(Hostile) | st.builds(iter, st.just([1])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.lists(st.tuples(st.text(), anything), max_size=5))
+@settings(max_examples=30)
+def test_a_dump_of_anything_is_text_of_bounded_length(tasks: list[tuple[str, object]]) -> None:
+    assert len(_stacks.report(lambda: tasks)) < 2 * _stacks.MAX_CHARS + 200
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    loop: list[Any] = []
+
+    def itself() -> Generator[Any, Any, None]:
+        yield from loop[0]
+
+    class Tail:
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> str:
+            return "a trap of the event loop"
+
+    tail: Any = Tail()
+    loop.append(tail)
+    with_tail = itself()
+    with_tail.send(None)
+    tail.holds = with_tail
+    assert functions_of(with_tail) == ["itself"]
+    with_tail.close()
+
+
+async def parks_for_good(engine: RealTimeEngine, slot: Slot) -> None:
+    await engine.park(slot)
+
+
+@pytest.mark.anyio
+async def test_the_engine_names_the_tasks_of_its_loop_in_any_thread() -> None:
+    engine: Any = current_engine()
+    slot = Slot(engine, "the end of this test")
+    async with anyio.create_task_group() as group:
+        group.start_soon(parks_for_good, engine, slot, name="the one that parks")
+        await settle()
+        tasks = [*engine.running_tasks(), *await anyio.to_thread.run_sync(engine.running_tasks)]
+        chains = [functions_of(each) for name, each in tasks if name == "the one that parks"]
+        slot.wake()
+    assert len(chains) == 2
+    for chain in chains:
+        assert chain[chain.index("parks_for_good") + 1] == "park"
+    assert "the one that parks" not in [name for name, _ in engine.running_tasks()]
+
+
+def test_an_engine_that_knows_no_tasks_names_none() -> None:
+    assert Trampoline().running_tasks() == []

@@ -1,0 +1,221 @@
+"""EvaluationHook on real graphs: the default graph, one step of the weights, real event files."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+import asynchooks
+from asynchooks import Evaluate, EvaluationHook, SharedSessionCreator, StopAtStepHook
+
+from .models import Moments, aborted, checkpoint_of, counting_model, monitored, raising
+from .test_step_counter import scalars
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+both_modes = pytest.mark.parametrize("mode", list(Evaluate))
+
+
+class Pair(NamedTuple):
+    """A graph whose train op moves two weights and the global step, one after another."""
+
+    graph: Any
+    first: Any
+    second: Any
+    train_op: Any
+
+
+def pair_model() -> Pair:
+    graph = tf.Graph()
+    with graph.as_default():
+        first = v1.get_variable("first", (), tf.float32, v1.zeros_initializer())
+        second = v1.get_variable("second", (), tf.float32, v1.zeros_initializer())
+        with tf.control_dependencies([v1.assign_add(first, 1.0)]):
+            moved = v1.assign_add(second, 1.0)
+        with tf.control_dependencies([moved]):
+            train_op = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+    return Pair(graph, first, second, train_op)
+
+
+@both_modes
+async def test_a_coroutine_has_the_graph_as_the_default_one_also_after_a_wait(
+    mode: Evaluate,
+) -> None:
+    model = counting_model()
+    graphs = []
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        graphs.append(v1.get_default_graph())
+        await anyio.lowlevel.checkpoint()
+        graphs.append(v1.get_default_graph())
+        return {"step": session.run(v1.train.get_global_step())}
+
+    hook = EvaluationHook(evaluate, every_n_steps=2, mode=mode)
+    async with monitored(model.graph, [hook]) as session:
+        for _ in range(3):
+            await session.run(model.train_op)
+    assert graphs == [model.graph] * 4
+    assert (hook.latest, hook.latest_step) == ({"step": 3.0}, 3)
+
+
+@both_modes
+async def test_a_plain_function_has_the_graph_as_the_default_one_in_its_thread(
+    mode: Evaluate, tmp_path: Path
+) -> None:
+    model = counting_model()
+    threads = set()
+
+    def evaluate(session: Any, step: int) -> dict[str, float]:
+        threads.add(threading.current_thread())
+        assert v1.get_default_graph() is model.graph
+        return {"step": session.run(v1.train.get_global_step())}
+
+    hook = EvaluationHook(evaluate, every_n_steps=4, mode=mode, output_dir=str(tmp_path))
+    async with monitored(model.graph, [hook]) as session:
+        for _ in range(4):
+            await session.run(model.train_op)
+    assert threading.current_thread() not in threads
+    assert scalars(tmp_path, "eval/step") == [(4, 4.0)]
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+async def test_evaluations_of_a_shared_model_see_one_step_of_it(
+    is_beside: bool, tmp_path: Path
+) -> None:
+    model = pair_model()
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        first = session.run(model.first)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        return {"step": step, "first": first, "second": session.run(model.second)}
+
+    async def exclusively(session: Any, step: int) -> dict[str, float]:
+        async with session.global_step.exclusive():
+            return await evaluate(session, session.global_step.value)
+
+    if is_beside:
+        hook = EvaluationHook(exclusively, every_n_steps=10, output_dir=str(tmp_path))
+    else:
+        hook = EvaluationHook(
+            evaluate, every_n_steps=10, mode=Evaluate.BETWEEN, output_dir=str(tmp_path)
+        )
+    with model.graph.as_default():
+        creator = SharedSessionCreator(asynchooks.ChiefSessionCreator())
+
+    async def worker(hooks: list[Any]) -> None:
+        hooks = [*hooks, StopAtStepHook(last_step=200)]
+        async with monitored(model.graph, hooks, creator) as session:
+            while not session.should_stop():
+                await session.run(model.train_op)
+                await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for hooks in ([hook], [], []):
+                group.start_soon(worker, hooks)
+    tags = ("step", "first", "second")
+    steps, firsts, seconds = (scalars(tmp_path, f"eval/{tag}") for tag in tags)
+    assert len(steps) >= 4
+    assert firsts == seconds == steps
+    if not is_beside:
+        assert [label for label, _ in steps] == [value for _, value in steps]
+
+
+@both_modes
+async def test_it_counts_from_the_step_of_a_restored_checkpoint(
+    mode: Evaluate, tmp_path: Path
+) -> None:
+    model = counting_model()
+    path = checkpoint_of(model, tmp_path, 7)
+    steps = []
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        steps.append(step)
+        return {}
+
+    with model.graph.as_default():
+        creator = asynchooks.ChiefSessionCreator(checkpoint_filename_with_path=path)
+    hook = EvaluationHook(evaluate, every_n_steps=3, mode=mode, at_end=False)
+    async with monitored(model.graph, [hook], creator) as session:
+        for _ in range(7):
+            await session.run(model.train_op)
+    assert steps == [10, 13]
+
+
+@both_modes
+async def test_the_end_of_a_dataset_of_the_evaluation_is_not_the_end_of_training(
+    mode: Evaluate,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        batch = v1.data.make_one_shot_iterator(tf.data.Dataset.range(2)).get_next()
+
+    def evaluate(session: Any, step: int) -> dict[str, float]:
+        while True:
+            session.run(batch)
+
+    hook = EvaluationHook(evaluate, every_n_steps=1, mode=mode)
+    with pytest.raises(RuntimeError, match="let OutOfRangeError.* out: its input has ended"):
+        async with monitored(model.graph, [hook]) as session:
+            await session.run(model.train_op)
+
+
+@both_modes
+async def test_an_evaluation_that_loses_the_session_has_it_recreated(mode: Evaluate) -> None:
+    model = counting_model()
+    fail, created = raising(aborted()), []
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        fail()
+        return {"step": step}
+
+    hook = EvaluationHook(evaluate, every_n_steps=2, mode=mode)
+    hooks = [hook, Moments(created=lambda session, coord: created.append(session))]
+    async with monitored(model.graph, hooks) as session:
+        for _ in range(3):
+            await session.run(model.train_op)
+            await anyio.lowlevel.checkpoint()
+    assert len(created) == 2
+    assert hook.latest is not None
+
+
+async def test_a_tensor_that_was_not_run_is_an_error_and_an_eager_one_a_number() -> None:
+    model = counting_model()
+    results = [{"step": model.step}, {"value": tf.constant(0.25)}]
+    assert tf.executing_eagerly()
+
+    async def evaluate(session: Any, step: int) -> Any:
+        return results[step - 1]
+
+    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.BETWEEN)
+    async with monitored(model.graph, [hook]) as session:
+        with pytest.raises(TypeError, match=r"one number .* what session.run gives for it"):
+            await session.run(model.train_op)
+        await session.run(model.train_op)
+    assert hook.latest == {"value": 0.25}
+
+
+async def test_only_evaluations_between_steps_have_runs_enter_the_graph() -> None:
+    graphs = []
+
+    def look(*_: object) -> None:
+        graphs.append(v1.get_default_graph())
+
+    class Looks(Moments):
+        """Ours, and so known not to look at the default graph; this one does, to tell."""
+
+        _looks_at_default_graph = False
+
+    for mode in Evaluate:
+        model = counting_model()
+        hook = EvaluationHook(lambda session, step: {}, every_n_steps=5, mode=mode, at_end=False)
+        async with monitored(model.graph, [hook, Looks(after_run=look)]) as session:
+            await session.run(model.train_op)
+        assert (graphs.pop() is model.graph) == (mode is Evaluate.BETWEEN)
