@@ -10,7 +10,7 @@
         _step_fn, _recovery, _phase
     L1  _global_step, _step_runs, _gate, _waiters, _timer, _lock, _portal, _stacks,
         checkpoints
-    L0  _engine, _real_time, _signal, _stop, _stop_reason, _errors
+    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _errors
                                 the one way to wait, and every exception
 
 Imports point down only. TensorFlow's names are resolved on first use.

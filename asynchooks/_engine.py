@@ -105,6 +105,14 @@ class Engine(ABC):
         """As `wake`, in a signal handler, which may have interrupted anything."""
         self.wake(slot, value)
 
+    def hear_signals(self) -> Callable[[], None]:
+        """Let a signal that any thread of the process gets wake a loop that sleeps; how to end it.
+
+        Without it the loop may sleep on until its next timer, and Python's handler waits for that.
+        Only in the main thread.
+        """
+        return lambda: None
+
     @abstractmethod
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
         """Start `fn(*args)` as a task of its own. It must not raise: nobody could catch it."""

@@ -188,6 +188,11 @@ class AsyncioEngine(RealTimeEngine):
         task = self._current_task()  # else what it awaits was cancelled, and said so
         return task is None or task.cancelling() > 0
 
+    def hear_signals(self) -> Callable[[], None]:
+        from ._wakeup_fd import wake_on_signals
+
+        return wake_on_signals(self._loop)
+
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
         named = [(task.get_name(), task.get_coro()) for task in self._all_tasks(self._loop)]

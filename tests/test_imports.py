@@ -14,7 +14,7 @@ import asynchooks
 PACKAGE = Path(asynchooks.__file__).parent
 
 LAYERS = [
-    ["_errors", "_signal", "_engine", "_real_time", "_stop", "_stop_reason"],
+    ["_errors", "_signal", "_engine", "_real_time", "_wakeup_fd", "_stop", "_stop_reason"],
     [
         "_gate",
         "_waiters",
@@ -63,6 +63,7 @@ SAME_LAYER = {
     ("_engine", "_signal"),
     ("_engine", "_real_time"),  # when it is first asked for
     ("_real_time", "_engine"),
+    ("_real_time", "_wakeup_fd"),  # on asyncio
     ("_stop", "_engine"),
     ("_waiters", "_engine"),
     ("_step_runs", "_gate"),
@@ -155,7 +156,7 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path) -> None:
     names = foreign(path)
-    if path.name not in ("_real_time.py", "_runner.py"):
+    if path.name not in ("_real_time.py", "_wakeup_fd.py", "_runner.py"):
         assert not names & {"asyncio", "trio"}
     if place_of(path) != "tf":
         assert "tensorflow" not in names

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,6 +22,13 @@ from .._raw_session import RawSession, raw_session_of
 from .._session_stop import SessionStop
 from .._stop_reason import StopReason
 from ._checkpoint_saver import CheckpointSaverHook
+from ._signal_handlers import (
+    Deadline,
+    SignalHandlers,
+    checked_signal,
+    end_by,
+    exit_out_of_groups,
+)
 
 logger = logging.getLogger("asynchooks")
 
@@ -70,16 +75,16 @@ class PreemptionHook(SessionRunHook):
     ) -> None:
         if not deadline_secs > 0:
             raise ValueError(f"deadline_secs is {deadline_secs!r}; give seconds > 0")
-        self._signals = list(dict.fromkeys(_checked(each) for each in signals))
+        self._signals = list(dict.fromkeys(checked_signal(each) for each in signals))
         self._deadline_secs = deadline_secs
         self._num_sessions = 0
-        self._found: dict[signal.Signals, Any] = {}  # the handlers that were there before
+        self._handlers = SignalHandlers(self._on_signal)
         self._received: signal.Signals | None = None
         self._savers: list[CheckpointSaverHook] = []
         self._stops: list[SessionStop] = []
         self._raws: list[RawSession] = []
         self._watch: _Watch | None = None  # there while a session is open and signals are handled
-        self._news: queue.SimpleQueue[signal.Signals | None]
+        self._deadline: Deadline | None = None
 
     @property
     def received(self) -> signal.Signals | None:
@@ -103,37 +108,24 @@ class PreemptionHook(SessionRunHook):
             )  # fmt: skip
             return
         engine = current_engine()
-        self._news = queue.SimpleQueue()
-        if not engine.is_virtual:
-            args = (self._news, self._deadline_secs)
-            name = "asynchooks-deadline"
-            threading.Thread(target=_enforce, args=args, name=name, daemon=True).start()
+        self._deadline = None if engine.is_virtual else Deadline(self._deadline_secs)
         self._watch = _Watch(engine)
         self._watch.task = engine.start(self._serve, self._watch)
-        for each in self._signals:
-            if signal.getsignal(each) is None:
-                logger.warning(
-                    "%s is handled by something that is not Python, and could not be put back: it "
-                    "is left alone", each.name,
-                )  # fmt: skip
-            else:
-                self._found[each] = signal.signal(each, self._on_signal)
+        self._watch.stop_hearing = engine.hear_signals()
+        self._handlers.install(self._signals)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, between any two of its instructions: no locks, no log."""
         received = signal.Signals(number)
-        found = self._found.get(received)
-        if self._watch is None:  # ours stayed because somebody else had put theirs over it
-            _call_handler(found, received, frame)
-        elif self._received is not None:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        else:
-            self._received = received
-            self._news.put(received)
-            self._watch.engine.wake_from_signal(self._watch.news, received)
-            if _hook_of(found) is not None:  # of another session that is open
-                _call_handler(found, received, frame)
+        watch = self._watch
+        if watch is None or self._received is not None:
+            end_by(number)
+            return
+        self._received = received
+        if self._deadline is not None:
+            self._deadline.begin(received)
+        watch.engine.wake_from_signal(watch.news, received)
+        self._handlers.pass_on(received, frame)
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         raw = raw_session_of(session)
@@ -177,6 +169,7 @@ class PreemptionHook(SessionRunHook):
         if self._num_sessions > 0:
             return error
         watch, self._watch = self._watch, None
+        self._handlers.is_in_use = False  # signals go to whoever was there before
         raws, self._raws = self._raws, []
         self._savers, self._stops = [], []
         if watch is None:
@@ -186,8 +179,10 @@ class PreemptionHook(SessionRunHook):
         except BaseException as interruption:
             error = error or interruption
         finally:
-            self._put_back()
-            self._news.put(None)
+            self._handlers.put_back()
+            watch.stop_hearing()
+            if self._deadline is not None:
+                self._deadline.lift()
         if self._received is None:
             return error
         if error is not None and not is_preemption(error):  # that one, a recovery would have cured
@@ -195,7 +190,7 @@ class PreemptionHook(SessionRunHook):
             return error
         if self._received is signal.SIGINT:
             return KeyboardInterrupt()
-        _exit_out_of_groups(128 + self._received)
+        exit_out_of_groups(128 + self._received)
         return SystemExit(128 + self._received)
 
     async def _see_off(self, watch: _Watch, raws: list[RawSession]) -> None:
@@ -210,12 +205,6 @@ class PreemptionHook(SessionRunHook):
                     with contextlib.suppress(StepUnreachableError, TimeoutError):
                         await raw.global_step.wait_for(sys.maxsize, timeout=self._deadline_secs / 4)
 
-    def _put_back(self) -> None:
-        for each, handler in list(self._found.items()):
-            if signal.getsignal(each) == self._on_signal:
-                signal.signal(each, _original(handler, each))
-                del self._found[each]
-
 
 class _Watch:
     """What waits for a signal, for all sessions of one hook."""
@@ -225,72 +214,4 @@ class _Watch:
         self.news = Slot(engine, "a signal")
         self.ending = Slot(engine, "the end of the session")
         self.task: EngineTask | None = None
-
-
-def _hook_of(handler: Any) -> PreemptionHook | None:
-    """Whose handler it is, if a hook's."""
-    owner = getattr(handler, "__self__", None)
-    return owner if isinstance(owner, PreemptionHook) else None
-
-
-def _original(handler: Any, number: signal.Signals) -> Any:
-    """The handler, or what was there before it, if it is that of a hook whose sessions are over."""
-    while (hook := _hook_of(handler)) is not None and hook._watch is None:
-        handler = hook._found.get(number, signal.SIG_DFL)
-    return handler
-
-
-def _call_handler(handler: Any, received: signal.Signals, frame: FrameType | None) -> None:
-    if callable(handler):
-        handler(received, frame)
-    elif handler is not signal.SIG_IGN:
-        signal.signal(received, signal.SIG_DFL)
-        signal.raise_signal(received)
-
-
-def _enforce(news: queue.SimpleQueue[signal.Signals | None], deadline_secs: float) -> None:
-    """In a thread of its own: end the process when its time is over."""
-    received = news.get()
-    if received is None:
-        return
-    with contextlib.suppress(queue.Empty):
-        if news.get(timeout=min(deadline_secs, threading.TIMEOUT_MAX)) is None:
-            return
-    logger.critical(
-        "The process did not end within %g s of %s: ended", deadline_secs, received.name
-    )
-    flush = threading.Thread(target=_flush, daemon=True)
-    flush.start()
-    flush.join(1.0)  # a pipe that nobody reads would hold it for ever
-    os._exit(128 + received)
-
-
-def _exit_out_of_groups(code: int) -> None:
-    """Where trio's task groups wrap the exit, and nobody unwraps it, let its code be the process's.
-
-    Python takes the code of a SystemExit that the hook for uncaught exceptions raises.
-    """
-    found = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if isinstance(error, BaseExceptionGroup) and error.split(SystemExit)[1] is None:
-            raise SystemExit(code)
-        found(kind, error, traceback)
-
-    sys.excepthook = hook
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
-def _checked(number: object) -> signal.Signals:
-    try:
-        checked = signal.Signals(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise TypeError(f"signals holds {number!r}; give signals, such as signal.SIGTERM") from None
-    if checked.name in ("SIGKILL", "SIGSTOP"):
-        raise ValueError(f"signals holds {checked.name}, which no program can handle; leave it out")
-    return checked
+        self.stop_hearing: Callable[[], None] = lambda: None

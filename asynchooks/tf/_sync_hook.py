@@ -126,6 +126,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
     def end(self, session: Any) -> None:
         try:
             try:
+                self._hook._ending()
                 self._call("end", session)
             finally:
                 self._end_side_tasks()

@@ -150,7 +150,6 @@ def test_workers_in_a_task_group_end_the_process_with_the_signals_code(backend: 
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="flushing stdout waits for its reader, for ever")
 def test_the_deadline_holds_where_nobody_reads_the_output() -> None:
     with running(server(), unread, Connection) as run:
         wait_for(run, "stuck")
@@ -159,7 +158,6 @@ def test_the_deadline_holds_where_nobody_reads_the_output() -> None:
         assert run.process.exitcode == 143
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="Python knows of no handler but its own")
 def test_a_handler_of_faulthandler_is_put_back(tmp_path: Path) -> None:
     with running(server(), with_faulthandler, Connection, tmp_path / "stacks") as run:
         run.join()

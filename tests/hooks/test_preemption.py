@@ -176,6 +176,29 @@ def test_the_event_loops_own_handler_of_ctrl_c_is_put_back() -> None:
         await asyncio.sleep(60)
 
     with handlers_are_kept(), pytest.raises(KeyboardInterrupt):
+        # a shell starts what runs in its background with SIGINT ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["nobody", "add_signal_handler"])
+def test_what_wakes_the_loop_at_signals_is_put_back(is_taken: bool) -> None:
+    def current() -> int:
+        fd = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(fd)
+        return fd
+
+    async def main() -> None:
+        if is_taken:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print)
+        before, num_fds = current(), len(os.listdir("/proc/self/fd"))
+        async with MonitoredSession([PreemptionHook()], counting_creator()):
+            assert (current() == before) is is_taken
+            assert current() != -1
+        assert current() == before
+        assert len(os.listdir("/proc/self/fd")) == num_fds
+
+    with handlers_are_kept():
         asyncio.run(main())
 
 

@@ -91,11 +91,8 @@ async def test_a_block_that_does_not_end_is_saved_after_half_of_the_time(tmp_pat
     assert saved_counts(tmp_path) == {0: 0, 1: 1, 2: 2}
 
 
-LOOPS = [
-    pytest.param(
-        ("asyncio", {}),
-        marks=pytest.mark.xfail(raises=AssertionError, reason="asyncio's loop is not woken"),
-    ),
+LOOPS: list[tuple[str, dict[str, bool]]] = [
+    ("asyncio", {}),
     ("asyncio", {"use_uvloop": True}),
     ("trio", {}),
 ]
