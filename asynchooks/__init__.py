@@ -10,16 +10,17 @@
         _step_fn, _recovery, _phase
     L1  _global_step, _step_runs, _gate, _waiters, _timer, _lock, _portal, _stacks,
         checkpoints
-    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _errors
+    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _errors,
+        _later
                                 the one way to wait, and every exception
 
-Imports point down only. TensorFlow's names are resolved on first use.
+Imports point down only. Hooks, checkpoints and TensorFlow's names are loaded at
+their first use.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._coordinator import Coordinator
 from ._errors import (
@@ -42,6 +43,7 @@ from ._errors import (
 from ._function_session import FunctionSessionCreator
 from ._global_step import GlobalStep, GlobalStepStatistics
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._later import later
 from ._listener import CheckpointSaverListener
 from ._raw_session import RawSession
 from ._recovery import Recovery, Restart
@@ -52,30 +54,32 @@ from ._side_tasks import OnFailure
 from ._step_fn import StepContext
 from ._stop_reason import StopReason
 from ._timer import SecondOrStepTimer
-from .checkpoints import Mode, Retention, Saver, SnapshotSaver, StateDictSaver
-from .hooks import (
-    CheckpointSaverHook,
-    EarlyStoppingHook,
-    Evaluate,
-    EvaluationHook,
-    FeedFnHook,
-    FinalOpsHook,
-    GlobalStepWaiterHook,
-    LoggingTensorHook,
-    LoopLag,
-    LoopLagHook,
-    NanTensorHook,
-    OnStall,
-    PreemptionHook,
-    StallHook,
-    StepCounterHook,
-    StopAtStepHook,
-    SummarySaverHook,
-    TimeLimitHook,
-    WhenBusy,
-)
 
 if TYPE_CHECKING:
+    from .checkpoints import Mode as Mode
+    from .checkpoints import Retention as Retention
+    from .checkpoints import Saver as Saver
+    from .checkpoints import SnapshotSaver as SnapshotSaver
+    from .checkpoints import StateDictSaver as StateDictSaver
+    from .hooks import CheckpointSaverHook as CheckpointSaverHook
+    from .hooks import EarlyStoppingHook as EarlyStoppingHook
+    from .hooks import Evaluate as Evaluate
+    from .hooks import EvaluationHook as EvaluationHook
+    from .hooks import FeedFnHook as FeedFnHook
+    from .hooks import FinalOpsHook as FinalOpsHook
+    from .hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
+    from .hooks import LoggingTensorHook as LoggingTensorHook
+    from .hooks import LoopLag as LoopLag
+    from .hooks import LoopLagHook as LoopLagHook
+    from .hooks import NanTensorHook as NanTensorHook
+    from .hooks import OnStall as OnStall
+    from .hooks import PreemptionHook as PreemptionHook
+    from .hooks import StallHook as StallHook
+    from .hooks import StepCounterHook as StepCounterHook
+    from .hooks import StopAtStepHook as StopAtStepHook
+    from .hooks import SummarySaverHook as SummarySaverHook
+    from .hooks import TimeLimitHook as TimeLimitHook
+    from .hooks import WhenBusy as WhenBusy
     from .tf import ChiefSessionCreator as ChiefSessionCreator
     from .tf import HooksCallback as HooksCallback
     from .tf import MonitoredTrainingSession as MonitoredTrainingSession
@@ -85,18 +89,46 @@ if TYPE_CHECKING:
     from .tf import TensorFlowSaver as TensorFlowSaver
     from .tf import WorkerSessionCreator as WorkerSessionCreator
     from .tf import sync_hook as sync_hook
-
-_FROM_TF = (
-    "ChiefSessionCreator",
-    "HooksCallback",
-    "MonitoredTrainingSession",
-    "ProfilerHook",
-    "Scaffold",
-    "SingularMonitoredSession",
-    "TensorFlowSaver",
-    "WorkerSessionCreator",
-    "sync_hook",
-)
+else:  # type checkers shall see the names above, and no others
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "tf": "tf",
+            "Mode": "checkpoints",
+            "Retention": "checkpoints",
+            "Saver": "checkpoints",
+            "SnapshotSaver": "checkpoints",
+            "StateDictSaver": "checkpoints",
+            "CheckpointSaverHook": "hooks",
+            "EarlyStoppingHook": "hooks",
+            "Evaluate": "hooks",
+            "EvaluationHook": "hooks",
+            "FeedFnHook": "hooks",
+            "FinalOpsHook": "hooks",
+            "GlobalStepWaiterHook": "hooks",
+            "LoggingTensorHook": "hooks",
+            "LoopLag": "hooks",
+            "LoopLagHook": "hooks",
+            "NanTensorHook": "hooks",
+            "OnStall": "hooks",
+            "PreemptionHook": "hooks",
+            "StallHook": "hooks",
+            "StepCounterHook": "hooks",
+            "StopAtStepHook": "hooks",
+            "SummarySaverHook": "hooks",
+            "TimeLimitHook": "hooks",
+            "WhenBusy": "hooks",
+            "ChiefSessionCreator": "tf",
+            "HooksCallback": "tf",
+            "MonitoredTrainingSession": "tf",
+            "ProfilerHook": "tf",
+            "Scaffold": "tf",
+            "SingularMonitoredSession": "tf",
+            "TensorFlowSaver": "tf",
+            "WorkerSessionCreator": "tf",
+            "sync_hook": "tf",
+        },
+    )
 
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing
     "CheckpointError",
@@ -158,15 +190,3 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "TimeLimitHook",
     "WhenBusy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FROM_TF:
-        return getattr(importlib.import_module(".tf", __name__), name)
-    if name == "tf":
-        return importlib.import_module(".tf", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_FROM_TF, "tf"})

@@ -14,7 +14,16 @@ import asynchooks
 PACKAGE = Path(asynchooks.__file__).parent
 
 LAYERS = [
-    ["_errors", "_signal", "_engine", "_real_time", "_wakeup_fd", "_stop", "_stop_reason"],
+    [
+        "_errors",
+        "_later",
+        "_signal",
+        "_engine",
+        "_real_time",
+        "_wakeup_fd",
+        "_stop",
+        "_stop_reason",
+    ],
     [
         "_gate",
         "_waiters",
@@ -184,4 +193,4 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
-        asynchooks.Nonsense  # noqa: B018
+        asynchooks.Nonsense  # type: ignore[attr-defined]  # noqa: B018

@@ -1,21 +1,54 @@
-"""The hooks that come with asynchooks, one file per purpose."""
+"""The hooks that come with asynchooks, one file per purpose; each is loaded at its first use."""
 
-from ._background import WhenBusy
-from ._checkpoint_saver import CheckpointSaverHook
-from ._early_stopping import EarlyStoppingHook
-from ._evaluation import Evaluate, EvaluationHook
-from ._feed_fn import FeedFnHook
-from ._final_ops import FinalOpsHook
-from ._logging_tensor import LoggingTensorHook
-from ._loop_lag import LoopLag, LoopLagHook
-from ._nan_tensor import NanTensorHook
-from ._preemption import PreemptionHook
-from ._stall import OnStall, StallHook
-from ._step_counter import StepCounterHook
-from ._stop_at_step import StopAtStepHook
-from ._summary_saver import SummarySaverHook
-from ._time_limit import TimeLimitHook
-from ._waiter import GlobalStepWaiterHook
+from typing import TYPE_CHECKING
+
+from .._later import later
+
+if TYPE_CHECKING:
+    from ._background import WhenBusy as WhenBusy
+    from ._checkpoint_saver import CheckpointSaverHook as CheckpointSaverHook
+    from ._early_stopping import EarlyStoppingHook as EarlyStoppingHook
+    from ._evaluation import Evaluate as Evaluate
+    from ._evaluation import EvaluationHook as EvaluationHook
+    from ._feed_fn import FeedFnHook as FeedFnHook
+    from ._final_ops import FinalOpsHook as FinalOpsHook
+    from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
+    from ._loop_lag import LoopLag as LoopLag
+    from ._loop_lag import LoopLagHook as LoopLagHook
+    from ._nan_tensor import NanTensorHook as NanTensorHook
+    from ._preemption import PreemptionHook as PreemptionHook
+    from ._stall import OnStall as OnStall
+    from ._stall import StallHook as StallHook
+    from ._step_counter import StepCounterHook as StepCounterHook
+    from ._stop_at_step import StopAtStepHook as StopAtStepHook
+    from ._summary_saver import SummarySaverHook as SummarySaverHook
+    from ._time_limit import TimeLimitHook as TimeLimitHook
+    from ._waiter import GlobalStepWaiterHook as GlobalStepWaiterHook
+else:  # type checkers shall see the names above, and no others
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "CheckpointSaverHook": "_checkpoint_saver",
+            "EarlyStoppingHook": "_early_stopping",
+            "Evaluate": "_evaluation",
+            "EvaluationHook": "_evaluation",
+            "FeedFnHook": "_feed_fn",
+            "FinalOpsHook": "_final_ops",
+            "GlobalStepWaiterHook": "_waiter",
+            "LoggingTensorHook": "_logging_tensor",
+            "LoopLag": "_loop_lag",
+            "LoopLagHook": "_loop_lag",
+            "NanTensorHook": "_nan_tensor",
+            "OnStall": "_stall",
+            "PreemptionHook": "_preemption",
+            "StallHook": "_stall",
+            "StepCounterHook": "_step_counter",
+            "StopAtStepHook": "_stop_at_step",
+            "SummarySaverHook": "_summary_saver",
+            "TimeLimitHook": "_time_limit",
+            "WhenBusy": "_background",
+        },
+    )
 
 __all__ = [
     "CheckpointSaverHook",

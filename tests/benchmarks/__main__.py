@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from . import footprint, function, graph, keras_fit, many_workers, threads
+from . import footprint, function, graph, keras_fit, many_workers, saving, threads
 from ._report import Row, print_rows, progress
 
 GROUPS = {
@@ -18,6 +18,7 @@ GROUPS = {
     "Keras": keras_fit.rows,
     "threads": threads.rows,
     "many workers": many_workers.rows,
+    "saving": saving.rows,
     "imports and memory": footprint.rows,
 }
 
