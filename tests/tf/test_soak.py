@@ -25,5 +25,5 @@ async def test_openings_leave_nothing_and_add_up_to_nothing() -> None:
     finally:
         gc.unfreeze()
     half, whole = readings[-3], readings[-1]
-    assert whole.ours == half.ours
+    assert whole.ours <= half.ours
     assert (whole.descriptors, whole.tasks) == (half.descriptors, half.tasks)
