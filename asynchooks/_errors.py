@@ -131,7 +131,12 @@ def out_of_range_types() -> tuple[type[BaseException], ...]:
 
 
 def is_clean_end(error: BaseException | None) -> bool:
-    """Whether the end of a block with this error counts as clean; exact types only."""
+    """Whether the end of a block with this error counts as clean; exact types only.
+
+    A group of nothing but StopTraining does: what a task group makes of waits that a stop ended.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(lambda each: type(each) is StopTraining)[1] is None
     clean = (StopTraining, StopIteration, StopAsyncIteration, *out_of_range_types())
     return error is None or type(error) in clean
 
@@ -153,3 +158,15 @@ def is_input_end(error: BaseException) -> bool:
     if type(error) is RuntimeError and str(error) == "coroutine raised StopIteration":
         return type(error.__cause__) is StopIteration
     return type(error) in (StopIteration, StopAsyncIteration)
+
+
+class InputError(RuntimeError):
+    """The input of training is not what it should be, or cannot be read."""
+
+
+class InputStructureError(InputError, ValueError):
+    """Items do not fit together, or not to what they are fed to."""
+
+
+class InputStateError(InputError, ValueError):
+    """A position in the input cannot be saved, or is none of this pipeline."""

@@ -49,10 +49,12 @@ def save_hooks(hooks: Iterable[Any]) -> bytes:
         try:
             if not isinstance(state, Mapping):
                 raise TypeError(f"expected a dict, got {state!r}")
+            if state and not _takes_back(hook):
+                raise TypeError("it has a state_dict, and no load_state_dict; write that, too")
             if state:
-                text = json.dumps(state, default=_encoded)
+                json.dumps(state, default=_encoded)  # says first what cannot be walked through
                 _check_keys(state)
-                texts[name] = json.loads(text)
+                texts[name] = json.loads(json.dumps(_with_scalars(state), default=_encoded))
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"the state_dict of the hook {name} cannot be saved: {error}. Give values of JSON, "
@@ -110,6 +112,20 @@ def _check_keys(state: Any) -> None:
     elif isinstance(state, (list, tuple)):
         for each in state:
             _check_keys(each)
+
+
+def _takes_back(hook: SessionRunHook) -> bool:
+    return type(hook).load_state_dict is not SessionRunHook.load_state_dict
+
+
+def _with_scalars(state: Any) -> Any:
+    """The state, with NumPy scalars encoded that JSON would take for Python's numbers."""
+    if isinstance(state, Mapping):
+        return {key: _with_scalars(each) for key, each in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [_with_scalars(each) for each in state]
+    is_scalar = isinstance(state, (int, float, str)) and hasattr(state, "dtype")
+    return _encoded(state) if is_scalar else state
 
 
 def _encoded(value: Any) -> Any:

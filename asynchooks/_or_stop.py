@@ -33,8 +33,8 @@ async def or_stop(
     if not callable(fn):
         raise TypeError(f"or_stop got {fn!r}; give an async function, then its arguments")
     if stop.is_set:
-        raise StopTraining(f"a stop was requested before {fn!r} was called")
-    slot = Slot(engine, f"{fn!r} or a stop")
+        raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
+    slot = Slot(engine, f"{name_of(fn)} or a stop")
     outcome: Outcome | None = None
 
     async def run() -> None:
@@ -61,4 +61,9 @@ async def or_stop(
     if outcome is not None and (slot.value is not STOPPED or outcome.error is not None):
         value: T = outcome.unwrap()
         return value
-    raise StopTraining(f"a stop was requested while waiting for {fn!r}")
+    raise StopTraining(f"a stop was requested while waiting for {name_of(fn)}")
+
+
+def name_of(fn: object) -> str:
+    """What to call it in messages; the whole object of a bound method may be large."""
+    return str(getattr(fn, "__qualname__", repr(fn)))

@@ -41,6 +41,13 @@ class RawSession(ABC):
     """The run options and metadata that hooks see when nobody asked for any."""
     evaluates = False
     """Whether `evaluate` can compute fetches without running a step."""
+    is_saved = False
+    """Whether a hook makes checkpoints of its model, in whichever worker's session."""
+    bad_from: int | None = None
+    """The step from which on its model must not be saved, as its loss was NaN; None: all are good.
+
+    It is the model's, so that a worker that sees NaN tells the one that saves.
+    """
     loss: Loss | None = None
     """Where what it runs on may fall silent: set then, and blocking calls are given up."""
 

@@ -184,7 +184,13 @@ class Lease:
 
 
 async def _call(fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
-    return await fn(*args)
+    result = fn(*args)
+    if not isinstance(result, Awaitable):
+        raise TypeError(
+            f"{fn!r} is no async function: it returned {result!r}, which cannot be awaited, and "
+            "held the event loop. Call it through anyio.to_thread.run_sync"
+        )
+    return await result
 
 
 @asynccontextmanager

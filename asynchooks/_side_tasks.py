@@ -64,15 +64,17 @@ class SideTasks:
         fail: is told of an error that stops the session, and in which task it was.
     """
 
-    __slots__ = ("_drive", "_fail", "_running", "_stop")
+    __slots__ = ("_drive", "_fail", "_is_ending", "_running", "_stop")
 
     def __init__(
         self,
         stop: Stop,
         drive: Callable[[SideTask, tuple[Any, ...]], Awaitable[Any]],
         fail: Callable[[BaseException, str], None],
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._stop = stop
+        self._is_ending = is_ending
         self._drive = drive
         self._fail = fail
         self._running: dict[_Task, None] = {}  # in order of their starts
@@ -144,6 +146,7 @@ class SideTasks:
             while (error := await self._failure_of(engine, task, fn, args)) is not None:
                 num_failures += 1
                 if not isinstance(error, Exception) or on_failure is OnFailure.STOP:
+                    logger.error("The side task %s failed, so training stops: %r", task.name, error)
                     self._fail(error, task.name)
                 elif isinstance(on_failure, Restart):
                     if await self._may_restart(engine, task, error, num_failures, on_failure):
@@ -163,8 +166,13 @@ class SideTasks:
         """Run it once; returns what it raised that was not only to stop when told to."""
         try:
             await self._drive(fn, args)
-        except StopTraining:
-            return None  # it was told to stop, and did
+        except StopTraining as error:
+            if not (self._stop.is_set or self._is_ending()):  # else it was told, and did
+                logger.warning(
+                    "The side task %s has ended by %r, and nobody had asked it to stop; training "
+                    "goes on. To end it: session.request_stop()", task.name, error,
+                )  # fmt: skip
+            return None
         except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
             failure: BaseException = error
             if is_input_end(error):  # it could pass for the clean end of a session around this one
@@ -187,6 +195,7 @@ class SideTasks:
     ) -> bool:
         if num_failures > restart.max_attempts:
             error.add_note(f"it was restarted {restart.max_attempts} times before")
+            logger.error("The side task %s failed again, so training stops: %r", task.name, error)
             self._fail(error, task.name)
             return False
         pause = restart.pause_before(num_failures)

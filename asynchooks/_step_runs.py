@@ -81,7 +81,7 @@ class StepRuns:
         ticket = self.take_ticket_nowait()
         if ticket is not None:
             return ticket
-        asker = await self._ask(is_exclusive=False)
+        asker = await self._ask(is_exclusive=False, ends_at_stop=True)
         if asker.answer is Answer.REFUSED:
             raise StopTraining(f"{self.name} has reached its limit: {self!r}")
         if asker.ticket is None:
@@ -227,16 +227,21 @@ class StepRuns:
 
         Raises:
             TimeoutError: on entering: they have not ended in time.
+            StopTraining: on entering: the session was asked to stop while they went on.
         """
-        release = await self.take_exclusive(timeout=timeout)
+        release = await self.take_exclusive(timeout=timeout, ends_at_stop=True)
         try:
             yield
         finally:
             release()
 
-    async def take_exclusive(self, *, timeout: float | None = None) -> Callable[[], None]:
-        """As entering `exclusive`; returns what ends it, from any thread."""
-        asker = await self._ask(is_exclusive=True, timeout=timeout)
+    async def take_exclusive(
+        self, *, timeout: float | None = None, ends_at_stop: bool = False
+    ) -> Callable[[], None]:
+        """As entering `exclusive`, also after a stop; returns what ends it, from any thread."""
+        asker = await self._ask(is_exclusive=True, timeout=timeout, ends_at_stop=ends_at_stop)
+        if asker.slot.value is STOPPED and asker.answer is not Answer.GRANTED:
+            raise StopTraining(f"a stop was requested while runs were under way: {self!r}")
         if asker.answer is not Answer.GRANTED:
             raise TimeoutError(
                 f"the runs that are under way have not ended within {timeout} s: {self!r}"
@@ -253,8 +258,10 @@ class StepRuns:
 
         return release
 
-    async def _ask(self, *, is_exclusive: bool, timeout: float | None = None) -> Asker:
-        """Stand in the gate's queue until there is an answer, time, or (not exclusive) a stop."""
+    async def _ask(
+        self, *, is_exclusive: bool, timeout: float | None = None, ends_at_stop: bool
+    ) -> Asker:
+        """Stand in the gate's queue until there is an answer, or time, or a stop."""
         engine = current_engine()
         what = f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}"
         asker = Asker(Slot(engine, what), is_exclusive)
@@ -264,7 +271,7 @@ class StepRuns:
         wake_all(news)
         until = math.inf if timeout is None else engine.now() + timeout
         try:
-            with nullcontext() if is_exclusive else EndsAtStop(asker.slot, self._stop):
+            with EndsAtStop(asker.slot, self._stop) if ends_at_stop else nullcontext():
                 await engine.park(asker.slot, until)
         except BaseException:
             self._withdraw(asker, give_back=True)

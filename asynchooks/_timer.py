@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from ._engine import now
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number that an interval may be."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class SecondOrStepTimer:
@@ -33,6 +39,8 @@ class SecondOrStepTimer:
             )
         interval = every_steps if every_secs is None else every_secs
         assert interval is not None
+        if not is_number(interval):
+            raise TypeError(f"a timer's interval is {interval!r}; give a number >= 0")
         if not interval >= 0:
             raise ValueError(f"a timer's interval is {interval}; give a number >= 0")
         self._every_secs = every_secs

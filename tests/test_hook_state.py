@@ -34,6 +34,21 @@ class Other(Holds):
     pass
 
 
+def test_numpys_numbers_come_back_as_numpys_where_they_are_pythons_too() -> None:
+    found = there_and_back([np.float64(0.1), np.str_("x"), {"n": np.float64(np.nan)}])
+    assert [type(each) for each in found[:2]] == [np.float64, np.str_]
+    assert type(found[2]["n"]) is np.float64
+
+
+def test_a_state_that_nobody_takes_back_is_refused() -> None:
+    class OneWay(SessionRunHook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": 1}
+
+    with pytest.raises(CheckpointError, match="OneWay cannot be saved.*no load_state_dict"):
+        save_hooks([OneWay()])
+
+
 def there_and_back(value: Any) -> Any:
     hook = Holds()
     load_hooks([hook], save_hooks([Holds({"value": value})]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -18,9 +19,10 @@ from asynchooks import (
     PreemptionError,
     Restart,
     SessionRunHook,
+    SharedSessionCreator,
     StopTraining,
 )
-from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from .helpers import counting_creator, settle
 
@@ -109,6 +111,109 @@ async def test_side_tasks_are_told_of_a_clean_end_and_have_ended_after_the_block
         await settle()
     assert task.is_told
     assert session.stop_reason is None
+
+
+async def test_or_stop_in_a_side_task_is_a_stop_also_while_the_session_ends() -> None:
+    has_turned, has_ended = anyio.Event(), False
+
+    async def act(session: MonitoredSession) -> None:
+        nonlocal has_ended
+        try:
+            while True:
+                await session.or_stop(anyio.lowlevel.checkpoint)
+                has_turned.set()
+        finally:
+            has_ended = True
+
+    async with MonitoredSession([], counting_creator()) as session:
+        session.start_soon(act, session)
+        await has_turned.wait()
+    assert has_ended
+
+
+async def test_a_side_task_starts_no_other_one_while_the_session_ends() -> None:
+    async def act(session: MonitoredSession) -> None:
+        with contextlib.suppress(StopTraining):
+            await session.global_step.wait_for(10**6)
+        with pytest.raises(StopTraining, match="the session ends"):
+            session.start_soon(anyio.lowlevel.checkpoint)
+        asked.append(True)
+
+    asked: list[bool] = []
+    async with MonitoredSession([], counting_creator()) as session:
+        session.start_soon(act, session)
+        await settle()
+    assert asked == [True]
+
+
+async def test_a_side_task_that_stops_unasked_is_said_and_a_failure_is_logged_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def stop_unasked() -> None:
+        raise StopTraining("had enough")
+
+    async def fail() -> None:
+        raise OSError("uploader died")
+
+    with pytest.raises(OSError, match="uploader died"):
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(stop_unasked)
+            await settle()
+            assert "had enough" in caplog.text
+            assert "nobody had asked it" in caplog.text
+            assert not session.should_stop()
+            session.start_soon(fail)
+            await settle()
+            assert "failed, so training stops: OSError('uploader died')" in caplog.text
+
+
+async def test_waits_of_a_task_group_in_the_block_that_a_stop_ended_are_a_clean_end() -> None:
+    log: list[tuple[str, str]] = []
+    async with MonitoredSession([RecordingHook("a", log)], counting_creator()) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.global_step.wait_for, 10**6)
+            group.start_soon(session.global_step.wait_for, 10**6)
+            await settle()
+            session.request_stop("enough")
+    assert ("a", "end") in log
+    assert session.stop_reason is not None
+    assert session.stop_reason.why == "enough"
+
+
+async def test_a_group_with_an_error_beside_the_stop_leaves() -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with MonitoredSession([], counting_creator()) as session:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.global_step.wait_for, 10**6)
+                group.start_soon(fail)
+                session.request_stop("enough")
+    assert caught.value.split(ZeroDivisionError)[0] is not None
+
+
+async def test_who_waits_to_be_alone_with_the_model_hears_of_a_stop() -> None:
+    is_running, may_end = anyio.Event(), anyio.Event()
+
+    async def step() -> dict[str, float]:
+        is_running.set()
+        await may_end.wait()
+        return {"loss": 0.0}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    async with MonitoredSession([], creator) as other, MonitoredSession([], creator) as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(other.run, "loss")
+            await is_running.wait()
+            session.start_soon(session.or_stop, settle)
+            session.request_stop("enough")
+            with pytest.raises(StopTraining, match="under way"):
+                async with session.global_step.exclusive():
+                    raise AssertionError("a run is under way")
+            may_end.set()
+        async with session.global_step.exclusive():  # nobody runs: a stop is no obstacle
+            assert session.global_step.statistics().is_exclusive
 
 
 async def test_a_side_task_that_waits_elsewhere_is_cancelled_after_the_grace_period() -> None:
@@ -315,3 +420,11 @@ async def test_misuse_of_start_soon_says_what_to_do() -> None:
         session.start_soon(anyio.sleep, 1)
     with pytest.raises(ValueError, match="give max_attempts >= 0"):
         Restart(max_attempts=-1)
+
+
+async def test_a_plain_function_as_a_side_task_is_an_error_that_says_so() -> None:
+    plain: Any = dict
+    with pytest.raises(TypeError, match="is no async function: it returned {}"):
+        async with MonitoredSession([], counting_creator()) as session:
+            session.start_soon(plain)
+            await settle()

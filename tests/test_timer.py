@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,3 +151,9 @@ def test_what_is_no_state_of_a_timer_is_refused(state: dict[str, object]) -> Non
     with pytest.raises(ValueError, match="a timer's state is .*; give what state_dict"):
         timer.load_state_dict(state)
     assert timer.last_triggered_step() == 1
+
+
+@pytest.mark.parametrize("interval", ["5", True, [1]])
+def test_an_interval_is_a_number(interval: Any) -> None:
+    with pytest.raises(TypeError, match="a timer's interval is .*; give a number >= 0"):
+        SecondOrStepTimer(every_steps=interval)

@@ -45,7 +45,12 @@ class StateDictSaver:
         write("model.ckpt-1")
     """
 
-    def __init__(self, **objects: StateDict | Mapping[Any, Any]) -> None:
+    def __init__(self, *unnamed: object, **objects: StateDict | Mapping[Any, Any]) -> None:
+        if unnamed:
+            raise TypeError(
+                f"got {unnamed[0]!r} without a name, under which it is saved; write: "
+                "StateDictSaver(model=model)"
+            )
         if not objects:
             raise TypeError("got nothing to save; name it: StateDictSaver(model=model)")
         for name, each in objects.items():

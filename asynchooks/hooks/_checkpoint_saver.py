@@ -17,12 +17,12 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
-from .._hook_state import save_hooks
-from .._raw_session import RawSession, raw_session_of
+from .._raw_session import RawSession
 from .._session_stop import SessionStop
 from .._timer import SecondOrStepTimer
-from ..checkpoints import CheckpointDirectory, Retention, check_saver
+from ..checkpoints import CheckpointDirectory, Mode, Retention, check_saver
 from ._background import WhenBusy
+from ._checkpoint_content import CheckpointContent
 from ._checkpointer import Checkpointer
 from ._listeners import Listeners
 from ._metrics import MetricReader
@@ -72,8 +72,9 @@ class CheckpointSaverHook(SessionRunHook):
 
     Raises:
         ValueError: saver and scaffold are both given, or both or neither interval.
-        TypeError: `saver` is none; `metric` is missing.
-        RuntimeError: when opening: no saver, or several in the collection.
+        TypeError: `saver` is none; `metric` is missing; `retention` is no Retention.
+        RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
+            `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
         CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none of
             those that are there is intact.
@@ -111,6 +112,8 @@ class CheckpointSaverHook(SessionRunHook):
             raise ValueError(f"got saver={saver!r} and scaffold={scaffold!r}; give one of them")
         if not isinstance(when_busy, WhenBusy):
             raise TypeError(f"when_busy is {when_busy!r}; give WhenBusy.WAIT, SKIP or SUPERSEDE")
+        if not isinstance(retention, (Retention, type(None))):
+            raise TypeError(f"retention is {retention!r}; give Retention(max_to_keep=3), or None")
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
         self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
@@ -124,18 +127,21 @@ class CheckpointSaverHook(SessionRunHook):
         self._when_busy = when_busy
         self._retention = retention
         self._metric = None if metric is None else MetricReader(metric)
+        # of the session that is to begin next
         self._hooks: Sequence[Any] = ()
-        self._hooks_at_end: bytes | None = None  # None where they could not be saved
+        self._stops: SessionStop | None = None
         self._open: Checkpointer | None = None  # from begin to the session's end
+        self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
         logger.info("Create CheckpointSaverHook.")
 
     def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._hooks = hooks
+        self._hooks, self._stops = hooks, stops
 
     @property
-    def keeps_best(self) -> bool:
-        """Whether the best checkpoints by a metric stay."""
-        return self._retention is not None and self._retention.keep_best > 0
+    def best_mode(self) -> Mode | None:
+        """By which the best checkpoints stay; None if they do not."""
+        keeps = self._retention is not None and self._retention.keep_best > 0
+        return self._retention.mode if keeps and self._retention is not None else None
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -146,24 +152,26 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def begin(self) -> None:
         if self._open is not None and not (self._open.is_closed or self._open.is_immediate):
-            raise RuntimeError(
+            refusal = RuntimeError(
                 "this CheckpointSaverHook is in use already; give each session one of its own, and "
                 "list it once"
             )
+            self._refusals.append(refusal)
+            raise refusal
         self._open = None
-        self._open = Checkpointer(
-            current_engine(),
-            self._choose_format(),
-            self._listeners,
-            self._hooks,
-            self._timer,
-            self._metric,
-            os.path.join(self._directory, self._basename),
-            is_background=self._is_background,
-            when_busy=self._when_busy,
+        if self._metric is not None:
+            self._metric.check_is_taken(self._hooks, "CheckpointSaverHook")
+        path = os.path.join(self._directory, self._basename)
+        engine, form = current_engine(), self._choose_format()
+        content = CheckpointContent(
+            engine, form, self._listeners, self._hooks, self._timer, self._metric, path
         )
+        self._open = Checkpointer(
+            engine, form, content, is_background=self._is_background, when_busy=self._when_busy
+        )
+        stops = self._stops  # another session may be refused meanwhile
         await self._open.open()
-        await self._listeners.begin()
+        await self._listeners.begin(stops)
 
     def _choose_format(self) -> Format:
         if begin_graph.get() is not None:
@@ -192,7 +200,7 @@ class CheckpointSaverHook(SessionRunHook):
         checkpointer = self.checkpointer
         await checkpointer.describe(session, coord)
         if not checkpointer.is_just_restored:
-            await checkpointer.save(session)
+            await checkpointer.save(session, may_stop=False)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         self.checkpointer.writer.raise_error()
@@ -200,7 +208,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, checkpointer = run_context.global_step.value, self.checkpointer
-        checkpointer.results = run_values.results
+        checkpointer.content.results = run_values.results
         if not self._timer.should_trigger_for_step(step):
             return
         if checkpointer.is_to_be_skipped:
@@ -208,18 +216,16 @@ class CheckpointSaverHook(SessionRunHook):
             self._timer.update_last_triggered_step(step)
         elif checkpointer.is_immediate:
             await self._save_in_run(run_context)
-            run_context._finish(2, checkpointer.save_hooks_late)
+            run_context._finish(2, checkpointer.content.save_hooks_late)
         else:
             run_context._finish(2, lambda: self._save_in_run(run_context))
 
     async def _save_in_run(self, run_context: SessionRunContext) -> None:
-        if self.checkpointer.is_rejected:
-            return
-        if await self.checkpointer.save(run_context.session):
+        if await self.checkpointer.save(run_context.session, may_stop=True):
             run_context.request_stop("a CheckpointSaverListener asked for it")
 
     def state_dict(self) -> dict[str, Any]:
-        due = None if self._open is None else self._open.due_step
+        due = None if self._open is None else self._open.content.due_step
         timer = self._timer.state_dict()
         if due is not None:  # what is being saved is a save that was due
             timer = {"last_step": due, "secs_since_last": 0.0}
@@ -235,25 +241,30 @@ class CheckpointSaverHook(SessionRunHook):
         return self._open is not None and self._open.writer.raised is error
 
     def _ending(self) -> None:
-        # what the hooks do at their end is no part of training: a resumed one would differ by it
-        self._hooks_at_end = None
-        self._hooks_at_end = save_hooks(self._hooks)
+        self.checkpointer.content.keep_hooks()
 
     async def end(self, session: Any) -> None:
         checkpointer = self.checkpointer
-        step = await checkpointer.read_step(raw_session_of(session))
-        is_good = self._hooks_at_end is not None and not checkpointer.is_rejected
-        if step != checkpointer.saved_step and is_good:
-            await checkpointer.save(session, self._hooks_at_end)
-            await checkpointer.save_hooks_late(self._hooks_at_end)
+        step = await checkpointer.save_at_end(session)
         await checkpointer.finish(session)
         await self._listeners.end(session, step)
         await checkpointer.close()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        checkpointer = self._open
+        checkpointer = None if self._was_refused(exception) else self._open
         if checkpointer is not None:
             try:
                 await checkpointer.finish(None)
             finally:
                 await checkpointer.close()
+
+    def _was_refused(self, error: BaseException) -> bool:
+        """Whether this is the session whose begin was refused, which has taken nothing.
+
+        Only once for each: its error may leave the other session's block, too.
+        """
+        for refusal in self._refusals:
+            if refusal is error or refusal is error.__context__:
+                self._refusals.remove(refusal)
+                return True
+        return False

@@ -35,7 +35,9 @@ class EarlyStoppingHook(SessionRunHook):
 
     Raises:
         ValueError, TypeError: an argument is not what it should be.
-        RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook.
+        RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook, or the
+            EvaluationHook of the metric is not in the session.
+        ValueError: when opening: to that CheckpointSaverHook the best is another, by its mode.
         MetricError: out of `run`: the metric is NaN, or no number.
 
     Source: the idea and the arguments are those of Keras's `EarlyStopping`.
@@ -70,6 +72,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._restores_best = restore_best
         self._looks_at_default_graph = callable(metric)  # which is the user's
         self._saver: CheckpointSaverHook | None = None
+        self._hooks: Sequence[Any] = ()
         self._forget()
 
     def _forget(self) -> None:
@@ -89,16 +92,27 @@ class EarlyStoppingHook(SessionRunHook):
         return self._best_step
 
     def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
+        self._hooks = hooks
         savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
-        self._saver = next((each for each in savers if each.keeps_best), None)
+        self._saver = next((each for each in savers if each.best_mode is not None), None)
 
     async def begin(self) -> None:
         self._forget()
-        if self._restores_best and self._saver is None:
+        self._reader.check_is_taken(self._hooks, "EarlyStoppingHook")
+        if not self._restores_best:
+            return
+        if self._saver is None:
             raise RuntimeError(
                 "EarlyStoppingHook(restore_best=True) finds no checkpoint to restore: give the "
                 "session a CheckpointSaverHook(..., retention=Retention(keep_best=1), "
                 f"metric={self._metric!r}), on a graph with background=True"
+            )
+        if self._saver.best_mode is not self._mode:
+            raise ValueError(
+                f"EarlyStoppingHook(mode={self._mode}, restore_best=True) got a "
+                f"CheckpointSaverHook that keeps the best by {self._saver.best_mode}, expected "
+                f"{self._mode}: it would bring back another model; give both the same mode: "
+                f"Retention(keep_best=1, mode={self._mode})"
             )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:

@@ -10,6 +10,7 @@ from typing import Any
 from .._coordinator import Coordinator
 from .._engine import current_engine
 from .._errors import StopTraining
+from .._global_step import GlobalStep
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._raw_session import RawSession, raw_session_of
 from .._recovery import Restart
@@ -154,7 +155,7 @@ class EvaluationHook(SessionRunHook):
         Called, it returns the newest value, None before the first; MetricError if evaluations give
         no result of that name.
         """
-        return Metric(lambda: self._results.newest(key))
+        return Metric(lambda: self._results.newest(key), self)
 
     def state_dict(self) -> dict[str, Any]:
         """When the last evaluation began, and the newest results; not what is under way."""
@@ -184,7 +185,8 @@ class EvaluationHook(SessionRunHook):
             return
         if self._mode is Evaluate.BETWEEN:
             raw = raw_session_of(run_context.session)
-            run_context.finish_with(lambda: self._evaluate_alone(raw))
+            step_of_session = run_context.global_step  # waiting for it ends at a stop
+            run_context.finish_with(lambda: self._evaluate_alone(raw, step_of_session))
         elif len(self._under_way) < self._max_at_once:
             await self._evaluate_beside(raw_session_of(run_context.session), step)
 
@@ -194,7 +196,7 @@ class EvaluationHook(SessionRunHook):
             raw = raw_session_of(session)
             step = raw.global_step.value
             if not self._results.are_of(step) and self._mode is Evaluate.BETWEEN:
-                await self._evaluate_alone(raw)
+                await self._evaluate_alone(raw, raw.global_step)
             elif not self._results.are_of(step):
                 await self._evaluate_beside(raw, step)
                 await self._under_way.wait_for_end()
@@ -212,8 +214,8 @@ class EvaluationHook(SessionRunHook):
         self._timer.update_last_triggered_step(step)
         await self._under_way.start(lambda: self._evaluate(raw))
 
-    async def _evaluate_alone(self, raw: RawSession) -> None:
-        async with raw.global_step.exclusive():
+    async def _evaluate_alone(self, raw: RawSession, step: GlobalStep) -> None:
+        async with step.exclusive():
             # others may have moved it until they stood still
             self._timer.update_last_triggered_step(raw.global_step.value)
             await self._evaluate(raw)

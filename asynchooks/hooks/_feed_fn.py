@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 Feeds = Mapping[Any, Any] | None
 
@@ -36,16 +37,29 @@ class FeedFnHook(SessionRunHook):
         if not callable(feed_fn):
             raise TypeError(f"feed_fn is {feed_fn!r}; give a function that returns a feed_dict")
         self.feed_fn = feed_fn
+        self._positioned = feed_fn if isinstance(feed_fn, _HasState) else None
+        self._state_before: dict[str, Any] | None = None  # a run that has not ended well
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the data, where `feed_fn` is an object that has a `state_dict`."""
-        return self.feed_fn.state_dict() if isinstance(self.feed_fn, _HasState) else {}
+        """The position in the data, where `feed_fn` is an object that has a `state_dict`.
+
+        What was fed to a run that failed, or never took place, lies behind it.
+        """
+        if self._state_before is not None:
+            return self._state_before
+        return {} if self._positioned is None else self._positioned.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if isinstance(self.feed_fn, _HasState):
-            self.feed_fn.load_state_dict(state)
+        if self._positioned is not None:
+            self._state_before = None
+            self._positioned.load_state_dict(state)
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self._state_before = None
 
     def before_run(self, run_context: SessionRunContext) -> Any:
+        if self._state_before is None and self._positioned is not None:
+            self._state_before = copy.deepcopy(self._positioned.state_dict())
         feeds = self.feed_fn()
         return _args_later(feeds) if isinstance(feeds, Awaitable) else SessionRunArgs(None, feeds)
 

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from .._errors import StopTraining
 from .._raw_session import raw_session_of
+from .._session_stop import SessionStop
 
 logger = logging.getLogger("asynchooks")
 
@@ -14,14 +16,20 @@ logger = logging.getLogger("asynchooks")
 class Listeners:
     """The `CheckpointSaverListener`s of a hook, in order; coroutines here, the others in a thread.
 
+    Where the session is being stopped, waits of asynchooks in them raise StopTraining: let out,
+    that counts as told.
+
     Raises:
         TypeError: one lacks a method.
     """
 
     def __init__(self, listeners: Iterable[Any] | None) -> None:
         self._listeners = [_checked(listener) for listener in listeners or ()]
+        self._stops: SessionStop | None = None
 
-    async def begin(self) -> None:
+    async def begin(self, stops: SessionStop | None) -> None:
+        """Tell them that a session begins, which `stops` stops."""
+        self._stops = stops
         for listener in self._listeners:
             result = listener.begin()
             if isinstance(result, Awaitable):
@@ -30,14 +38,14 @@ class Listeners:
     async def before_save(self, session: Any, step: int) -> None:
         logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
         for listener in self._listeners:
-            await _call(session, listener.before_save, step)
+            await self._call(session, listener.before_save, step)
 
     async def after_save(self, session: Any, step: int) -> bool:
         """Returns whether one of them wants training to stop."""
         logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
         should_stop = False
         for listener in self._listeners:
-            if await _call(session, listener.after_save, step):
+            if await self._call(session, listener.after_save, step):
                 logger.info(
                     "A CheckpointSaverListener requested that training be stopped. listener: %s",
                     listener,
@@ -47,15 +55,23 @@ class Listeners:
 
     async def end(self, session: Any, step: int) -> None:
         for listener in self._listeners:
-            await _call(session, listener.end, step)
+            await self._call(session, listener.end, step)
 
+    async def _call(self, session: Any, method: Callable[..., Any], step: int) -> Any:
+        name = getattr(method, "__qualname__", method)
+        try:
+            return await raw_session_of(session).call(method, session, step)
+        except Exception as error:
+            if type(error) is StopTraining and self._is_stopping:
+                logger.info("The listener's %s at step %d was not finished: %s", name, step, error)
+                return None
+            error.add_note(f"in the listener's {name}")
+            raise
 
-async def _call(session: Any, method: Callable[..., Any], step: int) -> Any:
-    try:
-        return await raw_session_of(session).call(method, session, step)
-    except Exception as error:
-        error.add_note(f"in the listener's {getattr(method, '__qualname__', method)}")
-        raise
+    @property
+    def _is_stopping(self) -> bool:
+        stops = self._stops
+        return stops is not None and (stops.stop.is_set or stops.run_stop.is_set)
 
 
 def _checked(listener: Any) -> Any:

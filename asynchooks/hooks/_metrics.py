@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._errors import MetricError
@@ -15,10 +15,12 @@ class Metric:
 
     Args:
         newest: returns the step at which it was taken last, and the value; None before.
+        owner: the hook that takes it, if one does.
     """
 
-    def __init__(self, newest: Callable[[], tuple[int, float] | None]) -> None:
+    def __init__(self, newest: Callable[[], tuple[int, float] | None], owner: Any = None) -> None:
         self._newest = newest
+        self.owner = owner
 
     def newest(self) -> tuple[int, float] | None:
         """The step at which it was taken last, and its value; None if it never was.
@@ -47,6 +49,20 @@ class MetricReader:
         self._metric = metric
         self.args = None if callable(metric) else SessionRunArgs(metric)
         self._last_taken: int | None = None
+
+    def check_is_taken(self, hooks: Iterable[Any], reader: str) -> None:
+        """Raise RuntimeError if none of a session's hooks takes it: it would never be read.
+
+        Args:
+            reader: what decides by it, for people.
+        """
+        owner = self._metric.owner if isinstance(self._metric, Metric) else None
+        if owner is not None and not any(each is owner for each in hooks):
+            name = type(owner).__name__
+            raise RuntimeError(
+                f"{reader} decides by a metric of an {name} that is none of the session's hooks, "
+                f"so it would never be taken; add it: MonitoredSession([{name.lower()}, ...])"
+            )
 
     def read(self, results: Any, step: int) -> tuple[int, float] | None:
         """The step and the number that were not seen before, None if there is none.

@@ -12,6 +12,7 @@ from typing import Any
 from .._coordinator import Coordinator
 from .._errors import NanLossDuringTrainingError, PreemptionError
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._raw_session import RawSession, raw_session_of
 from .._session_stop import SessionStop
 from ._checkpoint_saver import CheckpointSaverHook
 
@@ -24,8 +25,9 @@ class NanTensorHook(SessionRunHook):
     Where the session has a CheckpointSaverHook, checkpoints that are not known to be good are moved
     aside: those saved since the last run but one whose loss was a number (the loss of a run tells
     of the weights before it). The error names the newest good one, from which the next session
-    goes on; with `max_rollbacks` this one does so at once, by a recovery. (Not of TensorFlow's own
-    files, on a graph without `background=True`.)
+    goes on; with `max_rollbacks` this one does so at once, by a recovery. Until then the model is
+    not saved any more, by whichever worker that shares it. (Not so TensorFlow's own files, on a
+    graph without `background=True`.)
 
     Args:
         loss_tensor: what to fetch, a scalar of any floating dtype: a tensor or its name ("x:0"),
@@ -56,6 +58,7 @@ class NanTensorHook(SessionRunHook):
         self._fails = fail_on_nan_loss
         self._max_rollbacks = max_rollbacks
         self._saver: CheckpointSaverHook | None = None
+        self._raw: RawSession | None = None
         self._good_step: int | None = None  # after the last run whose loss was a number
         self._first_step = 0  # where the raw session began
         self._num_rollbacks = 0
@@ -72,6 +75,7 @@ class NanTensorHook(SessionRunHook):
             )
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._raw = raw_session_of(session)
         self._good_step, self._first_step = None, session.global_step.value
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
@@ -88,13 +92,13 @@ class NanTensorHook(SessionRunHook):
                 "than an op (by name: 'loss:0')"
             )
         if loss == loss:  # only NaN differs from itself
-            if self._saver is not None:
+            if self._raw is not None and self._raw.is_saved:  # else reading it costs for nothing
                 self._good_step = run_context.global_step.value
             return
         logger.log(
             logging.ERROR if self._fails else logging.WARNING, "Model diverged with loss = NaN."
         )
-        good = None if self._saver is None else await self._reject(self._saver)
+        good = None if self._raw is None else await self._reject(self._raw)
         if good is not None and self._num_rollbacks < self._max_rollbacks:
             self._num_rollbacks += 1
             raise _RollbackError(
@@ -106,13 +110,17 @@ class NanTensorHook(SessionRunHook):
             raise _error(good)
         run_context.request_stop("the loss is NaN")
 
-    async def _reject(self, saver: CheckpointSaverHook) -> str | None:
-        """Have no checkpoint chosen whose weights may be bad; returns the newest good one."""
+    async def _reject(self, raw: RawSession) -> str | None:
+        """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
+
+        Where another worker's hook saves the model, that one moves aside what it has saved.
+        """
         # where no run was good, what the session began with is not known to be
         first_bad = self._first_step if self._good_step is None else self._good_step
-        if first_bad == 0:
-            return None  # a model that is new is as good as it will be
-        return await saver.checkpointer.reject(first_bad, "the loss was NaN soon afterwards")
+        bad_from = first_bad or 1  # a model that is new is as good as it will be
+        raw.bad_from = bad_from if raw.bad_from is None else min(bad_from, raw.bad_from)
+        newest = None if self._saver is None else await self._saver.checkpointer.reject(raw)
+        return newest if first_bad else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}

@@ -21,6 +21,7 @@ from .._hook import SessionRunHook
 from .._raw_session import RawSession, raw_session_of
 from .._session_stop import SessionStop
 from .._stop_reason import StopReason
+from .._timer import is_number
 from ._checkpoint_saver import CheckpointSaverHook
 from ._signal_handlers import (
     Deadline,
@@ -73,6 +74,10 @@ class PreemptionHook(SessionRunHook):
     def __init__(
         self, signals: Iterable[signal.Signals] = _SIGNALS, *, deadline_secs: float = 25.0
     ) -> None:
+        if isinstance(signals, (int, str)) or not isinstance(signals, Iterable):
+            raise TypeError(f"signals is {signals!r}; give several: [signal.SIGTERM]")
+        if not is_number(deadline_secs):
+            raise TypeError(f"deadline_secs is {deadline_secs!r}; give seconds > 0")
         if not deadline_secs > 0:
             raise ValueError(f"deadline_secs is {deadline_secs!r}; give seconds > 0")
         self._signals = list(dict.fromkeys(checked_signal(each) for each in signals))
@@ -112,6 +117,7 @@ class PreemptionHook(SessionRunHook):
         self._watch = _Watch(engine)
         self._watch.task = engine.start(self._serve, self._watch)
         self._watch.stop_hearing = engine.hear_signals()
+        self._handlers = SignalHandlers(self._on_signal)  # those of before may be in use below
         self._handlers.install(self._signals)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -188,9 +194,9 @@ class PreemptionHook(SessionRunHook):
         if error is not None and not is_preemption(error):  # that one, a recovery would have cured
             error.add_note(f"after the process got {self._received.name}")
             return error
+        exit_out_of_groups(128 + self._received)
         if self._received is signal.SIGINT:
             return KeyboardInterrupt()
-        exit_out_of_groups(128 + self._received)
         return SystemExit(128 + self._received)
 
     async def _see_off(self, watch: _Watch, raws: list[RawSession]) -> None:

@@ -70,7 +70,7 @@ class SignalHandlers:
 
     def pass_on(self, received: signal.Signals, frame: FrameType | None) -> None:
         """Tell handlers of ours that others are using, below this one."""
-        below = self._found.get(received)
+        below = _original(self._found.get(received), received)
         if _handlers_of(below) is not None:
             _call(below, received, frame)
 
@@ -159,15 +159,18 @@ class Deadline:
 
 
 def exit_out_of_groups(code: int) -> None:
-    """Where trio's task groups wrap the exit, and nobody unwraps it, let its code be the process's.
+    """Where task groups wrap the exit, and nobody unwraps it, let its code be the process's.
 
     Python takes the code of a SystemExit that the hook for uncaught exceptions raises.
     """
-    found = sys.excepthook
+    found = getattr(sys.excepthook, "below", sys.excepthook)  # ours is there once only
+    exits = (SystemExit, KeyboardInterrupt)
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if isinstance(error, BaseExceptionGroup) and error.split(SystemExit)[1] is None:
+        if isinstance(error, BaseExceptionGroup) and error.split(exits)[1] is None:
             raise SystemExit(code)
         found(kind, error, traceback)
+
+    hook.below = found  # type: ignore[attr-defined]
 
     sys.excepthook = hook

@@ -208,3 +208,32 @@ async def test_a_native_cancellation_twice_leaves_the_write_to_its_end(tmp_path:
         await task
     assert saved(tmp_path) == {0: "0"}
     assert threads_left() == []
+
+
+async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_path: Path) -> None:
+    cell = Cell()
+    saver = SlowCopy(cell)
+    hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver)
+    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
+    scope, has_left = anyio.CancelScope(), anyio.Event()
+
+    async def work() -> None:
+        with scope:
+            async with MonitoredSession([hook], shared, stop_grace_period_secs=0):
+                pass
+        has_left.set()
+
+    async with MonitoredSession([], shared, stop_grace_period_secs=0) as session:
+        saver.copies.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            await saver.copies.wait_for_arrival()
+            scope.cancel()
+            await has_left.wait()
+            group.start_soon(session.run, [])
+            await until(lambda: num_in_line(session) == 1)
+            await settle()
+            assert (cell.value, session.global_step.statistics().is_exclusive) == (0, True)
+            saver.copies.open()
+        assert cell.value == 1
+    await until(lambda: threads_left() == [])

@@ -15,6 +15,7 @@ from asynchooks import (
     FeedFnHook,
     FunctionSessionCreator,
     MonitoredSession,
+    SessionRunContext,
     SessionRunHook,
     StopTraining,
 )
@@ -180,6 +181,54 @@ async def test_the_end_of_input_ends_training_cleanly(make: Any, step_runner: An
     assert moments == [
         "begin", "after_create_session", "before_run", "after_run", "before_run", "after_run", "end"
     ]  # fmt: skip
+
+
+class Counting:
+    """Feeds 1, 2, 3, and knows how far it is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> dict[str, Any]:
+        self.count += 1
+        return {"rate": self.count}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+async def test_what_was_fed_to_a_run_that_never_took_place_lies_behind_the_saved_position() -> None:
+    hook, fed = FeedFnHook(Counting()), list[int]()
+
+    class Refuses(SessionRunHook):
+        is_refusing = False
+
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            if self.is_refusing:
+                raise ZeroDivisionError
+
+    def step(rate: int) -> dict[str, Any]:
+        fed.append(rate)
+        return {}
+
+    refuses = Refuses()
+    assert hook.state_dict() == {"count": 0}
+    async with MonitoredSession([hook, refuses], FunctionSessionCreator(step)) as session:
+        await session.run([])
+        assert hook.state_dict() == {"count": 1}
+        refuses.is_refusing = True
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await session.run([])
+        assert hook.state_dict() == {"count": 1}
+        refuses.is_refusing = False
+        await session.run([])
+        assert (fed, hook.state_dict()) == ([1, 4], {"count": 4})
+    hook.load_state_dict({"count": 7})
+    assert hook.state_dict() == {"count": 7}
 
 
 async def test_the_end_of_input_names_the_hook() -> None:

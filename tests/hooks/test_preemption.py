@@ -14,7 +14,13 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import FunctionSessionCreator, MonitoredSession, PreemptionHook, StopAtStepHook
+from asynchooks import (
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionHook,
+    StopAtStepHook,
+    StopTraining,
+)
 from asynchooks._engine import current_engine
 from asynchooks.testing import RecordingHook
 
@@ -202,6 +208,38 @@ def test_what_wakes_the_loop_at_signals_is_put_back(is_taken: bool) -> None:
         asyncio.run(main())
 
 
+async def test_sessions_that_overlap_in_a_ring_end_and_hear_of_a_signal() -> None:
+    first, second = PreemptionHook(), PreemptionHook()
+    with handlers_are_kept():
+        a = await MonitoredSession([first], counting_creator()).__aenter__()
+        b = await MonitoredSession([second], counting_creator()).__aenter__()
+        await a.close()
+        c = await MonitoredSession([first], counting_creator()).__aenter__()
+        sigterm()
+        for session in (b, c):
+            with pytest.raises(StopTraining):
+                await session.global_step.wait_for(10**6)
+        for session in (c, b):
+            with pytest.raises(SystemExit):
+                await session.close()
+
+
+async def test_a_signal_stops_the_sessions_of_all_hooks() -> None:
+    hooks = [PreemptionHook(), PreemptionHook()]
+    with handlers_are_kept():
+        sessions = [
+            await MonitoredSession([hook], counting_creator()).__aenter__() for hook in hooks
+        ]
+        sigterm()
+        for session in sessions:
+            with pytest.raises(StopTraining):
+                await session.global_step.wait_for(10**6)
+        assert [hook.received for hook in hooks] == [signal.SIGTERM, signal.SIGTERM]
+        for session in reversed(sessions):
+            with pytest.raises(SystemExit):
+                await session.close()
+
+
 def test_outside_of_the_main_thread_the_log_says_so_and_the_session_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -232,3 +270,15 @@ def test_a_deadline_that_is_no_time_is_refused(secs: float) -> None:
 def test_what_is_no_signal_is_refused(number: Any) -> None:
     with pytest.raises(TypeError, match="signals holds .*; give signals, such as signal.SIGTERM"):
         PreemptionHook([number])
+
+
+@pytest.mark.parametrize("signals", [15, "SIGTERM", None])
+def test_one_signal_is_not_several(signals: Any) -> None:
+    with pytest.raises(TypeError, match="give several: .signal.SIGTERM."):
+        PreemptionHook(signals)
+
+
+def test_a_deadline_is_a_number() -> None:
+    deadline: Any = "5"
+    with pytest.raises(TypeError, match="deadline_secs is '5'"):
+        PreemptionHook(deadline_secs=deadline)

@@ -133,8 +133,8 @@ async def test_workers_that_save_survive_the_losses_of_others(tmp_path: Path, ru
 async def test_a_save_gives_up_waiting_for_a_step_that_waits_for_the_saver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asynchooks.hooks._checkpointer._PATIENT_SECS", 0.3)
-    monkeypatch.setattr("asynchooks.hooks._checkpointer._IMPATIENT_SECS", 0.05)
+    monkeypatch.setattr("asynchooks.hooks._checkpoint_content._PATIENT_SECS", 0.3)
+    monkeypatch.setattr("asynchooks.hooks._checkpoint_content._IMPATIENT_SECS", 0.05)
     model = counting_model()
     with model.graph.as_default():
         queue = v1.FIFOQueue(1, tf.int64)
