@@ -31,6 +31,9 @@ from ._errors import (
     FeedError,
     FetchError,
     GraphStackError,
+    InputError,
+    InputStateError,
+    InputStructureError,
     LateVariableError,
     MetricError,
     NanLossDuringTrainingError,
@@ -62,12 +65,15 @@ if TYPE_CHECKING:
     from .checkpoints import SnapshotSaver as SnapshotSaver
     from .checkpoints import StateDictSaver as StateDictSaver
     from .hooks import CheckpointSaverHook as CheckpointSaverHook
+    from .hooks import DataWaitHook as DataWaitHook
     from .hooks import EarlyStoppingHook as EarlyStoppingHook
     from .hooks import Evaluate as Evaluate
     from .hooks import EvaluationHook as EvaluationHook
     from .hooks import FeedFnHook as FeedFnHook
+    from .hooks import FeedHook as FeedHook
     from .hooks import FinalOpsHook as FinalOpsHook
     from .hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
+    from .hooks import InputPositionHook as InputPositionHook
     from .hooks import LoggingTensorHook as LoggingTensorHook
     from .hooks import LoopLag as LoopLag
     from .hooks import LoopLagHook as LoopLagHook
@@ -93,6 +99,7 @@ else:  # type checkers shall see the names above, and no others
     __getattr__, __dir__ = later(
         __name__,
         {
+            "data": "data",
             "tf": "tf",
             "Mode": "checkpoints",
             "Retention": "checkpoints",
@@ -103,6 +110,9 @@ else:  # type checkers shall see the names above, and no others
             "EarlyStoppingHook": "hooks",
             "Evaluate": "hooks",
             "EvaluationHook": "hooks",
+            "FeedHook": "hooks",
+            "InputPositionHook": "hooks",
+            "DataWaitHook": "hooks",
             "FeedFnHook": "hooks",
             "FinalOpsHook": "hooks",
             "GlobalStepWaiterHook": "hooks",
@@ -138,11 +148,13 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "CheckpointVersionError",
     "Coordinator",
     "DamagedCheckpointError",
+    "DataWaitHook",
     "EarlyStoppingHook",
     "Evaluate",
     "EvaluationHook",
     "FeedError",
     "FeedFnHook",
+    "FeedHook",
     "FetchError",
     "FinalOpsHook",
     "FunctionSessionCreator",
@@ -150,6 +162,10 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "GlobalStepStatistics",
     "GlobalStepWaiterHook",
     "GraphStackError",
+    "InputError",
+    "InputPositionHook",
+    "InputStateError",
+    "InputStructureError",
     "LateVariableError",
     "LoggingTensorHook",
     "LoopLag",

@@ -36,8 +36,8 @@ class Connection:
 
     __slots__ = (
         "_grace_secs", "_hooks", "_is_broken", "_is_closed", "_is_dropping", "_is_ready", "_lease",
-        "_lost", "_recovery", "coord", "engine", "hook_asked_stop", "raw", "ready", "session",
-        "stops", "unasked",
+        "_lost", "_recovery", "coord", "engine", "has_run", "hook_asked_stop", "raw", "ready",
+        "session", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Connection:
         self._is_broken = False  # recreating failed for good; the next run tries again
         self._is_closed = False
         self.hook_asked_stop = False
+        self.has_run = False  # see `Owner`
         self.stops = hooks.stops
         self.stops.owner = self
 

@@ -125,6 +125,10 @@ class Engine(ABC):
     async def turn(self) -> None:
         """Let others run: whoever was woken always, all others when their share is due."""
 
+    async def checkpoint(self) -> None:
+        """Let all that are ready run once; a cancellation comes in here."""
+        await self.turn()
+
     def is_being_cancelled(self) -> bool:
         """Whether a cancellation that the running task just caught was meant for it."""
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._engine import STOPPED, TIMED_OUT, Engine, Slot, current_engine
@@ -151,6 +152,26 @@ class GlobalStep(StepRuns):
         assert isinstance(value, int)
         return value
 
+    def watch_limit(self, slot: Slot) -> Callable[[], None]:
+        """Have the slot woken when the limit is reached, or changed; returns what forgets it.
+
+        Whoever waits so is not waiting for a step: its session may go on with the next run.
+        """
+        watchers = self._waiters.of_limit
+        with self._lock:
+            limit = self._gate.limit
+            waiter = None if limit is None else self._waiters.add(limit, slot, None)
+            watchers.append(slot)
+
+        def forget() -> None:
+            with self._lock:
+                if waiter is not None:
+                    self._waiters.leave(waiter)
+                if slot in watchers:
+                    watchers.remove(slot)
+
+        return forget
+
     def publish(self, value: int | Signal, *, epoch: int | None = None) -> None:
         """Say that the step has reached a value, and wake who waited for it; from any thread.
 
@@ -176,7 +197,8 @@ class GlobalStep(StepRuns):
         with self._lock:
             gate = self._gate
             gate.limit = step if gate.limit is None else max(gate.limit, step)
-            news = self._news()
+            news = self._news() + [(slot, gate.limit) for slot in self._waiters.of_limit]
+            self._waiters.of_limit.clear()
         wake_all(news)
         if gate.is_unread:
             self.refresh()

@@ -17,9 +17,18 @@ class Lock:
         self._queue: deque[Slot] = deque()
 
     async def __aenter__(self) -> None:
-        if not self._is_held:
-            self._is_held = True
-            return
+        if not self.enter_now():
+            await self.wait()
+
+    def enter_now(self) -> bool:
+        """Come in, if nobody is there; whoever does calls `leave`."""
+        if self._is_held:
+            return False
+        self._is_held = True
+        return True
+
+    async def wait(self) -> None:
+        """Come in when it is one's turn, after somebody else."""
         engine = current_engine()
         slot = Slot(engine, self._what)
         self._queue.append(slot)
@@ -27,7 +36,7 @@ class Lock:
             await engine.park(slot)
         except BaseException:
             if slot.is_woken:  # the lock came together with the cancellation: pass it on
-                self._pass_on()
+                self.leave()
             else:
                 self._queue.remove(slot)
             raise
@@ -38,9 +47,9 @@ class Lock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._pass_on()
+        self.leave()
 
-    def _pass_on(self) -> None:
+    def leave(self) -> None:
         if self._queue:
             self._queue.popleft().wake()
         else:

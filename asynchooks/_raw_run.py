@@ -109,7 +109,7 @@ class RawRuns:
         loss = self._connection.step_loss
         try:
             return await self._runner.run_probed(
-                lambda: _run(raw, args, step, ticket), probe, loss, _give_up
+                lambda: _run(raw, args, step, ticket, self._connection), probe, loss, _give_up
             )
         except BaseException:
             step.abandon(ticket)
@@ -136,7 +136,9 @@ class RawRuns:
         return None
 
 
-def _run(raw: RawSession, args: RunArguments, step: GlobalStep, ticket: Ticket) -> Any:
+def _run(
+    raw: RawSession, args: RunArguments, step: GlobalStep, ticket: Ticket, connection: Connection
+) -> Any:
     """Run the step in this thread, whoever waits; an `Unfinished` if it is a coroutine."""
     try:
         raw.enter_run()
@@ -155,6 +157,7 @@ def _run(raw: RawSession, args: RunArguments, step: GlobalStep, ticket: Ticket) 
         raise
     if type(result) is not tuple:
         return Unfinished(raw, step, ticket, result)
+    connection.has_run = True  # before others may stand alone with the model
     step.settle(ticket, result[1])
     raw.leave_run()
     return result[0]

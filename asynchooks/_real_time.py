@@ -95,6 +95,9 @@ class RealTimeEngine(Engine):
             self._resumed_at = self.tick()
         self._find_due()
 
+    async def checkpoint(self) -> None:
+        await self._checkpoint()
+
     def _find_due(self) -> None:
         """Say when the next turn is due; at once, if somebody was woken, who may be in the mail."""
         self.turn_due_at = self._resumed_at + self._share

@@ -359,10 +359,9 @@ class MonitoredSession(Supervised):
 
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
-        self._phase = Phase.CLOSING
-        self._connection.stops.reason = (
-            self.stop_reason
-        )  # a limit is forgotten with the last worker
+        self._phase, stops = Phase.CLOSING, self._connection.stops
+        stops.is_ending = True
+        stops.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
             error = await end_all(
                 self._connection, self._hooks, self._lease, self._engine, self._grace_secs, error
@@ -375,4 +374,5 @@ class MonitoredSession(Supervised):
             self._lease.global_step.close_worker(self._worker)
             self._phase = Phase.CLOSED
             self._one_run.tell()
+        error = await self._connection.stops.close_inputs(error)
         return await self._hooks.leave(error)

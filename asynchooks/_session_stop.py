@@ -21,7 +21,13 @@ logger = logging.getLogger("asynchooks")
 class Owner(Protocol):
     """The connection of the session."""
 
+    has_run: bool  # whether a step in a thread has succeeded since somebody set this to False
+
     def tell_coord(self, error: BaseException | None, reason: StopReason) -> None: ...
+
+
+class Closable(Protocol):
+    async def aclose(self) -> None: ...
 
 
 class SessionStop:
@@ -34,7 +40,8 @@ class SessionStop:
     """
 
     __slots__ = (
-        "_tasks", "error", "failure", "is_asked", "is_over", "owner", "reason", "run_stop", "stop",
+        "_inputs", "_tasks", "error", "failure", "is_asked", "is_ending", "is_over", "owner",
+        "reason", "run_stop", "stop",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
@@ -44,11 +51,13 @@ class SessionStop:
         # the run is to be made again
         self.run_stop = Stop()
         self.is_asked = False  # for good
+        self.is_ending = False  # no further run begins
         self.is_over = False
         self.error: BaseException | None = None  # that the caller gave with the stop
         self.failure: BaseException | None = None  # the first of the session's own side tasks
         self.reason: StopReason | None = None  # who asked first to stop, and why
         self._tasks: SideTasks | None = None
+        self._inputs: list[Closable] | None = None
 
     def request(self, error: BaseException | None, reason: StopReason) -> None:
         """Stop for good: no recovery makes it forgotten."""
@@ -87,7 +96,7 @@ class SessionStop:
     ) -> None:
         """Start a side task of the session, which outlives a lost raw session."""
         if self._tasks is None:
-            self._tasks = SideTasks(self.stop, drive, self._on_failed_task)
+            self._tasks = SideTasks(self.stop, drive, self._on_failed_task, lambda: self.is_ending)
         self._tasks.start(fn, args, on_failure, name)
 
     def _on_failed_task(self, error: BaseException, name: str) -> None:
@@ -98,6 +107,21 @@ class SessionStop:
         if error is not self.failure:
             self.failure.add_note(f"then, in the side task {name!r}: {error!r}")
         self.request(None, StopReason(f"the side task {name!r}", repr(error), error))
+
+    def add_input(self, batches: Closable) -> None:
+        """Something that the session reads, and closes at its end."""
+        self._inputs = [*(self._inputs or ()), batches]
+
+    async def close_inputs(self, error: BaseException | None) -> BaseException | None:
+        """The session has ended; returns what leaves it."""
+        for each in self._inputs or ():
+            try:
+                await each.aclose()
+            except BaseException as closing:
+                if error is not None:
+                    error.add_note(f"then, closing the input: {closing!r}")
+                error = error or closing
+        return error
 
     @property
     def has_tasks(self) -> bool:

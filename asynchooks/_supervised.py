@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from ._connection import Connection
 from ._engine import Engine
-from ._or_stop import or_stop
+from ._errors import StopTraining
+from ._or_stop import name_of, or_stop
 from ._phase import Phase
 from ._recovery import Restart
 from ._session_creator import Lease
@@ -84,10 +85,36 @@ class Supervised(ABC):
 
         Raises:
             RuntimeError: the session is not open.
+            StopTraining: it ends just now, and this is a side task of it.
             TypeError: `fn` cannot be called, or `on_failure` is no policy.
         """
+        self._check_ends(fn)
         self._phase.check_open("start_soon", in_opening=True)
         self._connection.start_soon(fn, args, on_failure, name)
+
+    def batches(self, source: Any) -> AsyncIterator[Any]:
+        """The items of a source, for as long as training goes on: `async for x in ...`.
+
+        It reads one item ahead, or as many as the source's own `prefetch`; it ends with the
+        source, and when the session should stop, also while it waits. The session opens the source
+        (unless that was done) and closes it at its own end. What the loop was given and no
+        run has used is not lost: see `InputPositionHook`.
+
+        Args:
+            source: see `asynchooks.data`.
+
+        Raises:
+            TypeError: `source` cannot be read.
+            RuntimeError: the session is not open.
+            InputError: out of the loop: the source is empty, or cannot be read.
+            BaseException: out of the loop: what the source raised.
+        """
+        from .data._batches import Batches  # most sessions need none of it
+
+        self._phase.check_open("batches")
+        batches = Batches(source, self._connection.stops, self._lease.global_step, self.should_stop)
+        self._connection.stops.add_input(batches)
+        return batches
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
@@ -98,5 +125,10 @@ class Supervised(ABC):
             StopTraining: the session was asked to stop; `fn` was cancelled.
             BaseException: what `fn` raised.
         """
+        self._check_ends(fn)
         self._phase.check_open("or_stop", in_opening=True)
         return await or_stop(self._engine, self._stop, self._lease.drive_call, fn, *args)
+
+    def _check_ends(self, fn: object) -> None:
+        if self._phase is Phase.CLOSING:  # a side task that has not ended yet
+            raise StopTraining(f"the session ends, before {name_of(fn)} was called")

@@ -37,7 +37,7 @@ class Waiters:
 
     __slots__ = (
         "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "next_step", "num_workers",
-        "opened", "workers",
+        "of_limit", "opened", "workers",
     )  # fmt: skip
 
     def __init__(self, num_workers: float | None) -> None:
@@ -46,6 +46,7 @@ class Waiters:
         self._num_gone = 0  # left, but still in the heap: taking one out would cost a scan
         self._num_idle = 0  # open workers that wait themselves
         self._order = 0
+        self.of_limit: list[Slot] = []  # of those who ask for the limit
         self.num_workers = num_workers
         self.opened = 0
         self.workers: set[Worker] = set()

@@ -1,9 +1,10 @@
 """Many steps and many openings, and what the process holds as they go on.
 
-    python -m tests.soak [steps] [openings] [tensorflow]
+    python -m tests.soak [steps] [items] [openings] [tensorflow]
 
-Without a word it does all three: 1,000,000 steps, 10,000 openings, 200 openings on TensorFlow. It
-judges what grows, not how long anything takes: tracemalloc makes it several times slower.
+Without a word it does all four: 1,000,000 steps, 10,000,000 items of input, 10,000 openings, 200
+openings on TensorFlow. It judges what grows, not how long anything takes: tracemalloc makes it
+several times slower.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -20,9 +21,11 @@ import numpy as np
 
 from asynchooks import (
     CheckpointSaverHook,
+    DataWaitHook,
     EarlyStoppingHook,
     EvaluationHook,
     FeedFnHook,
+    FeedHook,
     FinalOpsHook,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
@@ -39,6 +42,7 @@ from asynchooks import (
     SummarySaverHook,
     TimeLimitHook,
 )
+from asynchooks.data import batch, prefetch
 
 from .readings import Reading, read, table
 
@@ -138,6 +142,26 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
     return readings
 
 
+async def _numbers(num_items: int) -> AsyncIterator[int]:
+    for number in range(num_items):
+        yield number
+
+
+async def items(num_items: int) -> list[Reading]:
+    """Small items through prefetch, batch and run, 100 in each; read at each quarter."""
+    source = prefetch(batch(prefetch(_numbers(num_items), 64), 100), 4)
+    hooks = [FeedHook(source, "numbers"), DataWaitHook(source, every_n_steps=1000)]
+    readings = []
+    marks = {num_items // 100 * part // 20 for part in (1, 5, 10, 15, 19)}
+    creator = FunctionSessionCreator(lambda numbers: {"sum": sum(numbers)})
+    async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+        while not session.should_stop():
+            await session.run("sum")
+            if session.global_step.value in marks:
+                readings.append(read(session.global_step.value * 100))
+    return readings
+
+
 async def openings(num_openings: int, open_one: Callable[[], Awaitable[None]]) -> list[Reading]:
     """Read after a warm-up and after each quarter, while no session is open."""
     readings = []
@@ -194,6 +218,8 @@ async def main(names: list[str]) -> None:
     tracemalloc.start()
     if not names or "steps" in names:
         print(table("steps", await steps(1_000_000)), flush=True)
+    if not names or "items" in names:
+        print(table("items", await items(10_000_000)), flush=True)
     if not names or "openings" in names:
         print(table("openings", await openings(10_000, open_function())), flush=True)
     if not names or "tensorflow" in names:

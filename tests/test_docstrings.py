@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import checkpoints, testing
+from asynchooks import checkpoints, data, testing
 from asynchooks._raw_session import RawSession
 
 pytestmark = pytest.mark.anyio
@@ -86,7 +86,7 @@ async def test_the_example_runs(
         async with asynchooks.MonitoredSession([], creator) as session:
             await session.run("loss")
 
-    def step() -> dict[str, float]:
+    def step(images: object = None) -> dict[str, float]:
         return {"loss": 0.5, "accuracy": 0.9}
 
     coordinators = iter([False, True, True])
@@ -94,6 +94,7 @@ async def test_the_example_runs(
         **{name: getattr(asynchooks, name) for name in asynchooks.__all__},
         **{name: getattr(testing, name) for name in testing.__all__},
         **{name: getattr(checkpoints, name) for name in checkpoints.__all__},
+        **{name: getattr(data, name) for name in data.__all__},
         "anyio": anyio,
         "math": math,
         "np": np,
@@ -102,6 +103,8 @@ async def test_the_example_runs(
         "creator": asynchooks.FunctionSessionCreator(step),
         "hooks": [],
         "model": Model(),
+        "records": list(np.zeros((64, 3))),
+        "saver": asynchooks.StateDictSaver(weights={"w": np.zeros(3)}),
         "session": Starts(),
         "sync_weights": None,
         "step": step if public.__name__ != "SecondOrStepTimer" else 7,

@@ -95,3 +95,54 @@ def test_the_durable_example_resumes_and_ends_as_an_uninterrupted_one(
     assert rest.startswith("training begins at step 250\n")
     assert rest.splitlines()[1:] == whole.splitlines()[1:]
     assert float(whole.rpartition(" ")[2]) >= 0.95
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_shards_over_http_are_fetched_again_and_train_a_model(backend: str) -> None:
+    for module in ("tensorflow", "sklearn", "httpx"):
+        pytest.importorskip(module)
+
+    printed = run_example("http_shards.py", "--epochs", "8", "--backend", backend)
+
+    # every row of every epoch, although the server refused and cut: 8 * 1797 = 224 * 64 + 40
+    assert re.match(r"prefetch: 225 items, 7,475,520 bytes; ", printed), printed
+    end = re.search(r"225 steps, training accuracy ([\d.]+) over the last 20", printed)
+    assert end is not None, printed
+    assert float(end[1]) >= 0.9
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_tf_data_pipeline_feeds_a_graph_and_resumes(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+    options = ("--directory", str(tmp_path), "--backend", backend)
+
+    first = run_example("tf_data.py", "--steps", "300", *options)
+    rest = run_example("tf_data.py", "--steps", "600", *options)
+
+    assert first.endswith("after 300 steps\n")
+    end = re.search(r"test accuracy ([\d.]+) after 600 steps", rest)
+    assert end is not None, rest
+    assert float(end[1]) >= 0.9
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_rollouts_teach_the_policy_and_a_crash_of_an_actor_leaves_at_once(backend: str) -> None:
+    printed = run_example("rollouts.py", "--backend", backend)
+    end = re.search(r"after 300 steps: ([\d.]+) moves of at least 9", printed)
+    assert end is not None, printed
+    assert float(end[1]) < 15
+
+    crashed = subprocess.run(
+        [sys.executable, str(ROOT / "examples/rollouts.py"), "--crash", "--backend", backend],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert crashed.returncode == 1
+    assert "ConnectionError: actor 3 has lost its game server" in crashed.stderr
+    assert "moves of at least" not in crashed.stdout

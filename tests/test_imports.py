@@ -49,6 +49,7 @@ LAYERS = [
         "_raw_session",
         "_session_creator",
     ],
+    ["data"],
     [
         "_function_session",
         "_shared_session",

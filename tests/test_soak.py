@@ -9,7 +9,7 @@ import pytest
 
 from .afterwards import nothing_left
 from .readings import Reading, is_growing
-from .soak import open_function, openings, steps
+from .soak import items, open_function, openings, steps
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +44,16 @@ async def test_openings_with_all_hooks_leave_nothing_and_add_up_to_nothing() -> 
     async with nothing_left():
         readings = await openings(300, open_function())
     check_flat(readings)
+
+
+async def test_items_of_input_leave_nothing_and_add_up_to_nothing() -> None:
+    async with nothing_left():
+        readings = await items(200_000)
+    half, whole = readings[-3], readings[-1]
+    assert (whole.descriptors, whole.tasks) == (half.descriptors, half.tasks)
+    # buffers are filled more or less when it is looked
+    assert abs(whole.ours - half.ours) < 20
+    assert abs(whole.objects - half.objects) < 300
 
 
 def reading(done: int, ours: int, rss_bytes: int) -> Reading:

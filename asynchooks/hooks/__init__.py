@@ -7,11 +7,14 @@ from .._later import later
 if TYPE_CHECKING:
     from ._background import WhenBusy as WhenBusy
     from ._checkpoint_saver import CheckpointSaverHook as CheckpointSaverHook
+    from ._data_wait import DataWaitHook as DataWaitHook
     from ._early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from ._evaluation import Evaluate as Evaluate
     from ._evaluation import EvaluationHook as EvaluationHook
     from ._feed_fn import FeedFnHook as FeedFnHook
     from ._final_ops import FinalOpsHook as FinalOpsHook
+    from ._input import FeedHook as FeedHook
+    from ._input import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
     from ._loop_lag import LoopLag as LoopLag
     from ._loop_lag import LoopLagHook as LoopLagHook
@@ -32,6 +35,9 @@ else:  # type checkers shall see the names above, and no others
             "EarlyStoppingHook": "_early_stopping",
             "Evaluate": "_evaluation",
             "EvaluationHook": "_evaluation",
+            "FeedHook": "_input",
+            "InputPositionHook": "_input",
+            "DataWaitHook": "_data_wait",
             "FeedFnHook": "_feed_fn",
             "FinalOpsHook": "_final_ops",
             "GlobalStepWaiterHook": "_waiter",
@@ -52,12 +58,15 @@ else:  # type checkers shall see the names above, and no others
 
 __all__ = [
     "CheckpointSaverHook",
+    "DataWaitHook",
     "EarlyStoppingHook",
     "Evaluate",
     "EvaluationHook",
     "FeedFnHook",
+    "FeedHook",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
+    "InputPositionHook",
     "LoggingTensorHook",
     "LoopLag",
     "LoopLagHook",

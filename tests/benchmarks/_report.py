@@ -27,12 +27,17 @@ T = TypeVar("T")
 LOOPS = ("asyncio", "uvloop", "trio")
 BUSY_SECS = 33e-6
 """What a small TensorFlow graph takes for one step."""
-PACKAGES = ("tensorflow", "keras", "pytorch-ignite", "torch", "anyio", "trio", "uvloop", "numpy")
+PACKAGES = (
+    "tensorflow", "keras", "pytorch-ignite", "torch", "torchdata", "aiostream", "anyio", "trio",
+    "uvloop", "numpy",
+)  # fmt: skip
 WIDE = 0.25
 PEERS = {
+    "aiostream": "aiostream",
     "ignite": "PyTorch Ignite",
     "keras": "Keras",
     "tensorflow": "TensorFlow",
+    "torchdata": "torchdata",
     "trio": "trio",
     "uvloop": "uvloop",
 }

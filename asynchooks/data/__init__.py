@@ -1,0 +1,33 @@
+"""Input that arrives while the step runs: small stages around any source.
+
+    async with prefetch(batch(shuffle(records, 10_000, seed=1), 32), 2) as batches:
+        async for images in batches:
+            await session.run("loss", {"images": images})
+
+A source is an async iterable; an iterable (one that is not in memory is read in a thread), such as
+a `tf.data.Dataset`, a torch `DataLoader` or one of Grain's; an `asyncio.Queue`; an anyio stream; a
+stage; or a function that returns one of these, for `repeat`. `prefetch` and `map_concurrent` run
+tasks: a pipeline with one of them is opened with `async with`, at its last stage.
+"""
+
+from ._interleave import interleave
+from ._map import map_concurrent
+from ._plain import batch, shard, take
+from ._prefetch import prefetch
+from ._repeat import repeat
+from ._shuffle import shuffle
+from ._stage import Stage
+from ._statistics import StageStatistics
+
+__all__ = [
+    "Stage",
+    "StageStatistics",
+    "batch",
+    "interleave",
+    "map_concurrent",
+    "prefetch",
+    "repeat",
+    "shard",
+    "shuffle",
+    "take",
+]

@@ -1,0 +1,248 @@
+"""What stages with tasks have in common: items that are ready, and whoever waits for them."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from .._engine import STOPPED, EngineTask, Slot
+from .._errors import StopTraining
+from .._stop import EndsAtStop, Stop
+from ._position import Phase
+from ._stage import KEEP_EVERY, Stage
+
+_REST_EVERY_SECS = 0.005
+"""How long a loop over items may go on without letting all others run."""
+
+
+class Buffered(Stage[Any]):
+    """Its tasks read the source and fill the buffer; several may take items, first come first."""
+
+    runs_tasks = True
+    END: ClassVar[Any] = object()
+
+    def __init__(self, source: Stage[Any]) -> None:
+        super().__init__(source)
+        self._source = source
+        self._ready: deque[Any] = deque()
+        self._takers: deque[Slot] = deque()
+        self._what = f"an item of {self.kind}"
+        self._is_over = False  # nothing will come any more
+        self._error: BaseException | None = None  # why
+        self._closing_error: BaseException | None = None
+        self._workers: list[Worker] = []
+        self._rest_at = 0.0
+        self._num_working = 0
+        self._is_stopping = False
+
+    @abstractmethod
+    def _taken(self) -> None:
+        """An item has left the buffer: there is room for another."""
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        raise NotImplementedError("a buffered stage is read without a turn")
+
+    # Without a lock: whoever waits here loses nothing by being cancelled
+
+    async def _read(self, limit: int) -> Sequence[Any]:
+        if self._phase is not Phase.OPEN:
+            self._open_by_itself()
+        if not self._ready:
+            await self.wait(None)
+        if self._engine.tick() > self._rest_at:
+            await self._rest()
+            if self._phase is Phase.OPEN and not self._ready:  # another one has taken it
+                return await self._read(limit)
+        ready = self._ready
+        items = [ready.popleft() for _ in range(min(limit, len(ready)))]
+        self._num_out += len(items)
+        self._clocks.count(items)
+        if items:
+            self._taken()
+        return items
+
+    async def __anext__(self) -> Any:
+        while True:
+            item = await self.take(None)
+            if item is self.END:
+                raise StopAsyncIteration
+            if not self._used_beyond or self._num_out - 1 not in self._used_beyond:
+                break
+        if self._num_out >= self._keep_next:
+            self._keep_next = self._num_out + KEEP_EVERY
+            self._keep(self._num_out)
+        return item
+
+    async def take(self, stop: Stop | None) -> Any:
+        """The next item, or END.
+
+        Raises:
+            StopTraining: the stop came before there was one.
+            BaseException: what ended the source, or a task of this stage.
+        """
+        ready = self._ready
+        if not ready:
+            if self._phase is not Phase.OPEN:
+                self._open_by_itself()
+            await self.wait(stop)
+            if not ready:
+                return self.END
+        if self._engine.tick() > self._rest_at:
+            await self._rest()
+            if not ready:  # another one has taken it
+                return await self.take(stop)
+        item = ready.popleft()
+        self._num_out += 1
+        self._clocks.count((item,))
+        self._taken()
+        return item
+
+    async def _rest(self) -> None:
+        # a loop and a task that do nothing but wake each other are never seen waiting, and asyncio
+        # never gets to cancel them
+        await self._engine.checkpoint()
+        self._rest_at = self._engine.tick() + _REST_EVERY_SECS
+
+    def put_back(self, item: Any) -> None:
+        """Somebody else may have it."""
+        self._num_out -= 1
+        self._ready.appendleft(item)
+        self._wake_taker()
+
+    async def wait(self, stop: Stop | None) -> None:
+        """Wait until an item is there, or nothing will come any more.
+
+        Raises:
+            StopTraining: the stop came first.
+            BaseException: what ended the source, or a task of this stage.
+        """
+        asked = None
+        while not self._ready:
+            if self._is_over:
+                if self._phase is Phase.CLOSED:
+                    raise RuntimeError(f"{self!r} is closed; make a new one")
+                if self._error is not None:
+                    raise self._error
+                return
+            asked = self._engine.tick() if asked is None else asked
+            slot = Slot(self._engine, self._what)
+            self._takers.append(slot)
+            try:
+                with EndsAtStop(slot, stop):
+                    await self._engine.park(slot)
+            finally:
+                if slot in self._takers:
+                    self._takers.remove(slot)
+                elif self._ready:  # woken, but cancelled: the next one may have it
+                    self._wake_taker()
+                self._clocks.consumer_wait += self._engine.tick() - asked
+                asked = None
+            is_told = slot.value is STOPPED or (
+                slot.value is not None and stop is not None and stop.is_set
+            )
+            if is_told and not self._ready:
+                raise StopTraining(f"a stop was requested while waiting for {self.kind}")
+
+    def _wake_taker(self) -> None:
+        if self._takers:
+            self._takers.popleft().wake()
+
+    def _put(self, items: Sequence[Any]) -> None:
+        self._ready.extend(items)
+        for _ in range(min(len(items), len(self._takers))):
+            self._takers.popleft().wake()
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        """Nothing will come any more."""
+        if not self._is_over:
+            self._is_over = True
+            self._error = error
+            while self._takers:
+                self._takers.popleft().wake()
+
+    def _begin_worker(self) -> None:
+        if self._is_stopping:
+            return
+        worker = Worker()
+        self._num_working += 1
+        self._workers.append(worker)
+        worker.task = self._engine.start(self._guarded, worker)
+
+    @abstractmethod
+    async def _work(self, worker: Worker) -> None:
+        """What a task of this stage does."""
+
+    async def _guarded(self, worker: Worker) -> None:
+        """A task: its error ends the stage, and the last one closes the source, which it read."""
+        try:
+            await self._work(worker)
+        except Exception as error:
+            self._fail(error)
+        except (KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
+            self._fail(error)
+        except BaseException as cancellation:
+            if not worker.is_unwanted:
+                self._fail(_foreign(self, cancellation))
+            raise
+        finally:
+            self._num_working -= 1
+            worker.is_at_rest = True  # it shall close what it has read in peace
+            if self._num_working == 0 and (self._is_over or self._is_stopping):
+                await self._close_source()
+
+    def _fail(self, error: BaseException) -> None:
+        self._finish(error)
+
+    async def _close_source(self) -> None:
+        """In the task that read it: what it holds open may belong to that task."""
+        try:
+            await self._close_sources()
+        except BaseException as error:
+            self._closing_error = self._closing_error or error
+
+    async def _stop(self) -> None:
+        self._is_stopping = True
+        self._finish()
+        self._taken()  # one that waits for room sees that it is over, and closes its source
+        for worker in self._workers:
+            if not worker.is_at_rest:
+                worker.cancel()
+        with self._engine.shielded(math.inf):
+            for worker in self._workers:
+                if worker.task is not None:
+                    await worker.task.wait()
+        self._workers.clear()
+        self._ready.clear()
+        error, self._closing_error = self._closing_error, None
+        if error is not None:
+            raise error
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        return {"source": self._source._described(num_out)}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._source._load_described(state["source"])
+
+
+class Worker:
+    """A task of a stage."""
+
+    def __init__(self) -> None:
+        self.task: EngineTask | None = None
+        self.is_unwanted = False
+        self.place = -1  # of the item that it has
+        self.is_at_rest = False  # it waits for room, or closes its source: no need to cancel it
+
+    def cancel(self) -> None:
+        self.is_unwanted = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+def _foreign(stage: Stage[Any], cancellation: BaseException) -> RuntimeError:
+    error = RuntimeError(f"what {stage!r} waited for was cancelled by somebody else")
+    error.__cause__ = cancellation
+    return error

@@ -1,0 +1,210 @@
+"""Draws: who takes items from a pipeline to train with, and which of them a run has used.
+
+It knows nothing of sessions; hooks and `session.batches` are its users.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from .._errors import InputError
+from .._lock import Lock
+from .._stop import Stop
+from ._buffered import Buffered
+from ._drawer import Draw, Drawer
+from ._position import BEYOND, Phase
+from ._prefetch import Prefetch
+from ._sources import stage_of
+from ._stage import KEEP_EVERY, Stage
+
+logger = logging.getLogger("asynchooks")
+
+_NUM_SAVED = 8
+"""Of how many saved positions we know where they were."""
+
+
+def draws_of(source: Any) -> Draws:
+    """What all who draw from this source share; a source that is no stage has them for itself."""
+    stage = stage_of(source)
+    if stage._draws is None:
+        stage._draws = Draws(stage)
+    draws: Draws = stage._draws
+    return draws
+
+
+class Draws:
+    """The users of one pipeline: the first opens it, the last closes it."""
+
+    def __init__(self, stage: Stage[Any]) -> None:
+        self.stage = stage
+        self._reader: Buffered | None = None  # from the first draw on
+        self.drawers: list[Drawer] = []
+        self._opening = Lock("the opening of a pipeline")
+        # places: how many items came before one, since the position was loaded
+        self._num_drawn = 0
+        self._num_used = 0  # all before this place
+        self._used_beyond: set[int] = set()  # places behind it; a former life's among them
+        self._returned: list[int] = []  # places of items that lie in the reader again, last first
+        self._num_seen = -1  # that had left the stage when we last looked
+        self._keep_next = KEEP_EVERY
+        self._generation = 0
+        self.has_complained = False  # that there is no position
+        self._back_to: Mapping[str, Any] | None = None  # where the next draw is to go on
+        # of items that loops had in hand then, whose runs are made again, by their new places
+        self._carried: set[int] = set()
+        self._carried_used: set[int] = set()
+        self._saved: deque[tuple[dict[str, Any], int]] = deque(maxlen=_NUM_SAVED)
+
+    async def leave(self, drawer: Drawer) -> None:
+        self.drawers.remove(drawer)
+        # what is read ahead of a stage that somebody else has opened stays for the next session
+        if not self.drawers and (self._reader is self.stage or self.stage._num_users <= 1):
+            await self.close()
+
+    async def close(self) -> None:
+        """Let go of the pipeline."""
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            await reader.aclose()
+
+    async def draw(self, stop: Stop | None) -> Draw:
+        """The next item; cancelling this loses none.
+
+        Raises:
+            StopTraining: the stop came first.
+            StopAsyncIteration: there is no further item.
+            InputError: there never was one.
+            BaseException: what the pipeline raised.
+        """
+        while True:
+            if self._reader is None or self._back_to is not None:
+                async with self._opening:
+                    await self._open()
+            reader = self._reader
+            assert reader is not None
+            item = await reader.take(stop)
+            if reader is not self._reader or self._back_to is not None:
+                continue  # the pipeline has gone back meanwhile
+            self._num_seen = self.stage._num_out
+            if item is Buffered.END:
+                if self._num_drawn == 0 and not self.stage._is_loaded:
+                    raise InputError(f"{self.stage!r} has no items: there is nothing to train with")
+                raise StopAsyncIteration
+            if self._returned:
+                return Draw(item, self._returned.pop(), self._generation)
+            draw = Draw(item, self._num_drawn, self._generation)
+            self._num_drawn += 1
+            if draw.place in self._carried:
+                self._carried.discard(draw.place)
+                continue
+            if draw.place >= self._num_used and draw.place not in self._used_beyond:
+                return draw
+            self._advance()  # a former life used it
+
+    async def _open(self) -> None:
+        if self._back_to is not None:
+            await self._go_back(self._back_to)
+        stage = self.stage
+        if self._reader is None:
+            reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
+            if reader is not stage:
+                stage._num_parents -= 1  # it is none of the pipeline
+            reader._open()
+            self._reader = reader
+        if stage._num_out != self._num_seen:  # somebody else has taken some, or loaded it
+            self._num_drawn = self._num_used = self._num_seen = stage._num_out
+            self._used_beyond = set(stage._used_beyond)
+            self._returned.clear()
+
+    async def _go_back(self, state: Mapping[str, Any]) -> None:
+        reader, self._reader, self._back_to = self._reader, None, None
+        self.stage = self.stage._again(self.stage._epoch)
+        self._load(self.stage, state)
+        if reader is not None:
+            await reader.aclose()
+
+    def use(self, draw: Draw) -> None:
+        """A run has ended that used it."""
+        if draw.generation != self._generation:
+            return
+        if self._back_to is not None:
+            self._carried_used.add(draw.place)
+        else:
+            self._used_beyond.add(draw.place)
+            self._advance()
+
+    def _advance(self) -> None:
+        while self._num_used < self._num_drawn and self._num_used in self._used_beyond:
+            self._used_beyond.remove(self._num_used)
+            self._num_used += 1
+        if self._num_used >= self._keep_next:
+            self._keep_next = self._num_used + KEEP_EVERY
+            self.stage._keep(self._num_used)
+
+    def give_back(self, draw: Draw) -> None:
+        """It was not used: somebody else may have it, first of all."""
+        if draw.generation == self._generation and self._reader is not None:
+            self._returned.append(draw.place)
+            self._reader.put_back(draw.item)
+            self._num_seen = self.stage._num_out
+
+    def is_current(self, draw: Draw) -> bool:
+        """Whether the pipeline has not gone back since."""
+        return draw.generation == self._generation
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._back_to is not None:
+            used = {*self._back_to.get(BEYOND, ()), *self._carried_used}
+            return {**self._back_to, BEYOND: sorted(used)} if used else dict(self._back_to)
+        self.stage._check_alone()
+        if self._num_seen < 0:  # nothing was drawn yet; somebody may have looked at a few
+            return self.stage._described(self.stage._num_out)
+        used = self._used_beyond | {each.place_run for each in self.drawers}
+        num_used = self._num_used
+        while num_used < self._num_drawn and num_used in used:
+            num_used += 1
+        state = self.stage._described(num_used)
+        beyond = sorted(place - num_used for place in used if place >= num_used)
+        if beyond:
+            state[BEYOND] = beyond
+        self._saved.append((state, num_used))
+        return dict(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there: at once where nothing was drawn yet, else from the next draw on."""
+        if self.stage._phase is Phase.NEW:
+            self._load(self.stage, state)
+        elif state != self.state_dict():
+            try:
+                self.stage._check_again()
+            except TypeError as error:
+                logger.warning(
+                    "The model goes back to a checkpoint, and its input cannot: %s. It goes on "
+                    "with the next items", error,
+                )  # fmt: skip
+                return
+            self._generation += 1
+            self._carry(state)
+            self._back_to = state
+
+    def _carry(self, state: Mapping[str, Any]) -> None:
+        """Loops make their runs again with what they have in hand: it must not come once more."""
+        self._carried.clear()
+        self._carried_used.clear()
+        base = next((place for saved, place in reversed(self._saved) if saved == state), None)
+        self._saved.clear()
+        for drawer in self.drawers if base is not None else ():
+            place = drawer.carry(self._generation, base or 0)
+            if place is not None:
+                self._carried.add(place)
+
+    def _load(self, stage: Stage[Any], state: Mapping[str, Any]) -> None:
+        stage.load_state_dict(state)
+        self._used_beyond = stage._used_beyond | self._carried_used
+        self._carried -= self._carried_used
+        self._num_drawn = self._num_used = self._num_seen = 0
+        self._returned.clear()
+        self._keep_next = KEEP_EVERY

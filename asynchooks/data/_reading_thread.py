@@ -1,0 +1,154 @@
+"""A thread that reads one iterator, as far as it was asked to, and closes it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+from .._engine import TIMED_OUT, Engine, Slot, engine_in_use
+from ._openers import Opened
+
+logger = logging.getLogger("asynchooks")
+
+_PATIENCE_SECS = 1e-3
+"""How long somebody waits for all that was asked for, before taking what is there: a wake-up from
+a thread costs 30 to 100 us."""
+_GRACE_SECS = 10.0
+"""What a read under way gets to end when nobody wants it any more: it cannot be interrupted."""
+
+
+class ReadingThread:
+    """Items come one by one: what was read is there although the next one lets us wait.
+
+    Daemon, so that a read that never ends cannot hold the process's exit.
+    """
+
+    def __init__(
+        self, engine: Engine, open_it: Callable[[], Opened], on_item: Callable[[Opened], None]
+    ) -> None:
+        self.items: deque[Any] = deque()
+        self.error: BaseException | None = None
+        self.is_over = False  # no further item will come
+        self._engine = engine
+        self._open = open_it
+        self._on_item = on_item
+        self._opened: Opened | None = None
+        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._num_asked = 0
+        self._num_read = 0
+        self._is_closing = False
+        self._is_closed = False
+        self._is_patient = True  # whoever waits would rather have several items
+        self._slot: Slot | None = None  # of whoever waits for an item, or for the end
+        self._thread: threading.Thread | None = None
+
+    async def read(self, limit: int) -> None:
+        """Return when an item is there, or none will come; no more than `limit` are read ahead.
+
+        Cancelling this loses nothing.
+        """
+        missing = limit - (self._num_asked - self._num_read) - len(self.items)
+        if missing > 0 and not self.is_over:
+            self._num_asked += missing
+            if self._engine.is_virtual:
+                self._read(missing)
+            else:
+                self._begin()
+                self._asked.put(missing)
+        self._is_patient = True  # all that was asked for may come at once: one wake-up for all
+        while not (self.items or self.is_over):
+            self._slot = Slot(self._engine, "an item that a thread reads")
+            if self.items or self.is_over:  # looked at after the slot is there
+                return
+            until = self._engine.now() + _PATIENCE_SECS if self._is_patient else math.inf
+            await self._engine.park(self._slot, until)
+            self._is_patient = False
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            run = copy_context().run
+            self._thread = threading.Thread(
+                target=run, args=(self._serve,), name="asynchooks-input", daemon=True
+            )
+            self._thread.start()
+
+    def _serve(self) -> None:
+        # the copied context says which event loop the task runs on; this thread runs none
+        sniffio = sys.modules.get("sniffio")
+        if sniffio is not None:
+            sniffio.current_async_library_cvar.set(None)
+        engine_in_use.set(self._engine)
+        while (num := self._asked.get()) is not None:
+            self._read(num)
+        self._close()
+
+    def _read(self, num: int) -> None:
+        for _ in range(num):
+            if self._is_closing or self.is_over:
+                return
+            try:
+                if self._opened is None:
+                    self._opened = self._open()
+                item = next(self._opened.iterator)
+                self._num_read += 1
+                self._on_item(self._opened)
+            except StopIteration:
+                self.is_over = True
+            except BaseException as error:
+                self.error = error
+                self.is_over = True
+            else:
+                self.items.append(item)
+            if self.is_over or not self._is_patient:
+                self._wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._engine.wake(slot)
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        # a generator, or a file; iterators of other libraries end by being forgotten
+        close = None if opened is None else getattr(opened.iterator, "close", None)
+        try:
+            if callable(close):
+                close()
+        except BaseException as error:
+            self.error = error
+        self._is_closed = True
+        self._wake()
+
+    async def close(self) -> None:
+        """Close the iterator in the thread, and end that; what `close` of it raises leaves."""
+        self.dismiss()
+        if self._thread is None:
+            self._close()
+        until = self._engine.now() + _GRACE_SECS
+        self.error, was_read = None, self.error
+        with self._engine.shielded(float("inf")):
+            while not self._is_closed:
+                slot = self._slot = Slot(self._engine, "the end of a thread that reads")
+                if not self._is_closed and await self._engine.park(slot, until) is TIMED_OUT:
+                    logger.warning(
+                        "What is read in the thread asynchooks-input did not end within %g s, and "
+                        "is left alone; it is closed when it comes back", _GRACE_SECS,
+                    )  # fmt: skip
+                    return
+        if self._thread is not None:
+            self._thread.join()
+        if self.error is not None and self.error is not was_read:
+            raise self.error
+
+    def dismiss(self) -> None:
+        """Have the thread close what it reads and end, when its call comes back."""
+        self._is_closing = self.is_over = True
+        self._asked.put(None)

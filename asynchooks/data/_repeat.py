@@ -1,0 +1,107 @@
+"""repeat: several passes over one source."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._errors import InputError
+from ._arguments import check_count, saved_count
+from ._sources import stage_of
+from ._stage import Stage
+
+
+def repeat(source: Any, num_epochs: int | None = None) -> Stage[Any]:
+    """Read the source again and again; each pass is an epoch.
+
+    Every `shuffle` below gets another order in each epoch, from the same seed.
+
+    Args:
+        source: see `asynchooks.data`; it can be iterated again, or is a function that takes
+            nothing and returns something new to iterate over.
+        num_epochs: how many passes, >= 0; None never ends.
+
+    Raises:
+        TypeError: the source can be read once only.
+        InputError: out of the iteration: the source is empty, and there is no last pass.
+    """
+    if num_epochs is not None:
+        num_epochs = check_count("num_epochs", num_epochs, 0)
+    return Repeat(stage_of(source), num_epochs)
+
+
+class Pass(NamedTuple):
+    """One epoch: behind how many items it began, its number, and what is read."""
+
+    begun: int
+    epoch: int
+    stage: Stage[Any]
+
+
+class Repeat(Stage[Any]):
+    kind = "repeat"
+
+    def __init__(self, source: Stage[Any], num_epochs: int | None) -> None:
+        super().__init__(source)
+        self._first = source
+        if num_epochs is None or num_epochs > 1:
+            source._check_again()  # says now that it cannot be, not after the first pass
+        self._num_epochs = num_epochs
+        source._set_epoch((0,))
+        self._begin = 0  # the epoch in which it begins
+        # the passes of which a state may be asked for
+        self._log: deque[Pass] = deque([Pass(0, 0, source)])
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        while True:
+            begun, epoch, stage = self._log[-1]
+            if epoch == self._num_epochs:  # 0
+                return ()
+            items = await stage._read(limit)
+            if items:
+                return items
+            await stage.aclose()
+            if epoch + 1 == self._num_epochs:
+                return ()
+            if begun == self._num_out and self._num_epochs is None and epoch > self._begin:
+                raise InputError(
+                    f"repeat: {self._first!r} is empty, and is to be repeated for ever"
+                )
+            following = self._first._again((*self._epoch, epoch + 1))
+            self._sources = (following,)
+            following._num_parents += 1
+            following._open()
+            self._opened = [following]
+            self._log.append(Pass(self._num_out, epoch + 1, following))
+
+    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return Repeat(sources[0], self._num_epochs)
+
+    def _at(self, num_out: int) -> Pass:
+        for each in reversed(self._log):
+            if each.begun <= num_out:
+                found: Pass = each
+                return found
+        raise AssertionError(f"{num_out} items are not kept any more")
+
+    def _set_epoch(self, epoch: tuple[int, ...]) -> None:
+        self._epoch = epoch
+        self._first._set_epoch((*epoch, 0))
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        begun, epoch, stage = self._at(num_out)
+        return {"epoch": epoch, "source": stage._described(num_out - begun)}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._begin = saved_count(state["epoch"])
+        stage = self._first._again((*self._epoch, self._begin)) if self._begin else self._first
+        stage._load_described(state["source"])
+        self._sources = (stage,)
+        self._log = deque([Pass(0, self._begin, stage)])
+
+    def _keep(self, num_out: int) -> None:
+        begun, _, stage = self._at(num_out)
+        while self._log[0].stage is not stage:
+            self._log.popleft()
+        stage._keep(num_out - begun)

@@ -1,0 +1,277 @@
+"""stage_of: whatever can be read, as the first stage of a pipeline."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from functools import partial
+from typing import Any
+
+from .._errors import InputError
+from ._arguments import saved_count
+from ._claims import claim, release
+from ._openers import opener_of
+from ._saved import decoded, encoded
+from ._stage import Stage
+from ._thread_source import ThreadSource
+
+
+def stage_of(source: Any) -> Stage[Any]:
+    """The source as a stage; a stage is one already.
+
+    Raises:
+        TypeError: it cannot be read.
+    """
+    if isinstance(source, Stage):
+        return source
+    if isinstance(source, (list, tuple, range)) or _is_array(source):
+        return SequenceSource(source)
+    if isinstance(source, AsyncIterable):
+        return AsyncSource(source)
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and isinstance(source, asyncio.Queue):
+        return QueueSource(source)
+    if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
+        return ThreadSource(opener_of(source))
+    if callable(source) and not isinstance(source, type):
+        stage = stage_of(source())
+        stage._factory = partial(stage_of, source)
+        return stage
+    raise TypeError(
+        f"source is {source!r}; give a stage, an iterable or async iterable, an asyncio.Queue, "
+        "or a function that returns one of these"
+    )
+
+
+def _is_array(source: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(source, numpy.ndarray) and source.ndim > 0
+
+
+class SequenceSource(Stage[Any]):
+    """A list, tuple, range or array, along its first axis: it is in memory, and needs no thread."""
+
+    kind = "sequence"
+
+    def __init__(self, items: Any) -> None:
+        super().__init__()
+        self._all = items
+        self._begin = 0
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        at = self._begin + self._num_out
+        return list(self._all[at : at + limit])
+
+    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return SequenceSource(self._all)
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        return {"items": self._begin + num_out}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._begin = saved_count(state["items"])
+
+    def _keep(self, num_out: int) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"a {type(self._all).__name__} of {len(self._all)}"
+
+
+class _Skipping(Stage[Any]):
+    """What is read in order, from its beginning: to go on, the first items are passed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin = 0
+        self._num_to_pass = 0
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        return {"items": self._begin + num_out}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._begin = self._num_to_pass = saved_count(state["items"])
+
+    def _keep(self, num_out: int) -> None:
+        pass
+
+
+class AsyncSource(_Skipping):
+    """Any async iterable; one with `state_dict` and `load_state_dict` keeps its own position."""
+
+    kind = "async iterable"
+
+    def __init__(self, source: AsyncIterable[Any]) -> None:
+        super().__init__()
+        self._source = source
+        self._iterator: AsyncIterator[Any] | None = None
+        self._has_claimed = False
+        self._is_cut = False  # a cancellation has entered it
+        self._stateful: Any = source if _has_state(source) else None
+        self._states: deque[tuple[int, Any]] = deque()
+
+    def _start(self) -> None:
+        if self._is_for_once:
+            claim(self._source, self)
+            self._has_claimed = True
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        if self._iterator is None:
+            if self._stateful is not None:
+                self._states.append((0, self._stateful.state_dict()))
+            self._iterator = self._source.__aiter__()
+        items: list[Any] = []
+        while self._num_to_pass:
+            if not await self._add(items, 1):
+                return ()
+            items.clear()
+            self._num_to_pass -= 1
+        await self._add(items, 1)
+        if self._stateful is not None and items:
+            self._states.append((self._num_out + 1, self._stateful.state_dict()))
+        return items
+
+    async def _read_into(self, items: list[Any], size: int) -> bool:
+        if self._iterator is None or self._num_to_pass or self._stateful is not None:
+            return await super()._read_into(items, size)
+        if not self._lock.enter_now():
+            await self._lock.wait()
+        before, asked = len(items), self._clocks.ask(self._engine)
+        try:
+            return await self._add(items, size)
+        except Exception as error:
+            self._explain(error)
+            raise
+        finally:
+            self._num_out += len(items) - before
+            self._clocks.answer(self._engine, asked, items[before:])
+            self._lock.leave()
+
+    async def _add(self, items: list[Any], size: int) -> bool:
+        """Add items until there are so many; False if the end came first.
+
+        One call and one `try` for all of them: for each they would cost more than the item.
+        """
+        assert self._iterator is not None
+        if self._is_cut:
+            raise InputError(
+                f"{self!r} was cancelled while it was read, which ends a generator, so that the "
+                "rest is lost; put prefetch around it, which reads it in a task of its own"
+            )
+        step = self._iterator.__anext__
+        try:
+            while len(items) < size:
+                items.append(await step())
+        except StopAsyncIteration:
+            return False
+        except RuntimeError as error:
+            if "already running" in str(error):
+                raise InputError(
+                    f"{self!r} is being read elsewhere; give all readers the same stage: "
+                    "source = prefetch(iterator, 8)"
+                ) from error
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            self._is_cut = isinstance(self._iterator, AsyncGenerator)
+            raise
+        return True
+
+    def _explain(self, error: Exception) -> None:
+        error.add_note(f"in {self!r}, after {self._begin + self._num_out} items")
+
+    async def _release(self) -> None:
+        iterator, self._iterator = self._iterator or self._source, None
+        if self._has_claimed:
+            release(self._source)
+        if isinstance(iterator, AsyncGenerator):
+            try:
+                await iterator.aclose()
+            except RuntimeError as error:
+                if "already running" not in str(error):  # whoever reads it elsewhere closes it
+                    raise
+            except BaseExceptionGroup as group:
+                if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
+                    raise
+        elif iterator is not self._source:
+            aclose = getattr(iterator, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return AsyncSource(self._source)
+
+    @property
+    def _is_for_once(self) -> bool:  # type: ignore[override]
+        return self._source.__aiter__() is self._source
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        if self._stateful is None:
+            return super()._state_at(num_out)
+        for count, state in self._states:
+            if count == num_out:
+                return {"state": encoded(state)}
+        return {"state": encoded(self._stateful.state_dict())}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if self._stateful is None:
+            super()._load(state)
+        else:
+            self._stateful.load_state_dict(decoded(state["state"]))
+
+    def _keep(self, num_out: int) -> None:
+        while self._states and self._states[0][0] < num_out:
+            self._states.popleft()
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+
+class QueueSource(_Skipping):
+    """An asyncio.Queue that other tasks fill; where it can be shut down, that is its end."""
+
+    kind = "queue"
+    _is_for_once = True
+
+    def __init__(self, queue: Any) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def _start(self) -> None:
+        try:
+            sys.modules["asyncio"].get_running_loop()
+        except RuntimeError:
+            raise InputError(
+                f"{self!r} works on asyncio only, and this is another event loop; give the "
+                "receiving end of anyio.create_memory_object_stream()"
+            ) from None
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        try:
+            return (await self._queue.get(),)
+        except Exception as error:
+            if type(error).__name__ == "QueueShutDown":  # of Python 3.13
+                return ()
+            raise
+
+    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return QueueSource(self._queue)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """What is put into a queue from now on is new."""
+
+    def __repr__(self) -> str:
+        return repr(self._queue)
+
+
+def _has_state(source: Any) -> bool:
+    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))

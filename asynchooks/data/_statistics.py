@@ -1,0 +1,118 @@
+"""What a stage counts: items, bytes, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._engine import Engine
+
+
+@dataclass(frozen=True)
+class StageStatistics:
+    """Counts and times of one stage, since it was made.
+
+    Of two stages side by side, the slower one waits little and blocks much; "data wait" of
+    training is `consumer_wait_secs` of the last stage.
+    """
+
+    stage: str
+    """Which function made it."""
+    num_items: int
+    """Items that it gave out."""
+    num_bytes: int | None
+    """Bytes of them, where known: arrays, bytes, and tuples, lists and mappings of these."""
+    input_wait_secs: float
+    """Seconds in which it waited for its source."""
+    blocked_secs: float
+    """Seconds in which it could have worked, had its consumer taken items."""
+    consumer_wait_secs: float
+    """Seconds in which its consumers waited for it, all together."""
+    num_buffered: int
+    """Items that it holds now."""
+    buffer_size: int
+    """Items that it holds at most; 0 without a buffer."""
+    sources: tuple[StageStatistics, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines(""))
+
+    def _lines(self, indent: str) -> list[str]:
+        size = "" if self.num_bytes is None else f", {self.num_bytes:,} bytes"
+        fill = f", {self.num_buffered} of {self.buffer_size} held" if self.buffer_size else ""
+        waits = f"waited {self.input_wait_secs:.3g} s for input, {self.blocked_secs:.3g} s for its"
+        line = (
+            f"{indent}{self.stage}: {self.num_items:,} items{size}; {waits} consumer, which waited "
+            f"{self.consumer_wait_secs:.3g} s{fill}"
+        )
+        return [line, *(each for below in self.sources for each in below._lines(indent + "  "))]
+
+
+_FEW = 8
+_SIZELESS = frozenset((int, float, str, bool))
+
+
+class Clocks:
+    """The counters of one stage."""
+
+    __slots__ = ("_answered_at", "blocked", "consumer_wait", "input_wait", "num_bytes", "num_items")
+
+    def __init__(self) -> None:
+        self.num_items = 0
+        self.num_bytes = -1  # below 0: no item had a size
+        self.input_wait = self.blocked = self.consumer_wait = 0.0
+        self._answered_at: float | None = None
+
+    def ask(self, engine: Engine) -> float:
+        """Somebody asks for items; returns when."""
+        now = engine.tick()
+        if self._answered_at is not None:
+            self.blocked += now - self._answered_at
+        return now
+
+    def answer(self, engine: Engine, asked: float, items: Sequence[Any]) -> None:
+        """The items that were asked for are there: a stage without tasks waited for its input."""
+        now = self._answered_at = engine.tick()
+        self.input_wait += now - asked
+        self.consumer_wait += now - asked
+        self.count(items)
+
+    def count(self, items: Sequence[Any]) -> None:
+        self.num_items += len(items)
+        if _SIZELESS.issuperset(map(type, items)):
+            return
+        for item in items:
+            size = size_of(item)
+            if size is not None:
+                self.num_bytes = max(self.num_bytes, 0) + size
+
+    def statistics(
+        self, stage: str, fill: tuple[int, int] | None, sources: tuple[StageStatistics, ...]
+    ) -> StageStatistics:
+        num_bytes = None if self.num_bytes < 0 else self.num_bytes
+        return StageStatistics(
+            stage, self.num_items, num_bytes, self.input_wait, self.blocked, self.consumer_wait,
+            *(fill or (0, 0)), sources,
+        )  # fmt: skip
+
+
+def size_of(item: Any) -> int | None:
+    """Bytes of an item, None where they are not known."""
+    if type(item) in _SIZELESS:
+        return None
+    if isinstance(item, (bytes, bytearray)):
+        return len(item)
+    if isinstance(item, (tuple, list)):
+        return _sum(item)
+    if isinstance(item, Mapping):
+        return _sum(list(item.values()))
+    size = getattr(item, "nbytes", None)  # arrays and tensors of every library have it
+    return size if isinstance(size, int) else None
+
+
+def _sum(parts: Sequence[Any]) -> int | None:
+    if len(parts) > _FEW and size_of(parts[0]) is None:  # a long list of small things
+        return None
+    sizes = [size for size in map(size_of, parts) if size is not None]
+    return sum(sizes) if sizes else None

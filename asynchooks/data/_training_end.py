@@ -1,0 +1,34 @@
+"""TrainingEnd: what ends a wait for data: a stop, or that no further step will be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .._engine import STOPPED, Slot
+from .._global_step import GlobalStep
+from .._stop import Stop
+
+
+class TrainingEnd(Stop):
+    """A stop, and the limit of a global step, which another worker may reach."""
+
+    def __init__(self, stop: Stop, step: GlobalStep) -> None:
+        self._slots = []
+        self._stop = stop
+        self._step = step
+        self._forget: dict[Slot, Callable[[], None]] = {}
+
+    @property
+    def is_set(self) -> bool:  # type: ignore[override]
+        limit = self._step.limit
+        return self._stop.is_set or (limit is not None and self._step.value >= limit)
+
+    def add(self, slot: Slot) -> None:
+        self._stop.add(slot)
+        self._forget[slot] = self._step.watch_limit(slot)
+        if self.is_set:
+            slot.wake(STOPPED)
+
+    def discard(self, slot: Slot) -> None:
+        self._stop.discard(slot)
+        self._forget.pop(slot)()

@@ -1,0 +1,99 @@
+"""DataWaitHook: what share of the time training waits for its input."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._engine import now
+from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from .._session_stop import SessionStop
+from .._timer import SecondOrStepTimer
+from ..data._draws import draws_of
+from ..data._stage import Stage
+from ._input import checked_stage
+from ._summaries import Output, SummaryWriter, scalar_summary
+
+logger = logging.getLogger("asynchooks")
+
+
+class DataWaitHook(SessionRunHook):
+    """Logs which share of the time a session waits for its input, under the tag `data_wait`.
+
+    0 is a loop that never waits, 1 one that does nothing else; it counts what `FeedHook` or
+    `session.batches` of this session wait for. Near 0 the input is no matter; else look at
+    `source.statistics()`, which stage it is that all others wait for. The first run only starts
+    the clock.
+
+    Args:
+        source: the stage that the session draws from.
+        every_n_steps: steps between two values, >= 0.
+        every_n_secs: seconds between two values, >= 0; exactly one of the two is given, so this
+            one needs every_n_steps=None.
+        output_dir: directory for an event file, if no writer is given.
+        summary_writer: as in `StepCounterHook`.
+
+    Raises:
+        TypeError: `source` is no stage.
+        ValueError: both or neither interval are given.
+        ImportError: in begin: output_dir needs TensorBoard, which is not installed.
+
+    Example:
+        source = prefetch(batch(records, 32), 2)
+        hooks = [FeedHook(source, "images"), DataWaitHook(source, output_dir="logs")]
+    """
+
+    needs_global_step = True
+    _looks_at_default_graph = False
+    _has_only_timers = True
+
+    def __init__(
+        self,
+        source: Stage[Any],
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        *,
+        output_dir: str | None = None,
+        summary_writer: SummaryWriter | None = None,
+    ) -> None:
+        self._draws = draws_of(checked_stage(source, "DataWaitHook"))
+        self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
+        self._output = Output(output_dir, summary_writer)
+        self._stops: SessionStop | None = None
+        self._last: tuple[float, float] | None = None  # when, and how long was waited till then
+
+    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
+        self._stops = stops
+
+    async def begin(self) -> None:
+        self._last = None
+        self._output.open()
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        step = run_context.global_step.value
+        if not self._timer.should_trigger_for_step(step):
+            return
+        self._timer.update_last_triggered_step(step)
+        own = [each for each in self._draws.drawers if each.owner is self._stops]
+        at, waited = now(), sum(each.wait_secs for each in own)
+        if self._last is not None and at > self._last[0]:
+            self._record((waited - self._last[1]) / (at - self._last[0]), step)
+        self._last = (at, waited)
+
+    def _record(self, share: float, step: int) -> None:
+        if self._output.writer is not None:
+            self._output.writer.add_summary(scalar_summary("data_wait", share), step)
+        logger.info("data wait: %.1f %% of the time", 100 * share)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"timer": self._timer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._timer.load_state_dict(state["timer"])
+
+    async def end(self, session: Any) -> None:
+        await self._output.finish()
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        await self._output.finish()

@@ -1,0 +1,202 @@
+"""Sources that count what is read of them, and small things to read pipelines with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from asynchooks.data import Stage
+
+
+class BadRecordError(Exception):
+    pass
+
+
+class Source:
+    """Makes generators of numbers; counts what they gave and how many are open.
+
+    Args:
+        num_items: of each generator; None never ends.
+        error: raised behind the last item.
+        hangs: whether it waits for ever behind the last item.
+    """
+
+    def __init__(
+        self, num_items: int | None, error: BaseException | None = None, *, hangs: bool = False
+    ) -> None:
+        self._num_items = num_items
+        self._error = error
+        self._hangs = hangs
+        self.num_read = 0
+        self.num_begun = 0
+        self.num_closed = 0
+        self.threads: set[int] = set()
+        self.released = threading.Event()  # a generator in a thread hangs until then
+
+    def _places(self) -> Iterator[int]:
+        return itertools.count() if self._num_items is None else iter(range(self._num_items))
+
+    async def items(self) -> AsyncGenerator[int, None]:
+        self.num_begun += 1
+        try:
+            for place in self._places():
+                await anyio.lowlevel.checkpoint()
+                self.num_read += 1
+                yield place
+            if self._error is not None:
+                raise self._error
+            if self._hangs:
+                await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+            self.num_closed += 1
+
+    def items_in_thread(self) -> Generator[int, None, None]:
+        self.num_begun += 1
+        self.threads.add(threading.get_ident())
+        try:
+            for place in self._places():
+                self.num_read += 1
+                yield place
+            if self._error is not None:
+                raise self._error
+            if self._hangs:
+                self.released.wait(20)
+        finally:
+            self.threads.add(threading.get_ident())
+            self.num_closed += 1
+
+    async def items_in_group(self) -> AsyncGenerator[int, None]:
+        """A generator that holds a task group open where it yields."""
+        self.num_begun += 1
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(anyio.sleep_forever)
+                for place in self._places():
+                    await anyio.lowlevel.checkpoint()
+                    self.num_read += 1
+                    yield place
+                group.cancel_scope.cancel()
+        finally:
+            self.num_closed += 1
+
+    @property
+    def is_closed(self) -> bool:
+        return self.num_begun == self.num_closed > 0
+
+
+class Calls:
+    """An async function whose calls wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self._events: dict[int, anyio.Event] = {}
+        self.errors: dict[int, BaseException] = {}
+
+    async def __call__(self, item: int) -> int:
+        self.begun.append(item)
+        event = self._events[item] = anyio.Event()
+        try:
+            await event.wait()
+            if item in self.errors:
+                raise self.errors[item]
+        finally:
+            self.ended.append(item)
+        return 10 * item
+
+    def let(self, *items: int) -> None:
+        for item in items:
+            self._events[item].set()
+
+
+class Stateful:
+    """An async iterable that knows its position."""
+
+    def __init__(self, num_items: int) -> None:
+        self._num_items = num_items
+        self._at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at = state["at"]
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while self._at < self._num_items:
+            await anyio.lowlevel.checkpoint()
+            self._at += 1
+            yield self._at - 1
+        self._at = 0
+
+
+class StatefulSync:
+    """An iterable that knows its position."""
+
+    def __init__(self, num_items: int) -> None:
+        self._num_items = num_items
+        self._at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at = state["at"]
+
+    def __iter__(self) -> Iterator[int]:
+        while self._at < self._num_items:
+            self._at += 1
+            yield self._at - 1
+        self._at = 0
+
+
+class GetSetIterator:
+    """An iterator whose state are bytes, as those of Grain are."""
+
+    def __init__(self, num_items: int) -> None:
+        self._num_items = num_items
+        self._at = 0
+
+    def __iter__(self) -> GetSetIterator:
+        return self
+
+    def __next__(self) -> int:
+        if self._at >= self._num_items:
+            raise StopIteration
+        self._at += 1
+        return self._at - 1
+
+    def get_state(self) -> bytes:
+        return b"at %d" % self._at
+
+    def set_state(self, state: bytes) -> None:
+        self._at = int(state.split()[1])
+
+
+async def read_all(stage: Stage[Any]) -> list[Any]:
+    async with stage as items:
+        return [item async for item in items]
+
+
+async def read_some(stage: Stage[Any], count: int) -> list[Any]:
+    """The first items of an open stage."""
+    items: list[Any] = []
+    while len(items) < count:
+        try:
+            items.append(await anext(stage))
+        except StopAsyncIteration:
+            break
+    return items
+
+
+def position(stage: Stage[Any]) -> Any:
+    """What was saved and read again."""
+    return json.loads(json.dumps(stage.state_dict()))

@@ -1,0 +1,136 @@
+"""What a pipeline is given by mistake is said, not lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from asynchooks import (
+    FeedHook,
+    FunctionSessionCreator,
+    InputError,
+    InputStructureError,
+    MonitoredSession,
+)
+from asynchooks.data import batch, interleave, map_concurrent, prefetch, shuffle
+
+from ..afterwards import nothing_left
+from .sources import read_all
+
+pytestmark = pytest.mark.anyio
+
+
+async def numbers(count: int) -> AsyncGenerator[int, None]:
+    for number in range(count):
+        await anyio.lowlevel.checkpoint()
+        yield number
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_bare_generator_has_one_reader(is_async: bool) -> None:
+    source: Any = numbers(20) if is_async else (number for number in range(20))
+    creator = FunctionSessionCreator(lambda x: {"x": x})
+    async with nothing_left():
+        async with MonitoredSession([FeedHook(source, "x")], creator) as first:
+            assert await first.run("x") == 0
+            with pytest.raises(InputError, match="give all readers the same stage"):
+                async with MonitoredSession([FeedHook(source, "x")], creator) as second:
+                    await second.run("x")
+            assert await first.run("x") == 1
+
+
+async def test_the_end_of_some_input_in_a_threads_call_never_ends_the_pipeline() -> None:
+    def fn(item: int) -> int:
+        if item == 5:
+            raise StopAsyncIteration
+        return item
+
+    for ordered in (True, False):
+        for _ in range(30):  # by which thread comes back first
+            with pytest.raises(RuntimeError, match="called what raised StopAsync") as caught:
+                await read_all(map_concurrent(fn, range(20), 4, ordered))
+            assert "in map_concurrent, at item 5" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("count", [20, 1000])
+async def test_a_generator_that_holds_a_scope_is_read_by_one_task(count: int) -> None:
+    async def within_scope() -> AsyncGenerator[int, None]:
+        with anyio.fail_after(60):
+            for number in range(count):
+                await anyio.lowlevel.checkpoint()
+                yield number
+
+    async def same(item: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return item
+
+    async with nothing_left():
+        async with map_concurrent(same, within_scope(), 3) as items:
+            seen = []
+            async for item in items:
+                seen.append(item)
+                if item == 50:
+                    break
+    assert seen == list(range(min(count, 51)))
+
+
+async def test_a_queue_of_asyncio_is_refused_elsewhere(anyio_backend_name: str) -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    if anyio_backend_name == "asyncio":
+        queue.put_nowait(3)
+        async with prefetch(queue, 1) as items:
+            assert await anext(items) == 3
+    else:
+        with pytest.raises(InputError, match="works on asyncio only"):
+            async with prefetch(queue, 1):
+                pass
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [1, (2, 3)],
+        [None, {"a": 1}],
+        ["a", np.zeros(2)],
+        [[1], (2,)],
+        [np.ones(2), np.array(["a", "b"])],
+    ],
+)
+async def test_items_of_two_structures_are_no_batch_in_whichever_order(items: list[Any]) -> None:
+    for each in (items, items[::-1]):
+        with pytest.raises(InputStructureError, match="batch: item 1 "):
+            await read_all(batch(each, 2))
+
+
+async def test_a_collate_that_is_async_is_refused() -> None:
+    async def collate(items: list[int]) -> list[int]:
+        return items
+
+    with pytest.raises(TypeError, match="is async; call it through map_concurrent"):
+        batch([1], 1, collate=collate)
+    misplaced: Any = list
+    with pytest.raises(TypeError, match="drop_remainder is <class 'list'>"):
+        batch([1], 1, misplaced)
+
+
+def test_sources_of_interleave_come_in_one_argument() -> None:
+    three: Any = 3
+    with pytest.raises(TypeError, match=r"interleave got 3; .*interleave\(\[a, b\]\)"):
+        interleave(three)
+
+
+async def test_a_seed_may_be_numpys() -> None:
+    seed: Any = np.int64(3)
+    assert await read_all(shuffle(range(9), 4, seed)) == await read_all(shuffle(range(9), 4, 3))
+
+
+@pytest.mark.parametrize("names", [[], (), {}, {"x"}, 3, 1.5])
+def test_names_that_are_none_are_refused(names: Any) -> None:
+    with pytest.raises(TypeError, match="names is .*; give a name or tensor"):
+        FeedHook([1], names)

@@ -1,0 +1,130 @@
+"""batch, shard, take and interleave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynchooks.data import Stage, batch, interleave, prefetch, shard, shuffle, take
+
+from ..helpers import settle
+from .sources import Source, position, read_all, read_some
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_batches_are_full_but_the_last() -> None:
+    assert await read_all(batch(range(5), 2)) == [[0, 1], [2, 3], [4]]
+    assert await read_all(batch(range(5), 2, drop_remainder=True)) == [[0, 1], [2, 3]]
+    assert await read_all(batch(range(4), 2, True)) == [[0, 1], [2, 3]]
+    assert await read_all(batch([], 2)) == []
+    assert await read_all(batch(range(5), 3, collate=sum)) == [3, 7]
+
+
+async def test_full_batches_before_an_error_come_first() -> None:
+    error = OSError("bad record")
+    for kind in ("items", "items_in_thread"):
+        got: list[Any] = []
+        with pytest.raises(OSError, match="bad record") as caught:
+            async with batch(getattr(Source(5, error), kind)(), 2) as batches:
+                async for each in batches:
+                    got.append(each)
+        assert caught.value is error
+        assert got == [[0, 1], [2, 3]]
+
+
+async def test_an_error_of_collate_leaves_as_itself() -> None:
+    error = KeyError("x")
+
+    def collate(items: list[Any]) -> Any:
+        raise error
+
+    with pytest.raises(KeyError) as caught:
+        await read_all(prefetch(batch([1], 1, collate=collate), 1))
+    assert caught.value is error
+
+
+async def test_shards_are_disjoint_and_together_the_whole() -> None:
+    for num in (1, 2, 3, 7, 30):
+        parts = [await read_all(shard(range(20), num, index)) for index in range(num)]
+        assert parts == [list(range(index, 20, num)) for index in range(num)]
+        again = [await read_all(shard(Source(20).items(), num, index)) for index in range(num)]
+        assert again == parts
+
+
+async def test_take_reads_no_more() -> None:
+    for count in (0, 3, 9):
+        source = Source(5)
+        assert await read_all(take(source.items(), count)) == list(range(min(count, 5)))
+        assert source.num_read == min(count, 5)
+
+
+async def test_interleave_takes_turns_and_leaves_out_what_has_ended() -> None:
+    stage = interleave([range(1), Source(4).items(), range(10, 12), []])
+    assert await read_all(stage) == [0, 0, 10, 1, 11, 2, 3]
+
+
+async def test_prefetches_below_an_interleave_work_at_once() -> None:
+    one, two = Source(None), Source(None)
+    async with interleave([prefetch(one.items(), 2), prefetch(two.items(), 2)]) as stage:
+        assert await read_some(stage, 4) == [0, 0, 1, 1]
+    assert one.is_closed
+    assert two.is_closed
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0, ValueError, "is 0; give a whole number >= 1"),
+        (-3, ValueError, "is -3; give a whole number >= 1"),
+        (True, TypeError, "is True; give a whole number >= 1"),
+        (2.0, TypeError, r"is 2\.0; give a whole number >= 1"),
+        ("2", TypeError, "is '2'; give a whole number >= 1"),
+        (None, TypeError, "is None; give a whole number >= 1"),
+    ],
+)
+def test_a_size_is_a_whole_number(value: Any, error: type[Exception], message: str) -> None:
+    for name, make in (("batch_size", batch), ("buffer_size", prefetch)):
+        with pytest.raises(error, match=f"^{name} {message}"):
+            make([1], value)
+    with pytest.raises(error, match=f"^num_shards {message}"):
+        shard([1], value, 0)
+
+
+def test_other_bad_arguments_say_what_to_give() -> None:
+    with pytest.raises(ValueError, match="index is 2 of 2 shards; give 0 to 1"):
+        shard([1], 2, 2)
+    with pytest.raises(ValueError, match="index is -1; give a whole number >= 0"):
+        shard([1], 2, -1)
+    with pytest.raises(ValueError, match="count is -1; give a whole number >= 0"):
+        take([1], -1)
+    with pytest.raises(ValueError, match="interleave got no sources; give at least one"):
+        interleave([])
+    with pytest.raises(TypeError, match="collate is 3; give a function that takes a list"):
+        batch([1], 1, collate=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="source is 'a'; give a stage"):
+        interleave("ab")
+
+
+@pytest.mark.parametrize("count", range(8))
+async def test_the_turn_of_an_interleave_is_saved_as_it_was_at_the_consumer(count: int) -> None:
+    def make(size: int) -> Stage[int]:
+        return prefetch(interleave([range(1), range(10, 14), range(20, 22)]), size)
+
+    async with make(4) as stage:
+        got = await read_some(stage, count)
+        await settle()
+        state = position(stage)
+    again = make(1)
+    again.load_state_dict(state)
+    assert got + await read_all(again) == [0, 10, 20, 11, 21, 12, 13]
+
+
+async def test_a_position_behind_a_last_batch_that_was_not_full_is_the_end() -> None:
+    async with take(batch(shuffle(range(5), 3, 0), 2), 9) as stage:
+        assert len(await read_some(stage, 9)) == 3
+        state = position(stage)
+    again = take(batch(shuffle(range(5), 3, 0), 2), 9)
+    again.load_state_dict(state)
+    assert await read_all(again) == []

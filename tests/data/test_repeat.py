@@ -1,0 +1,83 @@
+"""repeat: passes, their number, and orders that differ between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from asynchooks import InputError
+from asynchooks.data import interleave, prefetch, repeat, shuffle, take
+
+from ..afterwards import nothing_left
+from .sources import Source, position, read_all, read_some
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_passes_follow_each_other() -> None:
+    assert await read_all(repeat([1, 2], 3)) == [1, 2, 1, 2, 1, 2]
+    assert await read_all(repeat([1, 2], 0)) == []
+    assert await read_all(take(repeat([1, 2]), 5)) == [1, 2, 1, 2, 1]
+    assert await read_all(repeat(prefetch(repeat([1], 2), 1), 2)) == [1, 1, 1, 1]
+
+
+async def test_each_pass_of_a_prefetch_has_a_task_of_its_own_that_ends() -> None:
+    source = Source(3)
+    async with nothing_left():
+        async with repeat(prefetch(source.items, 2), 3) as items:
+            assert [item async for item in items] == [0, 1, 2] * 3
+    assert source.num_begun == source.num_closed
+
+
+async def test_a_function_is_called_once_for_each_pass() -> None:
+    num_calls = 0
+
+    def source() -> list[int]:
+        nonlocal num_calls
+        num_calls += 1
+        return [1]
+
+    assert await read_all(repeat(source, 3)) == [1, 1, 1]
+    assert num_calls == 3
+
+
+async def test_an_empty_source_for_ever_is_an_error_and_no_endless_loop() -> None:
+    for stage in (repeat([]), prefetch(repeat(shuffle([], 2, 0)), 2), repeat(Source(0).items)):
+        with pytest.raises(InputError, match="is empty, and is to be repeated for ever"):
+            await read_all(stage)
+    assert await read_all(repeat([], 3)) == []
+
+
+async def test_every_pass_is_shuffled_anew_and_the_same_in_each_run() -> None:
+    runs = [await read_all(repeat(shuffle(range(20), 20, 7), 3)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    passes = [runs[0][at : at + 20] for at in (0, 20, 40)]
+    assert len({tuple(each) for each in passes}) == 3
+    assert [sorted(each) for each in passes] == [list(range(20))] * 3
+
+
+async def test_passes_within_passes_have_orders_of_their_own() -> None:
+    got = await read_all(repeat(repeat(shuffle(range(20), 20, 7), 2), 2))
+    assert len({tuple(got[at : at + 20]) for at in range(0, 80, 20)}) == 4
+
+
+async def test_repeated_shuffles_beside_each_other_keep_their_seeds() -> None:
+    both = interleave([repeat(shuffle(range(20), 20, seed), 2) for seed in (1, 2)])
+    got = await read_all(both)
+    assert got[::2] == await read_all(repeat(shuffle(range(20), 20, 1), 2))
+    assert got[1::2] == await read_all(repeat(shuffle(range(20), 20, 2), 2))
+
+
+async def test_a_position_at_the_end_of_a_pass_goes_on_with_the_next() -> None:
+    async with prefetch(repeat(shuffle(range(4), 4, 1), 3), 9) as stage:
+        first = await read_some(stage, 4)
+        state = position(stage)
+    again = prefetch(repeat(shuffle(range(4), 4, 1), 3), 1)
+    again.load_state_dict(state)
+    assert first + await read_all(again) == await read_all(repeat(shuffle(range(4), 4, 1), 3))
+
+
+async def test_what_take_left_of_a_pass_is_closed_before_the_next_begins() -> None:
+    source = Source(None)
+    async with repeat(take(source.items, 2), 3) as items:
+        async for _ in items:
+            assert source.num_begun - source.num_closed == 1

@@ -1,0 +1,114 @@
+"""Several around one stage: who opens and who closes it; generators that hold a group open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import InputStateError
+from asynchooks.data import Stage, batch, interleave, prefetch, repeat, shuffle, take
+
+from ..afterwards import nothing_left
+from ..helpers import settle
+from .sources import BadRecordError, Source, read_all
+
+pytestmark = pytest.mark.anyio
+
+
+WITH_GROUP: dict[str, Any] = {
+    "prefetch": lambda items: prefetch(items, 2),
+    "prefetch of others": lambda items: prefetch(batch(shuffle(items, 2, 0), 1), 2),
+    "prefetch within": lambda items: batch(prefetch(items, 2), 1),
+}
+
+
+@pytest.mark.parametrize("make", WITH_GROUP)
+async def test_a_generator_with_an_open_group_may_be_read_to_its_end(make: str) -> None:
+    source = Source(5)
+    async with nothing_left():
+        assert len(await read_all(WITH_GROUP[make](source.items_in_group()))) == 5
+    assert source.is_closed
+
+
+@pytest.mark.parametrize("make", WITH_GROUP)
+@pytest.mark.parametrize("way", ["break", "error", "scope", "never read"])
+async def test_a_generator_with_an_open_group_is_closed_however_it_is_left(
+    way: str, make: str
+) -> None:
+    source = Source(None)
+    async with nothing_left():
+        with anyio.CancelScope() as scope:
+            try:
+                async with WITH_GROUP[make](source.items_in_group()) as items:
+                    if way != "never read":
+                        await anext(items)
+                    await settle()  # its task waits for room
+                    if way == "error":
+                        raise BadRecordError
+                    if way == "scope":
+                        scope.cancel()
+                        await anyio.sleep_forever()
+            except BadRecordError:
+                assert way == "error"
+    assert source.is_closed
+
+
+async def test_what_take_leaves_of_a_generator_with_an_open_group_is_closed() -> None:
+    source = Source(None)
+    assert await read_all(prefetch(take(source.items_in_group(), 2), 3)) == [0, 1]
+    assert source.is_closed
+
+
+async def test_if_one_source_cannot_be_opened_the_others_are_closed() -> None:
+    closed = batch([1], 1)
+    await closed.aclose()
+    source = Source(None)
+    async with nothing_left():
+        with pytest.raises(RuntimeError, match="is closed; make a new one"):
+            async with interleave([prefetch(source.items(), 1), closed]):
+                pass
+
+
+async def test_a_stage_around_an_open_one_ends_with_it() -> None:
+    source = Source(None)
+    async with nothing_left():
+        async with prefetch(source.items(), 1) as items:
+            async for _ in batch(items, 2):
+                break
+        assert source.is_closed
+
+
+@pytest.mark.parametrize("make", [lambda source: source, lambda source: batch(source, 1)])
+async def test_several_may_share_a_stage_and_the_last_one_closes_it(make: Any) -> None:
+    source = Source(9)
+    shared: Stage[int] = prefetch(source.items(), 2)
+    one, two = make(shared), make(shared)
+    async with nothing_left():
+        async with one:
+            async with two:
+                got = [await anext(one), await anext(two)]
+            assert not source.is_closed
+            got += [item async for item in one]
+    assert len(got) == 9
+    assert source.is_closed
+
+
+async def test_two_may_share_a_repeated_source() -> None:
+    source = Source(3)
+    shared = repeat(source.items, 3)
+    one, two = prefetch(shared, 1), prefetch(shared, 1)
+    async with nothing_left():
+        async with one:
+            async with two:
+                got = [await anext(two) for _ in range(4)]
+            got += [item async for item in one]
+        assert source.is_closed
+    assert set(got) == {0, 1, 2}
+
+
+async def test_a_stage_that_feeds_two_has_no_position_in_either() -> None:
+    shared = prefetch(range(6), 2)
+    with pytest.raises(InputStateError, match="feeds 2 stages"):
+        interleave([batch(shared, 1), batch(shared, 2)]).state_dict()

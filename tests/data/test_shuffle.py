@@ -1,0 +1,62 @@
+"""shuffle: a permutation that depends on the seed and the size alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from asynchooks.data import batch, prefetch, shuffle, take
+
+from .sources import Source, position, read_all, read_some
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_is_a_permutation_that_depends_on_seed_and_size() -> None:
+    async def read(size: int, seed: int) -> tuple[int, ...]:
+        return tuple(await read_all(shuffle(range(50), size, seed)))
+
+    assert await read(10, 3) == await read(10, 3)
+    orders = [await read(size, seed) for size in (2, 10, 50, 90) for seed in (0, 1, -1, 2**70)]
+    assert all(sorted(each) == list(range(50)) for each in orders)
+    assert len(set(orders)) == 12  # from the size of the source on, the size changes nothing
+    assert await read(1, 5) == tuple(range(50))
+
+
+async def test_an_item_comes_no_more_than_the_buffer_earlier() -> None:
+    got = await read_all(shuffle(range(200), 8, 4))
+    assert all(item <= place + 7 for place, item in enumerate(got))
+    assert max(item - place for place, item in enumerate(got)) == 7
+    assert any(item < place - 8 for place, item in enumerate(got))
+
+
+async def test_the_order_does_not_depend_on_how_it_is_read() -> None:
+    expected = await read_all(shuffle(range(3000), 30, 4))
+    assert await read_all(shuffle(Source(3000).items_in_thread(), 30, 4)) == expected
+    assert await read_all(prefetch(shuffle(prefetch(range(3000), 7), 30, 4), 100)) == expected
+    batches = await read_all(batch(shuffle(range(3000), 30, 4), 7))
+    assert [item for each in batches for item in each] == expected
+
+
+async def test_a_position_far_in_goes_on_in_the_same_order() -> None:
+    expected = await read_all(shuffle(range(3000), 30, 4))
+    async with take(shuffle(range(3000), 30, 4), 5000) as stage:
+        first = await read_some(stage, 1500)
+        state = position(stage)
+    again = take(shuffle(range(3000), 30, 4), 5000)
+    again.load_state_dict(state)
+    assert first + await read_all(again) == expected
+
+
+async def test_shuffle_as_the_last_stage_has_a_position() -> None:
+    async with shuffle(range(20), 5, 1) as stage:
+        first = await read_some(stage, 7)
+        state = position(stage)
+    again = shuffle(range(20), 5, 1)
+    again.load_state_dict(state)
+    assert first + await read_all(again) == await read_all(shuffle(range(20), 5, 1))
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(TypeError, match="seed is .*; give a whole number"):
+        shuffle([1], 1, seed)  # type: ignore[arg-type]

@@ -1,0 +1,208 @@
+"""ThreadSource: one thread, one call at a time, nothing lost by a cancellation."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from asynchooks.data import Stage, _stage, batch, prefetch, repeat, take
+
+from ..afterwards import nothing_left
+from ..helpers import settle
+from .sources import BadRecordError, Source, StatefulSync, position, read_all, read_some
+
+pytestmark = pytest.mark.anyio
+
+
+def _threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("asynchooks")]
+
+
+@pytest.mark.parametrize("make", [lambda each: prefetch(each, 3), lambda each: batch(each, 2)])
+@pytest.mark.parametrize("num_items", [None, 4])
+async def test_a_generator_is_begun_read_and_closed_in_one_thread(
+    make: Callable[[Any], Stage[Any]], num_items: int | None
+) -> None:
+    source = Source(num_items)
+    async with nothing_left():
+        async with make(source.items_in_thread()) as items:
+            await read_some(items, 2)
+    assert source.is_closed
+    assert len(source.threads) == 1
+    assert threading.get_ident() not in source.threads
+
+
+async def test_items_before_an_error_come_first() -> None:
+    error = BadRecordError()
+    for stage in (prefetch(Source(3, error).items_in_thread(), 9), take(_fails(error), 9)):
+        got: list[int] = []
+        with pytest.raises(BadRecordError) as caught:
+            async with stage:
+                async for item in stage:
+                    got.append(item)
+        assert caught.value is error
+        assert got == [0, 1, 2]
+
+
+def _fails(error: BaseException) -> Iterator[int]:
+    yield from range(3)
+    raise error
+
+
+class Gate:
+    """An iterator whose second item comes when it is let go."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.is_waiting = threading.Event()
+        self.go = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.num == 4:
+            raise StopIteration
+        if self.num == 1:
+            self.is_waiting.set()
+            assert self.go.wait(10)
+        self.num += 1
+        return self.num - 1
+
+
+@pytest.mark.parametrize("make", [lambda each: take(each, 9), lambda each: prefetch(each, 1)])
+async def test_a_reader_that_is_cancelled_during_a_call_loses_no_item(
+    make: Callable[[Any], Stage[Any]],
+) -> None:
+    gate = Gate()
+    got: list[int] = []
+    async with make(gate) as items:
+        got.append(await anext(items))
+
+        async def one() -> None:
+            with anyio.CancelScope() as scope:
+                scopes.append(scope)
+                got.append(await anext(items))
+
+        scopes: list[anyio.CancelScope] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            await anyio.to_thread.run_sync(gate.is_waiting.wait, 10)
+            await settle()
+            scopes[0].cancel()
+            await anyio.lowlevel.checkpoint()
+            gate.go.set()
+        got += [item async for item in items]
+    assert got == [0, 1, 2, 3]
+
+
+async def test_leaving_waits_for_the_call_under_way_and_closes_the_generator() -> None:
+    source = Source(2, hangs=True)
+    async with nothing_left():
+        async with prefetch(source.items_in_thread(), 1) as items:
+            await read_some(items, 2)
+            source.released.set()
+        assert source.is_closed
+
+
+async def test_what_was_read_is_handed_over_though_the_next_item_does_not_come() -> None:
+    source = Source(2, hangs=True)
+    got: list[int] = []
+    async with prefetch(source.items_in_thread(), 5) as items:
+        with anyio.move_on_after(0.3):
+            got += [await anext(items), await anext(items)]
+        source.released.set()
+    assert got == [0, 1]
+
+
+async def test_what_is_in_memory_needs_no_thread() -> None:
+    for items in ([1, 2, 3], (1, 2, 3), range(1, 4)):
+        async with prefetch(take(items, 9), 2) as stage:
+            assert await read_some(stage, 9) == [1, 2, 3]
+            assert _threads() == []
+    async with batch(iter([1]), 1) as stage:
+        await anext(stage)
+        assert _threads() == ["asynchooks-input"]
+    assert _threads() == []
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+async def test_an_array_is_read_along_its_first_axis_without_a_thread(shape: Any) -> None:
+    array = np.zeros(shape) + np.arange(shape[-1])
+    for stage in (prefetch(array, 2), take(array, 9)):
+        async with stage:
+            got = await read_some(stage, 9)
+            assert _threads() == []
+        assert np.array_equal(got, array)
+    [made] = await read_all(batch(array, 9))
+    assert np.array_equal(made, array)
+
+
+async def test_a_loop_without_a_block_leaves_no_thread_behind() -> None:
+    async def read() -> None:
+        async for _ in batch(Source(None).items_in_thread(), 2):
+            break
+
+    async with nothing_left():
+        await read()
+        gc.collect()
+
+
+async def test_a_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("a\nb\nc\n")
+    with path.open() as file:
+        async with prefetch(file, 1) as items:
+            await anext(items)
+        assert file.closed
+
+
+async def test_files_of_a_repeated_function_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("a\nb\n")
+    opened: list[Any] = []
+
+    def lines() -> Any:
+        opened.append(path.open())
+        return opened[-1]
+
+    got = await read_all(take(repeat(lines), 5))
+    are_closed = [file.closed for file in opened]
+    for file in opened:
+        file.close()
+    assert got == ["a\n", "b\n", "a\n", "b\n", "a\n"]
+    assert are_closed == [True] * len(opened)
+
+
+async def test_a_call_that_does_not_end_is_left_alone_and_closed_when_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asynchooks.data._reading_thread._GRACE_SECS", 0.05)
+    source = Source(1, hangs=True)
+    stage = prefetch(source.items_in_thread(), 1)
+    try:
+        async with stage:
+            await anext(stage)
+    finally:
+        source.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "asynchooks-input":
+            await anyio.to_thread.run_sync(thread.join, 5)
+    assert source.is_closed
+
+
+async def test_the_state_behind_the_last_item_is_kept_however_many_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_stage, "KEEP_EVERY", 2)
+    async with take(StatefulSync(9), 9) as items:
+        for count in range(1, 7):
+            await anext(items)
+            assert position(items)["source"] == {"stage": "iterable", "state": {"at": count}}

@@ -1,0 +1,1 @@
+"""Input from other libraries' loaders; each file is left out where its library is missing."""

@@ -1,0 +1,177 @@
+"""DataWaitHook: the share of waiting, in the log and in real event files."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from asynchooks import (
+    DataWaitHook,
+    FeedHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    SharedSessionCreator,
+)
+from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks.data import prefetch
+
+from .test_step_counter import Writer, on_trampoline
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+async def pause(secs: float) -> None:
+    """In virtual time."""
+    engine = current_engine()
+    await engine.park(Slot(engine, "a pause"), engine.now() + secs)
+
+
+async def numbers(secs: float) -> AsyncIterator[int]:
+    for number in range(40):
+        if secs:
+            await pause(secs)
+        yield number
+
+
+def step_of(secs: float) -> Callable[[int], Any]:
+    async def step(x: int) -> dict[str, int]:
+        if secs:
+            await pause(secs)
+        return {}
+
+    return step
+
+
+def read(directory: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(directory)).Reload()
+    assert events.Tags()["scalars"] == ["data_wait"]
+    return [(event.step, event.value) for event in events.Scalars("data_wait")]
+
+
+@pytest.mark.parametrize(
+    ("source_secs", "step_secs", "share"), [(0.75, 0.25, 2 / 3), (0.5, 0.0, 1.0), (0.125, 0.5, 0.0)]
+)
+def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
+    source_secs: float,
+    step_secs: float,
+    share: float,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(engine: Engine) -> None:
+        source = prefetch(numbers(source_secs), 2)
+        hooks = [FeedHook(source, "x"), DataWaitHook(source, 10, output_dir=str(tmp_path))]
+        creator = FunctionSessionCreator(step_of(step_secs))
+        async with MonitoredSession(hooks, creator) as session:
+            for _ in range(31):
+                await session.run([])
+
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        on_trampoline(main)
+    values = read(tmp_path)
+    assert [step for step, _ in values] == [11, 21, 31]
+    assert [value for _, value in values] == pytest.approx(3 * [share])
+    told = [each.getMessage() for each in caplog.records if "data wait" in each.getMessage()]
+    assert told == 3 * [f"data wait: {100 * share:.1f} % of the time"]
+
+
+def test_it_counts_the_waits_of_a_loop_and_only_of_its_own_session() -> None:
+    writers = [Writer(), Writer()]
+
+    async def main(engine: Engine) -> None:
+        source = prefetch(numbers(1.0), 1)
+        creator = SharedSessionCreator(FunctionSessionCreator(step_of(0.25)))
+        hooks = [DataWaitHook(source, None, 0.0, summary_writer=each) for each in writers]
+        async with (
+            MonitoredSession([hooks[0]], creator) as waits,
+            MonitoredSession([hooks[1]], creator) as does_not,
+        ):
+            batches = waits.batches(source)
+            for _ in range(3):
+                await waits.run([], {"x": await anext(batches)})
+                await does_not.run([], {"x": 0})
+
+    on_trampoline(main)
+    assert [value for _, value, _ in writers[0].written] == [0.5, 0.5]
+    assert [value for _, value, _ in writers[1].written] == [0.0, 0.0]
+    assert [writer.flushes for writer in writers] == [1, 1]
+
+
+def test_a_clock_that_stands_still_gives_no_share() -> None:
+    writer = Writer()
+
+    async def main(engine: Engine) -> None:
+        source = prefetch(numbers(0.0), 1)
+        hooks = [FeedHook(source, "x"), DataWaitHook(source, 1, summary_writer=writer)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(step_of(0.0))) as session:
+            for _ in range(5):
+                await session.run([])
+
+    on_trampoline(main)
+    assert writer.written == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_in_real_time_it_tells_a_slow_source_from_a_fast_one(
+    is_slow: bool, tmp_path: Path
+) -> None:
+    def source() -> Any:
+        for number in range(50):
+            if is_slow:
+                time.sleep(0.01)
+            yield number
+
+    def step(x: int) -> dict[str, int]:
+        if not is_slow:
+            time.sleep(0.01)
+        return {}
+
+    stage = prefetch(source(), 4)
+    hooks = [FeedHook(stage, "x"), DataWaitHook(stage, 10, output_dir=str(tmp_path))]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        while not session.should_stop():
+            await session.run([])
+    values = read(tmp_path)
+    assert [step for step, _ in values] == [11, 21, 31, 41]
+    assert all(0.0 <= share <= 1.0 for _, share in values)
+    assert all(share > 0.5 if is_slow else share < 0.5 for _, share in values)
+
+
+@pytest.mark.anyio
+async def test_its_timer_goes_on_where_a_checkpoint_left_it() -> None:
+    hook, other = DataWaitHook(prefetch([], 1), 10), DataWaitHook(prefetch([], 1), 10)
+    hook._timer.update_last_triggered_step(7)
+    other.load_state_dict(hook.state_dict())
+    assert not other._timer.should_trigger_for_step(16)
+    assert other._timer.should_trigger_for_step(17)
+
+
+@pytest.mark.anyio
+async def test_the_writer_is_flushed_after_an_error_too() -> None:
+    source, writer = prefetch(range(3), 1), Writer()
+    hooks = [FeedHook(source, "x"), DataWaitHook(source, 1, summary_writer=writer)]
+    with pytest.raises(KeyError, match="in the block"):
+        async with MonitoredSession(hooks, FunctionSessionCreator(step_of(0.0))):
+            raise KeyError("in the block")
+    assert writer.flushes == 1
+
+
+@pytest.mark.parametrize("source", [range(5), [1], iter(()), None])
+def test_only_a_stage_can_be_watched(source: Any) -> None:
+    with pytest.raises(TypeError, match=r"DataWaitHook got .*; give the stage that the session"):
+        DataWaitHook(source)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"every_n_steps": None}, {"every_n_secs": 1.0}, {"every_n_steps": -1}]
+)
+def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give exactly one|interval is -1"):
+        DataWaitHook(prefetch([], 1), **arguments)

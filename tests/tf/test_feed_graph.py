@@ -1,0 +1,155 @@
+"""FeedHook and session.batches on real graphs: placeholders by tensor and by name, and resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+import asynchooks
+from asynchooks import (
+    CheckpointSaverHook,
+    DataWaitHook,
+    FeedHook,
+    InputPositionHook,
+    InputStructureError,
+    SharedSessionCreator,
+    StopAtStepHook,
+)
+from asynchooks.data import batch, prefetch, shuffle
+
+from .models import Moments, aborted, monitored, raising
+from .test_step_counter import scalars
+
+tf = pytest.importorskip("tensorflow")
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+
+class Fed(NamedTuple):
+    """A graph that adds up what it is fed: 100 * a + b at each step."""
+
+    graph: Any
+    a: Any
+    b: Any
+    given: Any
+    train_op: Any
+
+
+def fed_model() -> Fed:
+    graph = tf.Graph()
+    with graph.as_default():
+        a = v1.placeholder(tf.int64, (), "a")
+        b = v1.placeholder_with_default(tf.constant(0, tf.int64), (), "b")
+        given = 100 * a + b
+        total = v1.get_variable("total", (), tf.int64, v1.zeros_initializer())
+        with tf.control_dependencies([v1.assign_add(total, given)]):
+            step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+        with tf.control_dependencies([step]):
+            train_op = tf.identity(total)
+    return Fed(graph, a, b, given, train_op)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("structure", ["None", "one", "list", "mapping"])
+async def test_items_are_fed_by_tensor_and_by_name(by_name: bool, structure: str) -> None:
+    model = fed_model()
+    a, b = ("a:0", "b:0") if by_name else (model.a, model.b)
+    names, items = {
+        "None": (None, [{a: 1, b: 2}, {a: 3, b: 4}]),
+        "one": (a, [1, 3]),
+        "list": ([a, b], [(1, 2), (3, 4)]),
+        "mapping": ({"x": a, "y": b}, [{"x": 1, "y": 2}, {"x": 3, "y": 4, "z": 5}]),
+    }[structure]
+    seen = []
+    async with monitored(model.graph, [FeedHook(items, names)]) as session:
+        while not session.should_stop():
+            given, _ = await session.run([model.given, model.train_op])
+            seen.append(int(given))
+    assert seen == ([100, 300] if structure == "one" else [102, 304])
+
+
+async def test_an_item_of_another_structure_is_named() -> None:
+    model = fed_model()
+    with pytest.raises(InputStructureError, match="^item 1 of a list of 2 is 7; FeedHook expected"):
+        async with monitored(model.graph, [FeedHook([(1, 2), 7], [model.a, model.b])]) as session:
+            while not session.should_stop():
+                await session.run(model.train_op)
+
+
+async def test_a_lost_session_is_fed_the_same_item_again() -> None:
+    model, fail = fed_model(), raising(None, aborted(), None, aborted())
+    seen: list[int] = []
+    hooks = [FeedHook(range(5), model.a), Moments(before_run=fail)]
+    async with monitored(model.graph, hooks) as session:
+        while not session.should_stop():
+            given, _ = await session.run([model.given, model.train_op])
+            seen.append(int(given) // 100)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("by_loop", [True, False])
+async def test_a_resumed_graph_is_fed_what_comes_next(
+    background: bool, by_loop: bool, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    for last_step in (5, 5, 12, 99):
+        model = fed_model()
+        source = prefetch(batch(shuffle(range(40), 7, seed=1), 2), last_step % 4 + 1)
+        with model.graph.as_default():
+            creator = asynchooks.ChiefSessionCreator(checkpoint_dir=str(tmp_path))
+            saver = v1.train.Saver()
+        saving = CheckpointSaverHook(tmp_path, save_steps=3, saver=saver, background=background)
+        feeding: Any = InputPositionHook(source) if by_loop else FeedHook(source, ["a:0", "b:0"])
+        hooks = [feeding, saving, StopAtStepHook(last_step=last_step)]
+        async with monitored(model.graph, hooks, creator) as session:
+            if by_loop:
+                async for a, b in session.batches(source):
+                    feeds = {model.a: a, model.b: b}
+                    seen.append((await session.run([model.given, model.train_op], feeds))[0])
+            while not (by_loop or session.should_stop()):
+                seen.append((await session.run([model.given, model.train_op]))[0])
+    async with batch(shuffle(range(40), 7, seed=1), 2) as batches:
+        assert seen == [100 * a + b async for a, b in batches]
+
+
+async def test_workers_on_one_graph_share_a_source(tmp_path: Path) -> None:
+    model, source = fed_model(), prefetch(range(60), 3)
+    seen: list[int] = []
+    with model.graph.as_default():
+        creator = SharedSessionCreator(asynchooks.ChiefSessionCreator())
+
+    async def worker(hooks: list[Any]) -> None:
+        async with monitored(model.graph, [FeedHook(source, "a:0"), *hooks], creator) as session:
+            while not session.should_stop():
+                given, _ = await session.run([model.given, model.train_op])
+                seen.append(int(given) // 100)
+                await anyio.lowlevel.checkpoint()
+
+    waiting = DataWaitHook(source, 1, output_dir=str(tmp_path))
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for hooks in ([waiting], [], [], []):
+                group.start_soon(worker, hooks)
+    assert sorted(seen) == list(range(60))
+    shares = [share for _, share in scalars(tmp_path, "data_wait")]
+    assert shares
+    assert all(0.0 <= share <= 1.0 for share in shares)
+
+
+async def test_a_source_of_arrays_is_fed_whole() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        images = v1.placeholder(tf.float32, (None, 3), "images")
+        mean = tf.reduce_mean(images)
+    source = batch(np.arange(18, dtype=np.float32).reshape(6, 3), 2)
+    with graph.as_default():
+        v1.train.get_or_create_global_step()
+    async with monitored(graph, [FeedHook(source, images)]) as session:
+        means = [await session.run(mean) for _ in range(3)]
+    assert means == [2.5, 8.5, 14.5]
