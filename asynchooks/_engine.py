@@ -52,7 +52,9 @@ class Slot:
 
 
 class ShieldedScope(Protocol):
-    """What `Engine.shielded` gives: whether its time ran out."""
+    """What `Engine.shielded` gives: whether its time ran out, and whether it still shields."""
+
+    shield: bool
 
     @property
     def cancelled_caught(self) -> bool: ...

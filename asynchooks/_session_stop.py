@@ -26,10 +26,6 @@ class Owner(Protocol):
     def tell_coord(self, error: BaseException | None, reason: StopReason) -> None: ...
 
 
-class Closable(Protocol):
-    async def aclose(self) -> None: ...
-
-
 class SessionStop:
     """The stops of one `MonitoredSession`; its list of hooks makes it.
 
@@ -57,7 +53,7 @@ class SessionStop:
         self.failure: BaseException | None = None  # the first of the session's own side tasks
         self.reason: StopReason | None = None  # who asked first to stop, and why
         self._tasks: SideTasks | None = None
-        self._inputs: list[Closable] | None = None
+        self._inputs: list[Callable[[], Awaitable[None]]] | None = None
 
     def request(self, error: BaseException | None, reason: StopReason) -> None:
         """Stop for good: no recovery makes it forgotten."""
@@ -108,15 +104,15 @@ class SessionStop:
             self.failure.add_note(f"then, in the side task {name!r}: {error!r}")
         self.request(None, StopReason(f"the side task {name!r}", repr(error), error))
 
-    def add_input(self, batches: Closable) -> None:
-        """Something that the session reads, and closes at its end."""
-        self._inputs = [*(self._inputs or ()), batches]
+    def add_input(self, close: Callable[[], Awaitable[None]]) -> None:
+        """The session reads something, which is closed at its end."""
+        self._inputs = [*(self._inputs or ()), close]
 
     async def close_inputs(self, error: BaseException | None) -> BaseException | None:
         """The session has ended; returns what leaves it."""
-        for each in self._inputs or ():
+        for close in self._inputs or ():
             try:
-                await each.aclose()
+                await close()
             except BaseException as closing:
                 if error is not None:
                     error.add_note(f"then, closing the input: {closing!r}")

@@ -112,9 +112,7 @@ class Supervised(ABC):
         from .data._batches import Batches  # most sessions need none of it
 
         self._phase.check_open("batches")
-        batches = Batches(source, self._connection.stops, self._lease.global_step, self.should_stop)
-        self._connection.stops.add_input(batches)
-        return batches
+        return Batches(source, self._connection.stops, self._lease.global_step, self.should_stop)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Await `fn(*args)`, a wait of another library, but no longer than until a stop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,9 +25,10 @@ class Batches:
     ) -> None:
         draws = draws_of(source)
         for drawer in draws.drawers:
-            if drawer.owner is stops and drawer.is_of_a_loop:  # it was left early
-                drawer.give_back()
-        self._drawer = Drawer(draws, stops, is_of_a_loop=True)
+            if drawer.owner is stops and drawer.loop is not None and drawer.loop() is None:
+                drawer.give_back()  # that loop was left early
+        self._drawer = Drawer(draws, stops, loop=weakref.ref(self))
+        stops.add_input(self._drawer.leave)
         self._end = TrainingEnd(stops.stop, step)
         self._should_stop = should_stop
         self._drawer.join()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .._engine import STOPPED, EngineTask, Slot
+from .._engine import STOPPED, EngineTask, ShieldedScope, Slot
 from .._errors import StopTraining
 from .._stop import EndsAtStop, Stop
 from ._position import Phase
@@ -177,21 +177,25 @@ class Buffered(Stage[Any]):
 
     async def _guarded(self, worker: Worker) -> None:
         """A task: its error ends the stage, and the last one closes the source, which it read."""
-        try:
-            await self._work(worker)
-        except Exception as error:
-            self._fail(error)
-        except (KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-            self._fail(error)
-        except BaseException as cancellation:
-            if not worker.is_unwanted:
-                self._fail(_foreign(self, cancellation))
-            raise
-        finally:
-            self._num_working -= 1
-            worker.is_at_rest = True  # it shall close what it has read in peace
-            if self._num_working == 0 and (self._is_over or self._is_stopping):
-                await self._close_source()
+        # entered before whatever generators hold open, so that those may be closed within it
+        with self._engine.shielded(math.inf) as scope:
+            scope.shield = False
+            worker.scope = scope
+            try:
+                await self._work(worker)
+            except Exception as error:
+                self._fail(error)
+            except (KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
+                self._fail(error)
+            except BaseException as cancellation:
+                if not worker.is_unwanted:
+                    self._fail(_foreign(self, cancellation))
+                raise
+            finally:
+                self._num_working -= 1
+                worker.protect()
+                if self._num_working == 0 and (self._is_over or self._is_stopping):
+                    await self._close_source()
 
     def _fail(self, error: BaseException) -> None:
         self._finish(error)
@@ -200,7 +204,7 @@ class Buffered(Stage[Any]):
         """In the task that read it: what it holds open may belong to that task."""
         try:
             await self._close_sources()
-        except BaseException as error:
+        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
             self._closing_error = self._closing_error or error
 
     async def _stop(self) -> None:
@@ -232,9 +236,16 @@ class Worker:
 
     def __init__(self) -> None:
         self.task: EngineTask | None = None
+        self.scope: ShieldedScope | None = None  # of all that it does
         self.is_unwanted = False
         self.place = -1  # of the item that it has
         self.is_at_rest = False  # it waits for room, or closes its source: no need to cancel it
+
+    def protect(self) -> None:
+        """Let it close what it has read in peace."""
+        self.is_at_rest = True
+        if self.scope is not None:
+            self.scope.shield = True
 
     def cancel(self) -> None:
         self.is_unwanted = True

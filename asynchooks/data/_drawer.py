@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,12 @@ class Draw:
 class Drawer:
     """One user of a pipeline, with at most one item in hand."""
 
-    def __init__(self, draws: Draws, owner: object, *, is_of_a_loop: bool = False) -> None:
+    def __init__(
+        self, draws: Draws, owner: object, *, loop: weakref.ref[Any] | None = None
+    ) -> None:
         self.draws = draws
         self.owner = owner  # the session's stop
-        self.is_of_a_loop = is_of_a_loop  # over `session.batches`
+        self.loop = loop  # what gives its items to a loop over `session.batches`
         self.wait_secs = 0.0
         self.has_run: Callable[[], bool] | None = None  # whether the step with its item has ended
         self._in_hand: Draw | None = None
@@ -73,7 +76,7 @@ class Drawer:
     def carry(self, generation: int, base: int) -> int | None:
         """Keep what a loop has in hand where the pipeline goes back; its place from there on."""
         draw = self._in_hand
-        if draw is None or not self.is_of_a_loop or draw.generation != generation - 1:
+        if draw is None or self.loop is None or draw.generation != generation - 1:
             return None
         self._in_hand = Draw(draw.item, draw.place - base, generation)
         return self._in_hand.place

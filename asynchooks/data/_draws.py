@@ -85,7 +85,12 @@ class Draws:
                     await self._open()
             reader = self._reader
             assert reader is not None
-            item = await reader.take(stop)
+            try:
+                item = await reader.take(stop)
+            except RuntimeError:
+                if reader is self._reader:
+                    raise
+                continue  # it was closed, as the pipeline has gone back
             if reader is not self._reader or self._back_to is not None:
                 continue  # the pipeline has gone back meanwhile
             self._num_seen = self.stage._num_out
@@ -177,7 +182,7 @@ class Draws:
         """Go on there: at once where nothing was drawn yet, else from the next draw on."""
         if self.stage._phase is Phase.NEW:
             self._load(self.stage, state)
-        elif state != self.state_dict():
+        elif not _is_same(state, self.state_dict()):
             try:
                 self.stage._check_again()
             except TypeError as error:
@@ -194,7 +199,9 @@ class Draws:
         """Loops make their runs again with what they have in hand: it must not come once more."""
         self._carried.clear()
         self._carried_used.clear()
-        base = next((place for saved, place in reversed(self._saved) if saved == state), None)
+        base = next(
+            (place for saved, place in reversed(self._saved) if _is_same(saved, state)), None
+        )
         self._saved.clear()
         for drawer in self.drawers if base is not None else ():
             place = drawer.carry(self._generation, base or 0)
@@ -208,3 +215,10 @@ class Draws:
         self._num_drawn = self._num_used = self._num_seen = 0
         self._returned.clear()
         self._keep_next = KEEP_EVERY
+
+
+def _is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    try:
+        return bool(state == other)
+    except ValueError:  # arrays, of a source that has a state of its own
+        return False

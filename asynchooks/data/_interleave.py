@@ -73,6 +73,8 @@ class Interleave(Stage[Any]):
         self._next = saved_count(state["next"]) % len(self._sources)
 
     def _keep(self, num_out: int) -> None:
+        if self._num_out - num_out > len(self._log):  # another reader is farther
+            return
         _, nums = self._nums_at(num_out)
         while len(self._log) > self._num_out - num_out:
             self._log.popleft()

@@ -127,7 +127,7 @@ class Mapped(Buffered):
                     self._left.extend(works)
                     self._call_mapper()
         finally:
-            worker.is_at_rest = True
+            worker.protect()
             await self._close_source()
             self._give_out()
 
@@ -172,7 +172,7 @@ class Mapped(Buffered):
                         self._num_calling -= 1
                     self._adapt(len(done), secs)
                 for each in done:
-                    await self._complete(each)
+                    await self._complete(each, worker)
         finally:
             if thread is not None:
                 thread.close()
@@ -217,7 +217,7 @@ class Mapped(Buffered):
         elif num_done >= self._per_hop:
             self._per_hop = min(2 * self._per_hop, self._concurrency)
 
-    async def _complete(self, work: _Work) -> None:
+    async def _complete(self, work: _Work, own: Worker) -> None:
         if work.error is None and isinstance(work.result, Awaitable):
             # what a plain function returns is awaited here, one for each task
             self._per_hop, self._is_awaited = 1, True
@@ -228,13 +228,13 @@ class Mapped(Buffered):
         work.item = None
         work.is_done = True
         if work.error is not None:
-            self._fail_at(work, work.error)
+            self._fail_at(work, work.error, own)
         elif not self._ordered:
             self._under_way.remove(work)
             self._put((work.result,))
         self._give_out()
 
-    def _fail_at(self, work: _Work, error: BaseException) -> None:
+    def _fail_at(self, work: _Work, error: BaseException, own: Worker) -> None:
         """Nothing more is begun, and what is made of later items is not wanted any more."""
         if is_input_end(error):  # it would pass for the end of this one
             work.error = RuntimeError(f"map_concurrent called what raised {error!r}")
@@ -248,7 +248,7 @@ class Mapped(Buffered):
         for worker in self._workers:
             is_later = worker.place > (work.place if self._ordered else -1)
             is_reading = worker is self._workers[0] and not worker.is_at_rest
-            if (is_later and worker.place != work.place) or is_reading:
+            if (is_later or is_reading) and worker is not own:
                 worker.cancel()
 
     def _give_out(self) -> None:

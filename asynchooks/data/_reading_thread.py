@@ -36,6 +36,7 @@ class ReadingThread:
         self.items: deque[Any] = deque()
         self.error: BaseException | None = None
         self.is_over = False  # no further item will come
+        self._closing_error: BaseException | None = None
         self._engine = engine
         self._open = open_it
         self._on_item = on_item
@@ -97,7 +98,6 @@ class ReadingThread:
                 if self._opened is None:
                     self._opened = self._open()
                 item = next(self._opened.iterator)
-                self._num_read += 1
                 self._on_item(self._opened)
             except StopIteration:
                 self.is_over = True
@@ -106,6 +106,7 @@ class ReadingThread:
                 self.is_over = True
             else:
                 self.items.append(item)
+                self._num_read += 1  # last: `read` must not ask for it again
             if self.is_over or not self._is_patient:
                 self._wake()
         self._wake()
@@ -123,7 +124,7 @@ class ReadingThread:
             if callable(close):
                 close()
         except BaseException as error:
-            self.error = error
+            self._closing_error = error
         self._is_closed = True
         self._wake()
 
@@ -133,7 +134,7 @@ class ReadingThread:
         if self._thread is None:
             self._close()
         until = self._engine.now() + _GRACE_SECS
-        self.error, was_read = None, self.error
+        self._wake()  # whoever waits for an item: there will be none
         with self._engine.shielded(float("inf")):
             while not self._is_closed:
                 slot = self._slot = Slot(self._engine, "the end of a thread that reads")
@@ -145,8 +146,8 @@ class ReadingThread:
                     return
         if self._thread is not None:
             self._thread.join()
-        if self.error is not None and self.error is not was_read:
-            raise self.error
+        if self._closing_error is not None:
+            raise self._closing_error
 
     def dismiss(self) -> None:
         """Have the thread close what it reads and end, when its call comes back."""

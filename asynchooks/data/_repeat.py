@@ -56,15 +56,18 @@ class Repeat(Stage[Any]):
     async def _pull(self, limit: int) -> Sequence[Any]:
         while True:
             begun, epoch, stage = self._log[-1]
-            if epoch == self._num_epochs:  # 0
+            if self._num_epochs is not None and epoch >= self._num_epochs:
                 return ()
             items = await stage._read(limit)
             if items:
                 return items
             await stage.aclose()
-            if epoch + 1 == self._num_epochs:
+            if self._num_epochs is not None and epoch + 1 >= self._num_epochs:
                 return ()
-            if begun == self._num_out and self._num_epochs is None and epoch > self._begin:
+            is_empty = begun == self._num_out and epoch > self._begin
+            if is_empty and self._num_epochs is not None:
+                return ()
+            if is_empty:
                 raise InputError(
                     f"repeat: {self._first!r} is empty, and is to be repeated for ever"
                 )
@@ -101,6 +104,8 @@ class Repeat(Stage[Any]):
         self._log = deque([Pass(0, self._begin, stage)])
 
     def _keep(self, num_out: int) -> None:
+        if num_out < self._log[0].begun:  # another reader is farther
+            return
         begun, _, stage = self._at(num_out)
         while self._log[0].stage is not stage:
             self._log.popleft()

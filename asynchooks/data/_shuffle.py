@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._errors import InputStateError
 from ._arguments import check_count, saved_count
 from ._sources import stage_of
 from ._stage import Stage
@@ -99,8 +100,10 @@ class Shuffle(Stage[Any]):
         while index < self._num_in:
             items = await self._source._read(self._num_in - index)
             if not items:
-                self._is_at_end = True
-                break
+                raise InputStateError(
+                    f"{self._source!r} ended at item {index}, and the saved position of shuffle is "
+                    f"behind item {self._num_in}; give the source that it was saved of"
+                )
             for item in items:
                 if index in wanted:
                     wanted[index] = item
