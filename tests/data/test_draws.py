@@ -1,0 +1,102 @@
+"""Draws: one item for each drawer, and what is given back goes to whoever waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+
+import anyio
+import pytest
+
+from asynchooks import GlobalStep, StopTraining
+from asynchooks._stop import Stop
+from asynchooks.data import prefetch, shuffle
+from asynchooks.data._drawer import Drawer
+from asynchooks.data._draws import draws_of
+from asynchooks.data._training_end import TrainingEnd
+
+from ..helpers import settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_is_given_back_goes_at_once_to_whoever_waits() -> None:
+    never = anyio.Event()
+
+    async def one_item() -> AsyncGenerator[int, None]:
+        yield 7
+        await never.wait()
+
+    draws = draws_of(prefetch(one_item(), 2))
+    first, second = Drawer(draws, object()), Drawer(draws, object())
+    first.join()
+    second.join()
+    assert await first.take(None) == 7
+    async with anyio.create_task_group() as group:
+        seen: list[int] = []
+
+        async def wait() -> None:
+            seen.append(await second.take(None))
+
+        group.start_soon(wait)
+        await settle()
+        assert seen == []
+        first.give_back()
+        with anyio.fail_after(10):
+            while not seen:
+                await settle()
+    assert seen == [7]
+    assert draws.state_dict()["items"] == 0
+    second.use()
+    assert draws.state_dict()["items"] == 1
+    await first.leave()
+    await second.leave()
+
+
+async def test_what_is_read_ahead_of_a_loaded_shuffle_does_not_move_its_position() -> None:
+    pipeline = shuffle(range(40), 8, 1)
+    for _ in range(9):
+        await anext(pipeline)
+    saved = json.loads(json.dumps(pipeline.state_dict()))
+    again = prefetch(shuffle(range(40), 8, 1), 4)
+    again.load_state_dict(saved)
+    async with again:
+        await settle()
+        assert again.state_dict() == saved
+        assert await anext(again) == await anext(pipeline)
+        assert again.state_dict() == pipeline.state_dict()
+
+
+async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step() -> None:
+    never, step = anyio.Event(), GlobalStep(0)
+
+    async def nothing() -> AsyncGenerator[int, None]:
+        await never.wait()
+        yield 1
+
+    drawer = Drawer(draws_of(prefetch(nothing(), 1)), object())
+    drawer.join()
+    end = TrainingEnd(Stop(), step)
+    for _ in range(50):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await drawer.take(end)
+    assert step._waiters.of_limit == []
+    async with anyio.create_task_group() as group:
+
+        async def wait() -> None:
+            with pytest.raises(StopTraining):
+                await drawer.take(end)
+
+        group.start_soon(wait)
+        await settle()
+        step.raise_limit(3)  # while it waits
+        await settle()
+        step.publish(2)
+        await settle()
+        assert step.statistics().tasks_waiting_for_step == 1
+        step.publish(3)
+    assert step.statistics().tasks_waiting_for_step == 0
+    with pytest.raises(StopTraining), anyio.fail_after(10):
+        await drawer.take(end)  # it was reached before
+    await drawer.leave()
