@@ -21,6 +21,9 @@ OnSignal = Callable[[int, FrameType | None], None]
 _ACTION_BYTES = 512
 """More than C's `struct sigaction` has on any system."""
 
+_JOIN_SECS = 1.0
+"""What the end of a session gives to a thread that has nothing more to do but to end."""
+
 
 def checked_signal(number: object) -> signal.Signals:
     """The signal, if it is one that a program can handle."""
@@ -127,15 +130,18 @@ class Deadline:
     def __init__(self, deadline_secs: float) -> None:
         self._secs = deadline_secs
         self._news: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-        threading.Thread(target=self._watch, name="asynchooks-deadline", daemon=True).start()
+        name = "asynchooks-deadline"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self._thread.start()
 
     def begin(self, received: signal.Signals) -> None:
         """From now on time passes; in a signal handler."""
         self._news.put(received)
 
     def lift(self) -> None:
-        """The process goes on, or ends by itself."""
+        """The process goes on, or ends by itself: end the thread, and wait until it has."""
         self._news.put(None)
+        self._thread.join(_JOIN_SECS)
 
     def _watch(self) -> None:
         received = self._news.get()

@@ -104,6 +104,16 @@ async def test_without_a_signal_the_end_is_the_usual_one_and_the_hook_can_be_use
         assert len(current_engine().running_tasks()) == tasks
 
 
+async def test_the_thread_of_the_deadline_has_ended_when_the_block_has() -> None:
+    before = set(threading.enumerate())
+    for _ in range(20):
+        creator = counting_creator()
+        async with MonitoredSession([PreemptionHook(), StopAtStepHook(last_step=1)], creator) as s:
+            await s.run("calls")
+    left = [each.name for each in set(threading.enumerate()) - before]
+    assert [name for name in left if name.startswith("asynchooks")] == []
+
+
 async def test_a_hook_that_saw_a_signal_can_be_used_again() -> None:
     hook = PreemptionHook()
     for _ in range(2):
