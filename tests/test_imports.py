@@ -65,6 +65,7 @@ LAYERS = [
     ],
     ["_session"],
     ["hooks"],
+    ["simulation"],
     ["tf"],
     ["testing"],
     ["__init__"],

@@ -1,0 +1,145 @@
+"""Delays made of delays: another one for each worker, and stragglers. Neither knows the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import numpy as np
+from numpy.random import Generator
+
+from ._arguments import LONGEST_SECS, checked_count, checked_number
+from ._delays import Delay, Draws, checked_delay, put
+
+
+@dataclass(frozen=True, slots=True)
+class PerWorker(Delay):
+    """A delay for each worker: worker i draws from `delays[i]`.
+
+    Nothing is drawn from all of them together, and they have no mean together: ask
+    `for_worker(i)`. Streams do.
+
+    Args:
+        delays: at least one.
+
+    Raises:
+        TypeError, ValueError: one is no delay, or there are none.
+
+    Example:
+        delay = PerWorker([Constant(1.0), Constant(2.0)])
+        assert delay.for_worker(1).mean == 2.0
+    """
+
+    delays: Sequence[Delay]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.delays, str) or not isinstance(self.delays, Sequence):
+            raise TypeError(f"delays is {self.delays!r}; give a sequence with one for each worker")
+        if not self.delays:
+            raise ValueError("delays is empty; give one for each worker")
+        delays = tuple(checked_delay(f"delays[{i}]", each) for i, each in enumerate(self.delays))
+        put(self, delays=delays)
+
+    def for_worker(self, worker: int) -> Delay:
+        """The worker's own.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        number = checked_count("worker", worker)
+        if number >= len(self.delays):
+            raise ValueError(
+                f"there is no delay for worker {number}: PerWorker has {len(self.delays)}; "
+                "give one for each worker (they are counted from 0)"
+            )
+        return self.delays[number].for_worker(number)
+
+    def sample(self, rng: Generator, size: int) -> Draws:
+        self._refuse()
+
+    @property
+    def mean(self) -> float:
+        self._refuse()
+
+    @property
+    def variance(self) -> float:
+        self._refuse()
+
+    @property
+    def changes_with_time(self) -> bool:
+        return any(each.changes_with_time for each in self.delays)
+
+    def stretch(self, start: float, secs: float) -> float:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            "PerWorker is a delay for each worker and none itself; ask delay.for_worker(0), ..."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers(Delay):
+    """Now and then a draw of `base` takes `factor` times as long.
+
+    Args:
+        base: what is drawn.
+        probability: that a draw is such a one, 0 to 1.
+        factor: >= 1.
+
+    Raises:
+        TypeError, ValueError: a number is none or out of its range, or the base is no delay.
+
+    Example:
+        assert Stragglers(Constant(1.0), 0.1, 11.0).mean == 2.0
+    """
+
+    base: Delay
+    probability: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        probability = checked_number("probability", self.probability, "a number from 0 to 1")
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability is {probability}; give a number from 0 to 1")
+        factor = checked_number("factor", self.factor, "a finite number >= 1")
+        if factor < 1:
+            raise ValueError(f"factor is {factor}; give a finite number >= 1")
+        base = checked_delay("base", self.base)
+        put(self, base=base, probability=probability, factor=factor)
+
+    def for_worker(self, worker: int) -> Delay:
+        base = self.base.for_worker(worker)
+        return self if base is self.base else replace(self, base=base)
+
+    def sample(self, rng: Generator, size: int) -> Draws:
+        draws = self.base.sample(rng, size)
+        is_slow = rng.random(size) < self.probability
+        return np.where(is_slow, self.factor * np.minimum(draws, LONGEST_SECS / self.factor), draws)
+
+    @property
+    def mean(self) -> float:
+        return self.base.mean * (1 + self.probability * (self.factor - 1))
+
+    @property
+    def variance(self) -> float:
+        mean, variance = self.base.mean, self.base.variance
+        if math.isinf(mean) or math.isinf(variance):
+            return math.inf
+        p = self.probability
+        # the mean of the variances of the two kinds, and the variance of their means
+        of_slow = math.sqrt(p * variance) * self.factor
+        of_means = math.sqrt(p * (1 - p)) * (self.factor - 1) * mean
+        return (1 - p) * variance + of_slow * of_slow + of_means * of_means
+
+    @property
+    def changes_with_time(self) -> bool:
+        return self.base.changes_with_time
+
+    def stretch(self, start: float, secs: float) -> float:
+        return self.base.stretch(start, secs)
+
+    def __str__(self) -> str:
+        return f"stragglers:{self.probability!r},{self.factor!r},{self.base}"

@@ -1,0 +1,78 @@
+"""Delays as text, for a command line. It parses no other options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ._compound_delays import Stragglers
+from ._delays import Constant, Delay, Exponential, ShiftedExponential, Uniform
+from ._empirical import Empirical
+from ._heavy_tails import LogNormal, Pareto, Weibull
+
+_LAWS: tuple[tuple[str, tuple[str, ...], Callable[..., Delay]], ...] = (
+    ("constant", ("SECS",), Constant),
+    ("exponential", ("MEAN",), Exponential),
+    ("shifted-exponential", ("SHIFT", "EXCESS"), ShiftedExponential),
+    ("uniform", ("LOW", "HIGH"), Uniform),
+    ("pareto", ("SCALE", "SHAPE"), Pareto),
+    ("lognormal", ("MU", "SIGMA"), LogNormal),
+    ("weibull", ("SCALE", "SHAPE"), Weibull),
+)
+_ALLOWED = ", ".join(
+    (
+        *(f"{kind}:{','.join(names)}" for kind, names, _ in _LAWS),
+        "empirical:PATH",
+        "stragglers:PROBABILITY,FACTOR,DELAY",
+    )
+)
+
+
+def parse_delay(text: str) -> Delay:
+    """The delay that a text stands for, as "exponential:1.0"; times in seconds.
+
+    All that a text may be: constant:SECS, exponential:MEAN, shifted-exponential:SHIFT,EXCESS,
+    uniform:LOW,HIGH, pareto:SCALE,SHAPE, lognormal:MU,SIGMA, weibull:SCALE,SHAPE, empirical:PATH
+    (a trace, see `Empirical.from_file`), stragglers:PROBABILITY,FACTOR,DELAY.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it stands for none.
+        OSError: the file of an empirical delay cannot be read.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f'a delay is {text!r}; give a string, as in "exponential:1.0"')
+    kind, _, rest = text.partition(":")
+    try:
+        return _parse(kind.strip(), rest)
+    except ValueError as error:
+        raise ValueError(f"the delay {text!r}: {error}") from error
+
+
+def _parse(kind: str, rest: str) -> Delay:
+    if kind == "empirical":
+        if not rest:
+            raise ValueError("it names no file; give empirical:PATH")
+        return Empirical.from_file(rest)
+    if kind == "stragglers":
+        probability, factor, base = _split(kind, rest, ("PROBABILITY", "FACTOR", "DELAY"))
+        # the base last: a file's name may hold commas
+        return Stragglers(parse_delay(base), _number(probability), _number(factor))
+    for known, names, law in _LAWS:
+        if kind == known:
+            return law(*map(_number, _split(kind, rest, names)))
+    raise ValueError(f"there is no {kind!r}; give one of {_ALLOWED}")
+
+
+def _split(kind: str, rest: str, names: tuple[str, ...]) -> list[str]:
+    """One text for each name; the last one may hold commas."""
+    values = rest.split(",", len(names) - 1)
+    if len(values) != len(names):
+        raise ValueError(f"{kind} takes {len(names)} values; give {kind}:{','.join(names)}")
+    return values
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number; give one of {_ALLOWED}") from None

@@ -1,0 +1,132 @@
+"""Phases: times at which all work is slower, or stands still, again and again.
+
+They say how long work takes; whoever simulates asks them with the time that it is.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from numpy.random import Generator
+
+from ._arguments import LONGEST_SECS, checked_number, checked_secs_above_zero
+from ._delays import Delay, Draws, checked_delay, put
+
+_ALLOWED = "pairs, as in phases=[(60.0, 1.0), (5.0, 2.0)]"
+
+
+@dataclass(frozen=True, slots=True)
+class Phases(Delay):
+    """Work of `base`, slower or faster by the time that it is; the phases come again and again.
+
+    In a phase of factor f work takes f times as long, in a pause (factor `math.inf`) it stands
+    still. The first phase begins at virtual time 0. Draws, mean and variance are those of `base`,
+    at normal speed: `stretch` gives how long a draw takes. Unlike with `Stragglers`, all work of
+    the same time is slow together.
+
+    Args:
+        base: what is drawn; without phases of its own.
+        phases: (seconds > 0, factor > 0) of each, at least one that is no pause.
+
+    Raises:
+        TypeError, ValueError: a number is none or out of its range, or the base is no such delay.
+
+    Example:
+        delay = Phases(Constant(2.0), [(60.0, 1.0), (30.0, math.inf)])
+        assert delay.stretch(59.0, 2.0) == 32.0
+    """
+
+    base: Delay
+    phases: Sequence[tuple[float, float]]
+    _ends: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _work: float = field(init=False, repr=False, compare=False)  # of all phases, seconds
+
+    def __post_init__(self) -> None:
+        if checked_delay("base", self.base).changes_with_time:
+            raise ValueError(
+                f"base is {self.base!r}, which has phases already; multiply the factors and give "
+                "one Phases"
+            )
+        phases = _checked_phases(self.phases)
+        ends = tuple(accumulate(secs for secs, _ in phases))
+        work = sum(secs / factor for secs, factor in phases)
+        if not (0 < work <= LONGEST_SECS and ends[-1] <= LONGEST_SECS):
+            raise ValueError(
+                f"phases is {phases!r}: {work} seconds of work in {ends[-1]} seconds; give at "
+                f"least one phase that is no pause, and at most {LONGEST_SECS:g} seconds"
+            )
+        put(self, phases=phases, _ends=ends, _work=work)
+
+    def for_worker(self, worker: int) -> Delay:
+        base = self.base.for_worker(worker)
+        return self if base is self.base else replace(self, base=base)
+
+    def sample(self, rng: Generator, size: int) -> Draws:
+        return self.base.sample(rng, size)
+
+    @property
+    def mean(self) -> float:
+        return self.base.mean
+
+    @property
+    def variance(self) -> float:
+        return self.base.variance
+
+    @property
+    def changes_with_time(self) -> bool:
+        return True
+
+    def stretch(self, start: float, secs: float) -> float:
+        """How long work of `secs` seconds at normal speed takes, in seconds.
+
+        Work that ends as a pause begins does not wait for its end; work that begins then does.
+
+        Args:
+            start: when the work begins, in seconds of virtual time, >= 0.
+            secs: seconds, >= 0.
+        """
+        if secs == 0:
+            return 0.0
+        position = start % self._ends[-1]
+        first = bisect_right(self._ends, position)
+        left = self._ends[first] - position
+        factor = self.phases[first][1]
+        if secs * factor <= left:
+            return secs * factor
+        # never below 0: seconds below the rounded quotient are at most the exact one, and fit
+        rounds, rest = divmod(secs - left / factor, self._work)
+        if rest == 0 and rounds > 0:  # it ends within its last round, before any pause there
+            rounds, rest = rounds - 1, self._work
+        elapsed = min(left + rounds * self._ends[-1], LONGEST_SECS)
+        for length, factor in (*self.phases[first + 1 :], *self.phases[: first + 1]):
+            if rest == 0:  # it just fits, but for rounding: a pause that follows is none of its
+                break
+            if rest * factor <= length:
+                return elapsed + rest * factor
+            rest -= length / factor
+            elapsed += length
+        return elapsed
+
+
+def _checked_phases(phases: object) -> tuple[tuple[float, float], ...]:
+    if isinstance(phases, str) or not isinstance(phases, Sequence):
+        raise TypeError(f"phases is {phases!r}; give {_ALLOWED}")
+    if not phases:
+        raise ValueError(f"phases is empty; give {_ALLOWED}")
+    checked = []
+    for i, phase in enumerate(phases):
+        if not (isinstance(phase, Sequence) and len(phase) == 2) or isinstance(phase, str):
+            raise TypeError(f"phases[{i}] is {phase!r}; give a pair (seconds, factor)")
+        secs, factor = phase
+        length = checked_secs_above_zero(f"the length of phases[{i}]", secs)
+        if not (isinstance(factor, float) and factor == math.inf):
+            allowed = "a number > 0, or math.inf for a pause"
+            factor = checked_number(f"the factor of phases[{i}]", factor, allowed)
+            if factor <= 0:
+                raise ValueError(f"the factor of phases[{i}] is {factor}; give {allowed}")
+        checked.append((length, float(factor)))
+    return tuple(checked)

@@ -1,0 +1,198 @@
+"""Streams: what a worker draws depends on seed, worker and purpose alone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import asynchooks
+from asynchooks.simulation._compound_delays import PerWorker, Stragglers
+from asynchooks.simulation._delays import Constant, Delay, Draws, Exponential, Uniform
+from asynchooks.simulation._empirical import Empirical
+from asynchooks.simulation._streams import DelayStream, Streams
+
+from .laws import check_cdf, check_moments, exponential
+
+DELAY = Exponential(1.0)
+
+
+def take(stream: DelayStream, num: int) -> list[float]:
+    return [stream.next() for _ in range(num)]
+
+
+def draws_of(seed: int, worker: int, purpose: str, num: int = 40) -> list[float]:
+    return take(Streams(seed).delays(worker, purpose, DELAY), num)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["compute", "push"])), max_size=300))
+def test_the_order_in_which_workers_draw_changes_no_draw(order: list[tuple[int, str]]) -> None:
+    streams = Streams(7)
+    # whole numbers are drawn from half words, and stragglers draw twice: nothing of it is left over
+    kinds: list[Delay] = [DELAY, Empirical([1, 2, 3]), Stragglers(DELAY, 0.5, 2), Uniform(0, 1)]
+    made: dict[tuple[int, str], DelayStream] = {}
+    drawn: dict[tuple[int, str], list[float]] = {}
+    for worker, purpose in order:
+        if (worker, purpose) not in made:
+            made[worker, purpose] = streams.delays(worker, purpose, kinds[worker])
+        drawn.setdefault((worker, purpose), []).append(made[worker, purpose].next())
+    for (worker, purpose), draws in drawn.items():
+        alone = Streams(7).delays(worker, purpose, kinds[worker])
+        assert draws == take(alone, len(draws))
+
+
+def test_a_delay_that_leaves_half_a_word_shifts_no_other_stream() -> None:
+    class Halves(Delay):
+        mean = variance = 1.0
+
+        def sample(self, rng: np.random.Generator, size: int) -> Draws:
+            # one more half word than whole words hold
+            return rng.random(size + 1, np.float32)[:size].astype(np.float64)
+
+    streams = Streams(1)
+    halves = streams.delays(0, "compute", Halves())
+    expected = take(Streams(1).delays(1, "compute", Halves()), 40)
+    take(halves, 17)
+    assert take(streams.delays(1, "compute", Halves()), 40) == expected
+    firsts = {streams.delays(i, "compute", Halves()).next() for i in range(40)}
+    assert len(firsts) > 20
+
+
+def test_draws_go_on_as_they_are_drawn_together() -> None:
+    class Rising(Delay):
+        """Its draws count themselves, and blocks."""
+
+        mean = variance = 1.0
+        num_blocks = 0
+
+        def sample(self, rng: np.random.Generator, size: int) -> Draws:
+            self.num_blocks += 1
+            return self.num_blocks * 1000.0 + np.arange(size, dtype=np.float64)
+
+    stream = Streams(1).delays(0, "compute", Rising())
+    sizes = [16, 32, 64, 128, 256, 256, 256]
+    expected = [1000.0 * block + i for block, size in enumerate(sizes, 1) for i in range(size)]
+    assert take(stream, sum(sizes)) == expected
+
+
+def test_seed_worker_and_purpose_each_give_other_draws() -> None:
+    made = [
+        tuple(draws_of(seed, worker, purpose))
+        for seed in (0, 1, 0x11, 2**64, 2**64 + 1, 16**5000)
+        for worker in (0, 1, 0x11, 10**6, 2**64)
+        for purpose in ("compute", "push", "1/push", "compute\0", "ø", "\ud800")
+    ]
+    assert len(set(made)) == len(made)
+    values = [value for draws in made for value in draws]
+    assert len(set(values)) == len(values)  # no block begins where another one goes on
+    assert draws_of(2**64, 3, "ø") == draws_of(2**64, 3, "ø")
+
+
+def test_the_same_seed_gives_the_same_draws_in_every_process() -> None:
+    code = (
+        "from asynchooks.simulation._streams import Streams\n"
+        "from asynchooks.simulation._delays import Exponential\n"
+        "streams = Streams(5)\n"
+        "stream = streams.delays(3, 'compute', Exponential(1.0))\n"
+        "noise = streams.generator(3, 'noise').random(3).tolist()\n"
+        "print([stream.next() for _ in range(40)], noise)"
+    )
+    outputs = set()
+    for hash_seed in ("0", "1", "random"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        environment["PYTHONPATH"] = str(Path(asynchooks.__file__).parents[1])
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        outputs.add(done.stdout)
+    noise = Streams(5).generator(3, "noise").random(3).tolist()
+    assert outputs == {f"{draws_of(5, 3, 'compute')} {noise}\n"}
+
+
+def test_a_seed_stands_for_the_same_bits_for_ever() -> None:
+    class Raw(Delay):
+        mean = variance = 1.0
+
+        def sample(self, rng: np.random.Generator, size: int) -> Draws:
+            return rng.bit_generator.random_raw(size).astype(np.float64)
+
+    stream = Streams(5).delays(3, "compute", Raw())
+    draws = take(stream, 17)
+    assert (draws[0], draws[16]) == (2.053602295367792e18, 5.927879854155673e18)
+    assert int(Streams(5).generator(3, "noise").bit_generator.random_raw()) == 1806381968038484320
+
+
+def test_draws_of_a_stream_have_the_law() -> None:
+    draws = np.array(draws_of(1, 0, "compute", 100_000))
+    check_moments(draws, 1.0, 1.0)
+    check_cdf(draws, exponential(1.0))
+
+
+def test_first_draws_of_many_workers_have_the_law_too() -> None:
+    streams = Streams(1)
+    draws = np.array([take(streams.delays(i, "compute", DELAY), 2) for i in range(20_000)])
+    check_moments(draws[:, 0], 1.0, 1.0)
+    check_cdf(draws[:, 0], exponential(1.0))
+    # neighbours are not correlated, nor is a draw with the one before it
+    for one, other in ((draws[:-1, 0], draws[1:, 0]), (draws[:, 0], draws[:, 1])):
+        assert abs(np.corrcoef(one, other)[0, 1]) <= 4 / np.sqrt(len(one))
+
+
+def test_another_delay_is_drawn_with_the_same_chance() -> None:
+    slow = take(Streams(1).delays(0, "compute", Exponential(4.0)), 40)
+    assert slow == [4 * each for each in draws_of(1, 0, "compute")]
+
+
+def test_a_stream_draws_from_the_delay_of_its_worker() -> None:
+    both = PerWorker([Constant(1), Constant(2)])
+    stream = Streams(1).delays(1, "compute", both)
+    assert stream.delay == Constant(2)
+    assert take(stream, 20) == [2.0] * 20
+    assert type(stream.next()) is float
+    with pytest.raises(ValueError, match="no delay for worker 2"):
+        Streams(1).delays(2, "compute", both)
+
+
+def test_a_generator_shares_nothing_with_delays_and_begins_anew() -> None:
+    streams = Streams(1)
+    stream = streams.delays(0, "compute", DELAY)
+    generator = streams.generator(0, "compute")
+    first = generator.exponential(1.0, 40).tolist()
+    assert take(stream, 40) == draws_of(1, 0, "compute")
+    assert first != draws_of(1, 0, "compute")
+    assert generator.exponential(1.0, 40).tolist() != first
+    assert streams.generator(0, "compute").exponential(1.0, 40).tolist() == first
+    assert streams.generator(1, "compute").exponential(1.0, 40).tolist() != first
+    assert Streams(2).generator(0, "compute").exponential(1.0, 40).tolist() != first
+
+
+def test_ten_thousand_streams_are_small() -> None:
+    streams, num = Streams(1), 10_000
+    made: list[Any] = [None] * num
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for i in range(num):
+            made[i] = streams.delays(i, "compute", DELAY)
+        without, _ = tracemalloc.get_traced_memory()
+        for stream in made:
+            stream.next()
+        with_block, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (without - before) / num <= 200
+    assert (with_block - before) / num <= 700
