@@ -170,3 +170,27 @@ class InputStructureError(InputError, ValueError):
 
 class InputStateError(InputError, ValueError):
     """A position in the input cannot be saved, or is none of this pipeline."""
+
+
+class SimulationError(RuntimeError):
+    """A simulation cannot go on, or was asked for what it cannot do."""
+
+
+class DeadlockError(SimulationError):
+    """Tasks wait in virtual time, and nothing is left that could wake them."""
+
+
+class LivelockError(SimulationError):
+    """A task goes on for ever at one virtual time."""
+
+
+class ForeignAwaitError(SimulationError):
+    """The turbo backend met an await of another library."""
+
+
+class OutsideWorkError(SimulationError):
+    """A simulated program does real I/O, or really sleeps, without having declared it."""
+
+
+class DeterminismError(SimulationError):
+    """Runs of one simulation with one seed differ."""

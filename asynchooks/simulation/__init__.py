@@ -1,4 +1,5 @@
-"""Many workers in virtual time: the delays of what they do, and the streams these are drawn from.
+"""Virtual time: the same sessions, hooks and workers, thousands in one process, reproducibly."""
 
-Nothing here reads a clock or runs a program.
-"""
+from ._simulation import Simulation, at_step, current_simulation
+
+__all__ = ["Simulation", "at_step", "current_simulation"]

@@ -1,0 +1,234 @@
+"""What the kernels on asyncio and on trio have in common: waits that an event loop suspends.
+
+Whatever is built on anyio works in them, at exactly its time; the order among equal times is
+promised for asynchooks's own waits alone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from contextvars import Context, ContextVar, copy_context
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
+from .._errors import DeadlockError
+from .._stacks import frames_of
+from ._kernel import Call, Kernel, KernelTask, check_secs
+
+_current: ContextVar[LoopTask | None] = ContextVar("asynchooks_simulated_task", default=None)
+
+REAL_IO = (
+    "a simulated program waits for real I/O, which takes no virtual time. Let it talk to simulated "
+    "links, or declare it: `with simulation.outside_work():` lets virtual time stand still."
+)
+
+
+class LoopTask(KernelTask):
+    """A task of the event loop, cancelled through a scope around it."""
+
+    __slots__ = ("context", "coroutine", "scope")
+
+    def __init__(self, kernel: Kernel, name: str | int) -> None:
+        super().__init__(kernel, name)
+        self.context: Context = copy_context()
+        self.context.run(_current.set, self)
+        self.scope = anyio.CancelScope()
+        self.coroutine: object = None  # the outermost, once it has begun
+
+    def cancel(self) -> None:
+        if not self.is_done:
+            self.kernel.push(self.kernel.time, Call(self.scope.cancel, f"cancel {self.name}"))
+
+
+class AnyioKernel(Kernel):
+    """Suspends by what its event loop has; the loop asks for the next entry when it is idle."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._seen: object = None
+
+    def _new_task(self, name: str | int) -> KernelTask:
+        return LoopTask(self, name)
+
+    async def park(self, slot: Slot, until: float = math.inf) -> Any:
+        if not slot.is_woken:
+            if self.broken_by is not None:
+                raise self.broken_by
+            slot.waiter = waiter = self._new_waiter()
+            if until < math.inf:
+                self.push(max(until, self.time), waiter)
+            try:
+                await waiter.suspend()
+            finally:
+                slot.waiter = None
+                if waiter.due:
+                    waiter.due = 0
+                    self.forget_one()
+            if not slot.is_woken:
+                slot.is_woken = True
+                slot.value = TIMED_OUT
+        return slot.value
+
+    async def sleep(self, secs: float) -> None:
+        if not secs >= 0:
+            check_secs(secs)
+        waiter = self._new_waiter()
+        self.push(self.entry[0] + secs, waiter)
+        try:
+            await waiter.suspend()
+        finally:
+            if waiter.due:
+                waiter.due = 0
+                self.forget_one()
+
+    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
+        return _Shield(self, seconds)
+
+    def num_threads_busy(self) -> int:
+        # only where there are others at all: to ask the pool costs more than a wake-up
+        return self._count_busy_threads() if threading.active_count() > 1 else 0
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        self._run_loop(self._drive, main)
+        if self.error is not None:
+            raise self.error
+
+    async def _drive(self, main: Callable[[], Awaitable[None]]) -> None:
+        with use_engine(self):
+            self._enter()
+            self.start(main, name="main").is_main = True
+            await self._until_released()
+
+    def running_tasks(self) -> list[tuple[str, object]]:
+        ours = {task.coroutine: task.name for task in self.live if isinstance(task, LoopTask)}
+        others = {coroutine: name for name, coroutine in self._all_tasks()}
+        return [(name, coroutine) for coroutine, name in {**ours, **others, **ours}.items()]
+
+    def look_at_turns(self) -> None:
+        """Called at each turn of the event loop that fires no entry: it may go on so for ever."""
+        if self._seen is not self.entry:
+            self._seen = self.entry
+            return
+        self._turns_here += 1
+        if self._turns_here > self._max_turns:
+            is_ending = self.is_ending
+            self._refuse_livelock("of another library's waits")
+            if self.is_ending and not is_ending:  # its entries would never fire
+                for task in list(self.live):
+                    assert isinstance(task, LoopTask)
+                    task.scope.cancel()
+
+    async def body_of(self, task: LoopTask) -> None:
+        """What the event loop runs as this task: its function, guarded."""
+        fn, args = task.body
+        task.body = None
+        error: BaseException | None = None
+        try:
+            with task.scope:
+                await fn(*args)
+        except anyio.get_cancelled_exc_class():  # the event loop's own: it is torn down
+            self.has_ended(task, None)
+            raise
+        except BaseException as raised:
+            error = raised
+        self.has_ended(task, error)
+
+    def _break_waits(self, error: DeadlockError) -> None:
+        for _, coroutine in self.running_tasks():
+            for frame, _ in frames_of(coroutine):
+                waiter = frame.f_locals.get("waiter")
+                if isinstance(waiter, Waiter):
+                    waiter.fail(error)
+
+    @abstractmethod
+    def _new_waiter(self) -> Waiter: ...
+
+    @abstractmethod
+    def _all_tasks(self) -> list[tuple[str, object]]:
+        """(Name, coroutine) of each task of the event loop, but the one that runs the kernel."""
+
+    @abstractmethod
+    def _count_busy_threads(self) -> int: ...
+
+    @abstractmethod
+    def _run_loop(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run it on an event loop whose clock is this kernel's."""
+
+    @abstractmethod
+    def _enter(self) -> None:
+        """The event loop runs now."""
+
+    @abstractmethod
+    async def _until_released(self) -> None: ...
+
+
+class Waiter:
+    """One suspension of a task; its entries fire while it lasts."""
+
+    __slots__ = ("_task", "due")
+
+    def __init__(self) -> None:
+        self.due = 0
+        self._task = _current.get()
+
+    @abstractmethod
+    def suspend(self) -> Awaitable[Any]: ...
+
+    @abstractmethod
+    def fire(self) -> None: ...
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None: ...
+
+    def __repr__(self) -> str:
+        return repr(self._task)
+
+
+class _Shield:
+    """A shielded scope whose end is an entry of the kernel, in order with all others."""
+
+    __slots__ = ("_kernel", "_scope", "_seconds", "_timer")
+
+    def __init__(self, kernel: AnyioKernel, seconds: float) -> None:
+        self._kernel = kernel
+        self._seconds = seconds
+
+    @property
+    def shield(self) -> bool:
+        return self._scope.shield
+
+    @shield.setter
+    def shield(self, value: bool) -> None:
+        self._scope.shield = value
+
+    @property
+    def cancelled_caught(self) -> bool:
+        return self._scope.cancelled_caught
+
+    def __enter__(self) -> _Shield:
+        kernel = self._kernel
+        self._scope = anyio.CancelScope(shield=True)
+        self._timer = Call(self._scope.cancel, "the end of a shielded scope")
+        if self._seconds < math.inf:
+            kernel.push(kernel.time + self._seconds, self._timer)
+        self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        if self._timer.due:
+            self._timer.due = 0
+            self._kernel.forget_one()
+        return self._scope.__exit__(kind, error, traceback)

@@ -1,0 +1,180 @@
+"""The kernel on asyncio: an event loop whose selector fires the next entry instead of sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any
+
+import anyio
+
+from .._errors import OutsideWorkError
+from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._kernel import KernelTask
+
+_OWN_FILES = 1
+"""The event loop's own pipe, by which threads wake it."""
+
+
+class AsyncioKernel(AnyioKernel):
+    """Every timer of the event loop is an entry, too: asyncio's own heap orders no equal times."""
+
+    _loop: VirtualLoop
+    _released: asyncio.Future[None]
+
+    def _all_tasks(self) -> list[tuple[str, object]]:
+        driver = self._driver
+        tasks = [task for task in asyncio.all_tasks(self._loop) if task is not driver]
+        return sorted((task.get_name(), task.get_coro()) for task in tasks)
+
+    def is_being_cancelled(self) -> bool:
+        task = asyncio.current_task()  # else what it awaits was cancelled, and said so
+        return task is None or task.cancelling() > 0
+
+    def _new_waiter(self) -> Waiter:
+        return _FutureWaiter(self._loop.create_future())
+
+    def _run_loop(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        options = {"loop_factory": lambda: VirtualLoop(self)}
+        anyio.run(fn, *args, backend="asyncio", backend_options=options)
+
+    def _enter(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self._loop, self._driver = loop, asyncio.current_task()
+        self._released = loop.create_future()
+
+    async def _until_released(self) -> None:
+        await self._released
+
+    def _release(self) -> None:
+        if not self._released.done():
+            self._released.set_result(None)
+
+    def begin(self, task: KernelTask) -> None:
+        assert isinstance(task, LoopTask)
+        body = task.coroutine = self.body_of(task)
+        running = self._loop.create_task(body, name=task.name, context=task.context)
+        self._loop.tasks.add(running)  # the loop itself holds weak references only
+        running.add_done_callback(self._loop.tasks.discard)
+
+    def _ring(self) -> None:
+        self._loop.call_soon_threadsafe(self.deliver)
+
+    def _count_busy_threads(self) -> int:
+        return self._loop.num_in_executors + _busy_workers()
+
+
+class _FutureWaiter(Waiter):
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        super().__init__()
+        self._future = future
+
+    def suspend(self) -> Awaitable[Any]:
+        return self._future
+
+    def fire(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+class _Timer(asyncio.TimerHandle):
+    """A timer of the event loop as an entry: asyncio's own sleeps and timeouts are built on it."""
+
+    __slots__ = ("due", "kernel")
+
+    due: int
+    kernel: AsyncioKernel
+
+    def cancel(self) -> None:
+        if self.due:
+            self.due = 0
+            self.kernel.forget_one()
+        super().cancel()
+
+    def fire(self) -> None:
+        self._run()
+
+    def __repr__(self) -> str:
+        return "a timer of the event loop"
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time. The kernel makes it, anyio closes it."""
+
+    def __init__(self, kernel: AsyncioKernel) -> None:
+        self.kernel = kernel
+        self.num_in_executors = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        super().__init__(_Selector(kernel))
+
+    def time(self) -> float:
+        return self.kernel.entry[0]
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        timer.kernel = self.kernel
+        self.kernel.push(max(when, self.kernel.time), timer)
+        return timer
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
+        future = super().run_in_executor(executor, func, *args)
+        self.num_in_executors += 1
+        future.add_done_callback(self._has_left_executor)
+        return future
+
+    def _has_left_executor(self, _: object) -> None:
+        self.num_in_executors -= 1
+
+
+class _Selector(selectors.DefaultSelector):
+    """Fires the next entry where it would sleep; sleeps only while outside work is under way."""
+
+    def __init__(self, kernel: AsyncioKernel) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is not None:  # tasks are ready: only look who has rung
+            self._kernel.look_at_turns()
+            return super().select(0)
+        target = self._kernel.next_target()
+        if target is None:
+            return super().select(None)
+        target.fire()
+        return ()
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
+        if len(self.get_map()) >= _OWN_FILES and not self._kernel.is_outside_declared:
+            error = OutsideWorkError(REAL_IO)
+            self._kernel.end(error)  # not what a task group of the program may make of it
+            raise error
+        return super().register(fileobj, events, data)
+
+
+def _busy_workers() -> int:
+    """How many threads of `anyio.to_thread` work for this event loop.
+
+    The pool shows them nowhere; of the default limiter, anyio tells the tokens that are borrowed.
+    """
+    from anyio._backends import _asyncio
+
+    try:
+        workers, idle = _asyncio._threadpool_workers, _asyncio._threadpool_idle_workers
+        return len(workers.get()) - len(idle.get())
+    except LookupError:  # no thread yet
+        return 0
+    except AttributeError:  # another version of anyio
+        return anyio.to_thread.current_default_thread_limiter().borrowed_tokens

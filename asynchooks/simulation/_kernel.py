@@ -1,0 +1,418 @@
+"""The kernel: virtual time as an engine. One heap holds every wake-up, one entry fires at a time.
+
+An entry is (time, order of asking, what it wakes); it fires only when no task can run. How a task
+is suspended and resumed is said by the three kernels made of this. Nothing here knows of workers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from .._engine import Engine, EngineTask, Slot
+from .._errors import DeadlockError, LivelockError, SimulationError
+from ._recording import Recording
+from ._waits import describe
+
+_AFTER_ALL = 1 << 200
+"""An order of asking behind every other of the same time."""
+_KEPT_STALE = 1000
+"""So many entries that will wake nobody are kept before the heap is swept."""
+
+
+class Target(Protocol):
+    """What an entry wakes; it fires only while `due` is the entry's order of asking."""
+
+    due: int
+
+    def fire(self) -> None: ...
+
+
+class Once(ABC):
+    """An entry that fires outside of every task; what it does may only wake, start and cancel."""
+
+    __slots__ = ("due",)
+
+    # for the turbo kernel, which does not ask whether it resumes a task
+    is_guarded = True
+    run = None
+
+    def __init__(self) -> None:
+        self.due = 0
+
+    @property
+    def body(self) -> Once:
+        """What is sent to."""
+        return self
+
+    def send(self, _: None) -> None:
+        """Fire, as a task that is resumed."""
+        self.due = 0
+        self.fire()
+
+    @abstractmethod
+    def fire(self) -> None: ...
+
+
+class Call(Once):
+    """A function that an entry calls."""
+
+    __slots__ = ("_fn", "_what")
+
+    def __init__(self, fn: Callable[[], object], what: str) -> None:
+        super().__init__()
+        self._fn = fn
+        self._what = what
+
+    def fire(self) -> None:
+        self._fn()
+
+    def __repr__(self) -> str:
+        return self._what
+
+
+_NOTHING = Call(lambda: None, "nothing")
+"""For a kernel that is to look again at what can run."""
+
+
+class _Start(Once):
+    """The entry by which a task begins."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: KernelTask) -> None:
+        super().__init__()
+        self._task = task
+
+    def fire(self) -> None:
+        self._task.kernel.begin(self._task)
+
+    def __repr__(self) -> str:
+        return f"the start of {self._task!r}"
+
+
+class Kernel(Engine):
+    """Clock, heap and tasks of one simulation, which makes it and runs it once.
+
+    Args:
+        orders: gives the order of each asking, which decides among equal times; all differ.
+        max_turns: how often the tasks of one simulation may run at one virtual time, per task.
+        recording: takes down what fires, if anybody wants to know.
+    """
+
+    is_virtual = True
+
+    def __init__(
+        self,
+        orders: Iterator[int] | None = None,
+        max_turns: int = 100_000,
+        recording: Recording | None = None,
+    ) -> None:
+        self.entry: tuple[float, int, Any] = (0.0, 0, None)  # fired last: the present moment
+        self.fires_freely_until = math.inf  # the last moment whose entries need no closer look
+        self.live: dict[KernelTask, None] = {}  # in order of starting
+        self.recording = recording
+        self.error: BaseException | None = None  # the first; it leaves the run as itself
+        self.is_ending = False
+        self.broken_by: DeadlockError | None = None  # why no wait is possible any more
+        self._stop_at = math.inf  # the last moment whose entries fire
+        self._condition: Callable[[], bool] | None = None  # looked at before each entry
+        self._num_outside = 0  # pieces of outside work under way
+        self._heap: list[tuple[float, int, Any]] = []
+        self._next_order = (itertools.count(1) if orders is None else orders).__next__
+        self._last_orders = itertools.count(_AFTER_ALL).__next__
+        self._num_stale = 0  # entries that will fire nothing
+        self._max_turns = max_turns
+        self._turns_here = 0  # entries fired at this time
+        self._asked_turn_at: object = None
+        self._thread = threading.get_ident()
+        self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
+        self._num_started = 0
+        self._look_closer()
+
+    def _look_closer(self) -> None:
+        """Say how far a kernel may fire entries without asking `next_target`."""
+        is_plain = not (self.recording or self._condition or self._num_outside)
+        self.fires_freely_until = self._stop_at if is_plain else -math.inf
+
+    def stop_when(self, stop_at: float, condition: Callable[[], bool] | None) -> None:
+        """End the run after that moment, or as soon as the condition holds."""
+        self._stop_at, self._condition = stop_at, condition
+        self._look_closer()
+
+    @property
+    def time(self) -> float:
+        """The present moment, in virtual seconds."""
+        return self.entry[0]
+
+    def now(self) -> float:
+        return self.entry[0]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread
+
+    @property
+    def turn_due_at(self) -> float:  # type: ignore[override]
+        """Due before a step if nothing has fired since the last step: then that took no time."""
+        is_due = self._asked_turn_at is self.entry
+        self._asked_turn_at = self.entry
+        return -math.inf if is_due else math.inf
+
+    def push(self, time: float, target: Target) -> None:
+        """Have the target fire at that time, and not before; once only."""
+        order = target.due = self._next_order()
+        heapq.heappush(self._heap, (time, order, target))
+
+    def wake(self, slot: Slot, value: Any = None) -> None:
+        if threading.get_ident() != self._thread:
+            self._mail.append((slot, value))
+            self.fires_freely_until = -math.inf
+            self._ring()
+        elif not slot.is_woken:
+            slot.is_woken = True
+            slot.value = value
+            waiter = slot.waiter
+            if waiter is not None:
+                if waiter.due:
+                    self.forget_one()
+                self.push(self.entry[0], waiter)
+
+    def deliver(self) -> None:
+        """Wake whom other threads have woken meanwhile."""
+        self._look_closer()
+        while self._mail:
+            self.wake(*self._mail.popleft())
+
+    async def turn(self) -> None:
+        await self.sleep(0.0)
+
+    async def quiescence(self) -> None:
+        """Wait until nothing else is left to happen at this virtual time."""
+        slot = Slot(self, "quiescence")
+        call = Call(slot.wake, "quiescence")
+        call.due = order = self._last_orders()
+        heapq.heappush(self._heap, (self.time, order, call))
+        await self.park(slot)
+
+    @abstractmethod
+    def sleep(self, secs: float) -> Awaitable[None]:
+        """Suspend for exactly that many virtual seconds, >= 0. Cancellation safe."""
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """Have `deliver` called soon; from another thread."""
+
+    @abstractmethod
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run until main has ended and every other task, too; raises `error`."""
+
+    @abstractmethod
+    def begin(self, task: KernelTask) -> None:
+        """Make it a task that runs, in its context; at its entry."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Nothing is left to run: let `run` return."""
+
+    @abstractmethod
+    def _break_waits(self, error: DeadlockError) -> None:
+        """Let every wait end by the error, shielded or not: tasks catch their cancellation."""
+
+    @abstractmethod
+    def num_threads_busy(self) -> int:
+        """How many threads of the program work for its tasks now, as far as that can be known."""
+
+    def start(
+        self, fn: Callable[..., Awaitable[None]], *args: Any, name: str | None = None
+    ) -> KernelTask:
+        self._num_started += 1
+        task = self._new_task(name or self._num_started)
+        task.body = (fn, args)
+        self.live[task] = None
+        self.push(self.time, _Start(task))
+        return task
+
+    @abstractmethod
+    def _new_task(self, name: str | int) -> KernelTask: ...
+
+    def has_ended(self, task: KernelTask, error: BaseException | None) -> None:
+        """A task is over; an error ends the simulation."""
+        del self.live[task]
+        task.is_done = True
+        waiting, task.waiting = task.waiting, None
+        for slot in waiting or ():
+            self.wake(slot)
+        if error is not None or task.is_main:
+            self.end(error)
+        if self.is_ending and not self.live:
+            self._release()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Cancel every task, in order of starting; the run returns when the last is over."""
+        if self.error is None:
+            self.error = error
+        elif error is not None and error is not self.error:
+            self.error.add_note(f"later: {error!r}")
+        if self.is_ending:
+            return
+        self.is_ending = True
+        self.stop_when(math.inf, None)  # clean-up may take its time
+        for task in list(self.live):
+            task.cancel()
+        if not self.live:
+            self._release()
+
+    def next_target(self, before: float = math.inf) -> Target | None:
+        """Advance to the next entry and take it out; None if there is nothing to fire now.
+
+        Then tasks wait for what is outside of the simulation, or the run is over, or the event
+        loop's own timer `before` comes first: time has advanced to that.
+        """
+        heap = self._heap
+        while True:
+            if self._mail:
+                self.deliver()
+            if self._condition is not None and self._condition():
+                self.end()
+            time, order, target = heap[0] if heap else (math.inf, 0, None)
+            if target is not None and target.due != order:
+                heapq.heappop(heap)
+                self._num_stale -= 1
+                continue
+            if time > before:
+                time, target = before, None
+            if time == math.inf:
+                if self._is_outside_busy():
+                    return None
+                self._nothing_left()
+                if not heap:
+                    return _NOTHING if self.live else None
+                continue
+            if time > self._stop_at:
+                self.entry = (self._stop_at, 0, None)
+                self.end()
+                continue
+            is_later = time > self.entry[0]
+            if is_later and self._is_outside_busy():
+                return None
+            if target is None:
+                self.entry = (time, 0, None)
+                return None
+            self._turns_here = 0 if is_later else self._turns_here + 1
+            self.entry = heapq.heappop(heap)
+            target.due = 0
+            if self.recording is not None:
+                self.recording.fired(time, target)
+            if self._turns_here > self._max_turns:
+                self._refuse_livelock(repr(target))
+            fired: Target = target
+            return fired
+
+    def forget_one(self) -> None:
+        """One more entry will fire nothing; the heap is swept when they are many."""
+        self._num_stale += 1
+        if self._num_stale > _KEPT_STALE and 2 * self._num_stale > len(self._heap):
+            self._heap[:] = [each for each in self._heap if each[2].due == each[1]]
+            heapq.heapify(self._heap)
+            self._num_stale = 0
+
+    def _refuse_livelock(self, what: str) -> None:
+        """Enough turns without spending time: end, if there are not as many tasks as that."""
+        if self._turns_here <= self._max_turns * len(self.live) or self.is_ending:
+            return
+        self._turns_here = 0
+        self.end(
+            LivelockError(
+                f"{len(self.live)} tasks took more than {self._max_turns} turns each at virtual "
+                f"time {self.time!r}, the last of them {what}: they go on without spending "
+                "time. Let them sleep or compute for more than 0 s, or give Simulation a larger "
+                "max_turns."
+            )
+        )
+
+    @property
+    def is_outside_declared(self) -> bool:
+        """Whether the program said that outside work is under way."""
+        return self._num_outside > 0
+
+    def _is_outside_busy(self) -> bool:
+        return self._num_outside > 0 or self.num_threads_busy() > 0
+
+    def _nothing_left(self) -> None:
+        """No entry is left, but tasks wait: a deadlock, or they shield themselves for ever."""
+        if not self.live:
+            return
+        error = DeadlockError(
+            f"nothing is left to happen at virtual time {self.time!r}, but tasks wait:\n"
+            f"{describe(self.running_tasks())}\nLet somebody wake them, or end them by a stop, a "
+            "cancellation or a timeout."
+        )
+        if not self.is_ending:
+            self.end(error)
+            return
+        if self.broken_by is not None:  # not even that has ended them
+            raise error
+        self.broken_by = error
+        self.error = self.error or error
+        self._break_waits(error)
+
+    @contextmanager
+    def outside_work(self) -> Iterator[None]:
+        """Virtual time stands still within the block."""
+        self._num_outside += 1
+        self._look_closer()
+        try:
+            yield
+        finally:
+            self._num_outside -= 1
+            self._look_closer()
+            self._ring()
+
+
+class KernelTask(EngineTask):
+    """One task of a kernel; it belongs to whoever started it, and ends with the simulation."""
+
+    __slots__ = (
+        "_name", "body", "due", "is_done", "is_main", "kernel", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, kernel: Kernel, name: str | int) -> None:
+        self.kernel = kernel
+        self._name = name  # or its number
+        self.due = 0
+        self.body: Any = None
+        self.is_done = False
+        self.is_main = False
+        self.waiting: list[Slot] | None = None  # a list only once somebody waits
+
+    @property
+    def name(self) -> str:
+        """What it was called when it was started."""
+        return self._name if isinstance(self._name, str) else f"task {self._name}"
+
+    async def wait(self, until: float = math.inf) -> bool:
+        if not self.is_done:
+            slot = Slot(self.kernel, f"the end of {self.name}")
+            if self.waiting is None:
+                self.waiting = []
+            self.waiting.append(slot)
+            await self.kernel.park(slot, until)
+        return self.is_done
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+def check_secs(secs: float) -> float:
+    """The seconds as a float, or an error."""
+    if not secs >= 0:
+        raise SimulationError(f"secs is {secs!r}; give virtual seconds >= 0")
+    return float(secs)

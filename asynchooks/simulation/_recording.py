@@ -1,0 +1,41 @@
+"""What fired in a simulation, in order: to compare two runs, and to show where they part."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    """One thing that happened: when, and what, as text."""
+
+    time: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.time.hex()} {self.what}"
+
+
+class Recording:
+    """Every entry that fired, and what the program noted, in order. The kernel writes it."""
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def fired(self, time: float, target: Any) -> None:
+        """Take down that the target is woken now."""
+        self.events.append(Event(time, repr(target)))
+
+    def note(self, time: float, what: str) -> None:
+        """Take down what the program says."""
+        self.events.append(Event(time, what))
+
+    def to_bytes(self) -> bytes:
+        """All of it, a line for each event, times as exact hexadecimal floats."""
+        return "".join(f"{each}\n" for each in self.events).encode()
+
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes`, in hexadecimal."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()

@@ -1,0 +1,137 @@
+"""The kernel on trio: a clock that fires the next entry when trio asks how long to sleep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import outcome
+import trio
+import trio.testing
+
+from .._errors import OutsideWorkError
+from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._kernel import KernelTask
+
+_TRIOS_OWN = ("trio.", "<")
+"""How trio names its own tasks."""
+_OWN_WAITS = 1
+"""Trio's own task waits for the pipe by which threads wake the loop."""
+_LOOK_EVERY = 256
+"""Entries between two looks for tasks that wait for real I/O: a look takes some microseconds."""
+
+
+class TrioKernel(AnyioKernel):
+    """Deadlines of trio's own scopes expire at exactly their time, between the kernel's entries."""
+
+    _num_looks = 0
+    _is_released = False
+
+    def _all_tasks(self) -> list[tuple[str, object]]:
+        root = trio.lowlevel.current_root_task()
+        tasks = [] if root is None else [root]
+        for task in tasks:  # grows meanwhile
+            for nursery in task.child_nurseries:
+                tasks.extend(nursery.child_tasks)
+        return [
+            (task.name, task.coro)
+            for task in tasks
+            if task not in (root, self._driver) and not task.name.startswith(_TRIOS_OWN)
+        ]
+
+    def _new_waiter(self) -> Waiter:
+        return _TaskWaiter(self._current_task())
+
+    def _run_loop(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        options = {"clock": _Clock(self)}
+        anyio.run(fn, *args, backend="trio", backend_options=options)
+
+    def _enter(self) -> None:
+        self._current_task = trio.lowlevel.current_task
+        self._driver = trio.lowlevel.current_task()
+        self._token = trio.lowlevel.current_trio_token()
+        self._event = trio.Event()
+
+    async def _until_released(self) -> None:
+        await self._event.wait()
+
+    def _release(self) -> None:
+        self._is_released = True
+        self._event.set()
+
+    def begin(self, task: KernelTask) -> None:
+        assert isinstance(task, LoopTask)
+        spawned = trio.lowlevel.spawn_system_task(
+            self.body_of, task, name=task.name, context=task.context
+        )
+        task.coroutine = spawned.coro
+
+    def _ring(self) -> None:
+        self._token.run_sync_soon(self.deliver)
+
+    def _count_busy_threads(self) -> int:
+        return trio.testing.active_thread_count()
+
+    def sleep_secs(self, deadline: float) -> float:
+        """Fire the next entry, or let trio's next deadline come; how long trio is to sleep."""
+        self._num_looks += 1
+        if self._num_looks % _LOOK_EVERY == 0:
+            self._refuse_io()
+        target = self.next_target(deadline)
+        if target is not None:
+            target.fire()
+            return 0.0
+        return 0.0 if self.time >= deadline or self._is_released else math.inf
+
+    def _nothing_left(self) -> None:
+        self._refuse_io()
+        super()._nothing_left()
+
+    def _refuse_io(self) -> None:
+        waiting = _num_waiting_for_io()
+        if waiting > _OWN_WAITS and not self.is_outside_declared and not self.is_ending:
+            self.end(OutsideWorkError(REAL_IO))
+
+
+class _TaskWaiter(Waiter):
+    __slots__ = ("_trio_task",)
+
+    def __init__(self, trio_task: trio.lowlevel.Task) -> None:
+        super().__init__()
+        self._trio_task = trio_task
+
+    def suspend(self) -> Awaitable[Any]:
+        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def fire(self) -> None:
+        trio.lowlevel.reschedule(self._trio_task)
+
+    def fail(self, error: BaseException) -> None:
+        trio.lowlevel.reschedule(self._trio_task, outcome.Error(error))
+
+
+class _Clock(trio.abc.Clock):
+    """Virtual time, for trio."""
+
+    def __init__(self, kernel: TrioKernel) -> None:
+        self._kernel = kernel
+
+    def start_clock(self) -> None:
+        """It stands at 0 until something is to fire."""
+
+    def current_time(self) -> float:
+        self._kernel.look_at_turns()
+        return self._kernel.entry[0]
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return self._kernel.sleep_secs(deadline)
+
+
+def _num_waiting_for_io() -> int:
+    io = trio.lowlevel.current_statistics().io_statistics
+    return int(getattr(io, "tasks_waiting_read", 0) + getattr(io, "tasks_waiting_write", 0))
