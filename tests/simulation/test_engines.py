@@ -42,7 +42,7 @@ def test_what_is_built_on_anyio_ends_at_exactly_its_time(backend: Any) -> None:
     simulation = Simulation(backend=backend)
 
     async def main() -> list[float]:
-        await anyio.sleep(3.2e9)
+        await anyio.sleep(3.2e9)  # noqa: ASYNC116
         times = [simulation.now]
         with anyio.move_on_after(0.1):
             await anyio.sleep(100)
