@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -36,12 +37,33 @@ def num_remembered(source: Stage[Any]) -> int:
     return num
 
 
-@pytest.mark.parametrize("kind", LONG)
-async def test_thousands_of_steps_leave_no_more_behind_than_a_few(kind: str) -> None:
-    source, most = LONG[kind](), 0
-    hook = FeedHook(source, "x")
+async def items_of(source: Stage[Any], how: str) -> AsyncGenerator[None, None]:
+    """Something behind every item that was used."""
+    hook = FeedHook(source, "x") if how == "FeedHook" else InputPositionHook(source)
+    if how == "a plain loop":
+        async with source:
+            async for _ in source:
+                yield
+        return
     async with MonitoredSession([hook], Diary().creator, step_runner="inline") as session:
-        for _ in range(NUM_STEPS):
-            await session.run([])
+        if how == "FeedHook":
+            while True:
+                await session.run([])
+                yield
+        async for item in session.batches(source):
+            await session.run([], {"x": item})
+            yield
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("how", ["FeedHook", "session.batches", "a plain loop"])
+async def test_long_inputs_leave_no_more_behind_than_a_few_items(kind: str, how: str) -> None:
+    source, num, most = LONG[kind](), 0, 0
+    async with aclosing(items_of(source, how)) as steps:
+        async for _ in steps:
             most = max(most, num_remembered(source))
+            num += 1
+            if num == NUM_STEPS:
+                break
+    assert num == NUM_STEPS
     assert 0 < most <= KEEP_EVERY + 20

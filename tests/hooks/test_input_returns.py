@@ -68,3 +68,15 @@ async def test_an_item_that_was_given_back_behind_used_ones_is_not_lost_by_the_n
             await session.run([])
             assert source.state_dict() == {"stage": "sequence", "items": 3}
     assert diary.items == [1, 2, 0]
+
+
+async def test_a_session_goes_on_with_a_source_that_the_program_has_let_go_of() -> None:
+    source, diary = Source(6), Diary()
+    async with nothing_left():
+        stage = batch(source.items(), 1)
+        async with MonitoredSession([FeedHook(stage, "x")], diary.creator) as session:
+            async with stage:
+                await session.run([])
+            await until_stopped(session)
+    assert diary.items == [0, 1, 2, 3, 4, 5]
+    assert source.is_closed
