@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_loop_that_was_closed_early_is_closed_once() -> None:
     source = Counted()
     async with MonitoredSession([], Diary().creator) as session:
-        batches = session.batches(source)
+        batches: Any = session.batches(source)
         assert await anext(batches) == 0
         await batches.aclose()
         assert source.log == ["open", "closed"]

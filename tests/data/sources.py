@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from asynchooks.data import Stage
 
@@ -179,6 +180,22 @@ class GetSetIterator:
 
     def set_state(self, state: bytes) -> None:
         self._at = int(state.split()[1])
+
+
+async def same(item: Any) -> Any:
+    """The item, after others had a turn."""
+    await anyio.lowlevel.checkpoint()
+    return item
+
+
+def same_in_thread(item: Any) -> Any:
+    return item
+
+
+def only_on_asyncio(backend_name: str) -> None:
+    """Skip a test of what asyncio alone has: queues, futures, its own way to cancel a task."""
+    if backend_name != "asyncio":
+        pytest.skip("asyncio's own")
 
 
 async def read_all(stage: Stage[Any]) -> list[Any]:

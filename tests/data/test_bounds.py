@@ -19,17 +19,9 @@ from asynchooks.data import (
 )
 
 from ..helpers import settle
-from .sources import Source
+from .sources import Source, same, same_in_thread
 
 pytestmark = pytest.mark.anyio
-
-
-async def _same(item: Any) -> Any:
-    return item
-
-
-def _same_in_thread(item: Any) -> Any:
-    return item
 
 
 # a stage, and how many items of the source are read when `taken` of its own were taken
@@ -45,13 +37,13 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "take": (lambda source: take(source, 2), lambda taken: min(taken, 2)),
     "repeat": (lambda source: repeat(source, 1), lambda taken: taken),
     "interleave": (lambda source: interleave([source, [0] * 9]), lambda taken: (taken + 1) // 2),
-    "map": (lambda source: map_concurrent(_same, source, 3), lambda taken: taken + 3),
+    "map": (lambda source: map_concurrent(same, source, 3), lambda taken: taken + 3),
     "unordered map": (
-        lambda source: map_concurrent(_same, source, 3, ordered=False),
+        lambda source: map_concurrent(same, source, 3, ordered=False),
         lambda taken: taken + 3,
     ),
     "all": (
-        lambda source: prefetch(batch(map_concurrent(_same, prefetch(source, 2), 3), 2), 2),
+        lambda source: prefetch(batch(map_concurrent(same, prefetch(source, 2), 3), 2), 2),
         lambda taken: 2 * (taken + 2) + 3 + 2,
     ),
 }
@@ -85,7 +77,7 @@ async def test_a_slow_consumer_stops_the_threads(name: str) -> None:
 
 async def test_map_in_threads_begins_no_more_than_its_concurrency() -> None:
     source = Source(None)
-    async with map_concurrent(_same_in_thread, source.items(), 3) as items:
+    async with map_concurrent(same_in_thread, source.items(), 3) as items:
         for taken in range(1, 6):
             await anext(items)
             await settle()

@@ -15,7 +15,7 @@ from asynchooks import FunctionSessionCreator, InputError, InputStateError, Moni
 from asynchooks.data import batch, interleave, map_concurrent, prefetch, repeat, shuffle, take
 
 from ..afterwards import nothing_left
-from .sources import read_all
+from .sources import read_all, same_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -42,14 +42,10 @@ async def _mapped(item: int) -> int:
     return item
 
 
-def _mapped_in_thread(item: int) -> int:
-    return item
-
-
 AROUND: dict[str, Callable[[Any], Any]] = {
     "prefetch": lambda source: prefetch(source, 3),
     "map": lambda source: map_concurrent(_mapped, source, 4),
-    "map in threads": lambda source: map_concurrent(_mapped_in_thread, source, 4),
+    "map in threads": lambda source: map_concurrent(same_in_thread, source, 4),
     "prefetch of map": lambda source: prefetch(map_concurrent(_mapped, source, 4), 2),
     "prefetch of batches": lambda source: prefetch(
         batch(map_concurrent(_mapped, source, 4, ordered=False), 2), 2

@@ -25,18 +25,9 @@ from asynchooks.data import (
 from ..afterwards import nothing_left
 from ..helpers import settle
 from .recipes import MOST
-from .sources import BadRecordError, Source, read_all
+from .sources import BadRecordError, Source, only_on_asyncio, read_all, same, same_in_thread
 
 pytestmark = pytest.mark.anyio
-
-
-async def _same(item: Any) -> Any:
-    await anyio.lowlevel.checkpoint()
-    return item
-
-
-def _same_in_thread(item: Any) -> Any:
-    return item
 
 
 AROUND: dict[str, Callable[[Any], Stage[Any]]] = {
@@ -47,13 +38,11 @@ AROUND: dict[str, Callable[[Any], Stage[Any]]] = {
     "take": lambda source: take(source, 99),
     "repeat": lambda source: repeat(source, 1),
     "interleave": lambda source: interleave([source, [0] * 99]),
-    "map": lambda source: map_concurrent(_same, source, min(3, MOST)),
-    "map in threads": lambda source: map_concurrent(_same_in_thread, source, min(3, MOST)),
-    "map unordered": lambda source: map_concurrent(_same, source, min(3, MOST), ordered=False),
+    "map": lambda source: map_concurrent(same, source, min(3, MOST)),
+    "map in threads": lambda source: map_concurrent(same_in_thread, source, min(3, MOST)),
+    "map unordered": lambda source: map_concurrent(same, source, min(3, MOST), ordered=False),
     "many": lambda source: prefetch(
-        batch(
-            map_concurrent(_same, repeat(shuffle(prefetch(source, 2), 2, 0), 1), min(2, MOST)), 1
-        ),
+        batch(map_concurrent(same, repeat(shuffle(prefetch(source, 2), 2, 0), 1), min(2, MOST)), 1),
         2,
     ),
     "interleaved prefetches": lambda source: interleave(
@@ -71,8 +60,8 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 async def test_leaving_a_loop_ends_all_at_once(
     around: str, kind: str, way: str, anyio_backend_name: str, request: pytest.FixtureRequest
 ) -> None:
-    if way == "native" and anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    if way == "native":
+        only_on_asyncio(anyio_backend_name)
     source = Source(None)
     closed: list[bool] = []
 
@@ -123,8 +112,8 @@ async def test_leaving_a_loop_ends_all_at_once(
 async def test_cancelling_whoever_waits_for_a_source_that_hangs_ends_all(
     around: str, is_native: bool, anyio_backend_name: str
 ) -> None:
-    if is_native and anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    if is_native:
+        only_on_asyncio(anyio_backend_name)
     source = Source(2, hangs=True)
 
     async def read() -> None:

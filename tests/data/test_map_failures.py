@@ -8,7 +8,8 @@ import pytest
 from asynchooks.data import map_concurrent
 
 from ..afterwards import nothing_left
-from .sources import BadRecordError
+from ..helpers import settle
+from .sources import BadRecordError, Source
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,23 @@ async def test_items_that_were_read_and_not_begun_are_left_alone_after_an_error(
             with pytest.raises(BadRecordError):
                 await anext(stage)
     assert begun == [0, 1]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_source_that_hangs_is_closed_as_soon_as_a_call_has_failed(ordered: bool) -> None:
+    source, go = Source(2, hangs=True), anyio.Event()
+
+    async def fn(item: int) -> int:
+        await go.wait()
+        raise BadRecordError
+
+    async with map_concurrent(fn, source.items(), 3, ordered) as stage:
+        await settle()
+        go.set()
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+        await settle()
+        assert source.is_closed
 
 
 async def test_a_thread_that_works_on_several_items_reads_no_more_than_there_is_room() -> None:

@@ -21,7 +21,7 @@ from asynchooks import (
 from asynchooks.data import batch, interleave, map_concurrent, prefetch, shuffle
 
 from ..afterwards import nothing_left
-from .sources import read_all
+from .sources import read_all, same
 
 pytestmark = pytest.mark.anyio
 
@@ -65,10 +65,6 @@ async def test_a_generator_that_holds_a_scope_is_read_by_one_task(count: int) ->
             for number in range(count):
                 await anyio.lowlevel.checkpoint()
                 yield number
-
-    async def same(item: int) -> int:
-        await anyio.lowlevel.checkpoint()
-        return item
 
     async with nothing_left():
         async with map_concurrent(same, within_scope(), 3) as items:

@@ -12,7 +12,7 @@ from asynchooks.data import batch, prefetch, take
 
 from ..afterwards import nothing_left
 from ..helpers import settle
-from .sources import BadRecordError, Source, read_all
+from .sources import BadRecordError, Source, only_on_asyncio, read_all
 
 pytestmark = pytest.mark.anyio
 
@@ -162,8 +162,7 @@ async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
 async def test_native_cancellation_of_one_reader_leaves_the_others_theirs(
     anyio_backend_name: str,
 ) -> None:
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue()
     async with prefetch(queue, 2) as items:
         first, second = (asyncio.create_task(anext(items)) for _ in range(2))
@@ -178,8 +177,7 @@ async def test_native_cancellation_of_one_reader_leaves_the_others_theirs(
 async def test_an_item_goes_to_the_next_reader_if_the_one_it_woke_is_cancelled(
     anyio_backend_name: str,
 ) -> None:
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue()
     async with prefetch(queue, 2) as items:
         first, second = (asyncio.create_task(anext(items)) for _ in range(2))

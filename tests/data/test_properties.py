@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, shuffle
 
 from .recipes import MOST
-from .sources import BadRecordError, Source
+from .sources import BadRecordError, Source, same_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -24,14 +24,10 @@ async def _same(item: Any) -> Any:
     return item
 
 
-def _same_in_thread(item: Any) -> Any:
-    return item
-
-
 PIPELINES: dict[str, Callable[[Any, int], Stage[Any]]] = {
     "prefetch": lambda source, size: prefetch(source, size),
     "map": lambda source, size: map_concurrent(_same, source, min(size, MOST)),
-    "map in threads": lambda source, size: map_concurrent(_same_in_thread, source, min(size, MOST)),
+    "map in threads": lambda source, size: map_concurrent(same_in_thread, source, min(size, MOST)),
     "map unordered": lambda source, size: map_concurrent(_same, source, min(size, MOST), False),
     "prefetch of prefetch": lambda source, size: prefetch(prefetch(source, size), size),
     "prefetch of map": lambda source, size: prefetch(

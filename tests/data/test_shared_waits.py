@@ -13,6 +13,7 @@ from asynchooks.data import Stage, map_concurrent, prefetch, repeat, shuffle, ta
 
 from ..afterwards import nothing_left
 from ..helpers import settle
+from .sources import only_on_asyncio, same
 
 pytestmark = pytest.mark.anyio
 
@@ -79,16 +80,12 @@ async def test_items_that_come_at_once_wake_as_many_readers() -> None:
 async def test_what_somebody_else_cancels_below_a_task_is_an_error_and_nobody_hangs(
     kind: str, anyio_backend_name: str
 ) -> None:
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    only_on_asyncio(anyio_backend_name)
     future = asyncio.get_running_loop().create_future()
 
     async def source() -> AsyncGenerator[int, None]:
         yield 0
         yield await future
-
-    async def same(item: int) -> int:
-        return item
 
     async def cancelled(item: int) -> int:
         return item if item == 0 else await future

@@ -13,7 +13,7 @@ from asynchooks.data import batch, map_concurrent, prefetch, repeat, take
 
 from ..afterwards import nothing_left
 from ..helpers import settle
-from .sources import Source, read_all, read_some
+from .sources import Source, only_on_asyncio, read_all, read_some
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +25,7 @@ def test_what_cannot_be_read_is_named(source: Any) -> None:
 
 
 async def test_an_asyncio_queue_is_a_source(anyio_backend_name: str) -> None:
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue(2)
 
     async def fill() -> None:
@@ -40,8 +39,7 @@ async def test_an_asyncio_queue_is_a_source(anyio_backend_name: str) -> None:
 
 
 async def test_a_cancelled_reader_of_a_queue_loses_no_item(anyio_backend_name: str) -> None:
-    if anyio_backend_name != "asyncio":
-        pytest.skip("asyncio's own")
+    only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue()
     async with batch(queue, 2) as batches:
         reader = asyncio.create_task(anext(batches))

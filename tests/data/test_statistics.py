@@ -12,7 +12,7 @@ import pytest
 from asynchooks.data import StageStatistics, batch, map_concurrent, prefetch
 
 from ..helpers import settle
-from .sources import Source, read_all, read_some
+from .sources import Source, read_all, read_some, same
 
 pytestmark = pytest.mark.anyio
 
@@ -57,9 +57,6 @@ async def _slowly() -> AsyncIterator[int]:
 
 
 async def test_with_a_slow_source_all_wait_for_input_and_nobody_is_blocked() -> None:
-    async def same(item: int) -> int:
-        return item
-
     for stage in (prefetch(_slowly(), 2), batch(_slowly(), 1), map_concurrent(same, _slowly(), 2)):
         await read_all(stage)
         found = stage.statistics()
@@ -70,9 +67,6 @@ async def test_with_a_slow_source_all_wait_for_input_and_nobody_is_blocked() -> 
 
 
 async def test_with_a_slow_consumer_producers_are_blocked_and_nobody_waits() -> None:
-    async def same(item: int) -> int:
-        return item
-
     for stage in (
         prefetch(Source(5).items(), 1),
         batch(Source(5).items(), 1),

@@ -175,3 +175,21 @@ def test_only_a_stage_can_be_watched(source: Any) -> None:
 def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give exactly one|interval is -1"):
         DataWaitHook(prefetch([], 1), **arguments)
+
+
+def test_a_second_session_begins_its_count_anew() -> None:
+    writer = Writer()
+
+    async def main(engine: Engine) -> None:
+        creator = SharedSessionCreator(FunctionSessionCreator(step_of(0.5)))
+        async with prefetch(numbers(1.0), 1) as source, MonitoredSession([], creator):
+            waits = DataWaitHook(source, 1, summary_writer=writer)
+            for _ in range(2):
+                async with MonitoredSession([FeedHook(source, "x"), waits], creator) as session:
+                    for _ in range(4):
+                        await session.run([])
+
+    on_trampoline(main)
+    assert [(step, value) for _, value, step in writer.written] == [
+        (step, 0.5) for step in (2, 3, 4, 6, 7, 8)
+    ]
