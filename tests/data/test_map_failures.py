@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import AsyncIterator
+
 import anyio
 import pytest
 
@@ -9,7 +13,7 @@ from asynchooks.data import map_concurrent
 
 from ..afterwards import nothing_left
 from ..helpers import settle
-from .sources import BadRecordError, Source
+from .sources import BadRecordError, Calls, Source
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +38,32 @@ async def test_items_that_were_read_and_not_begun_are_left_alone_after_an_error(
             with pytest.raises(BadRecordError):
                 await anext(stage)
     assert begun == [0, 1]
+
+
+async def test_an_item_that_comes_after_an_error_is_left_alone_while_earlier_ones_are_awaited() -> (
+    None
+):
+    calls, go = Calls(), anyio.Event()
+    calls.errors[1] = BadRecordError()
+
+    async def source() -> AsyncIterator[int]:
+        yield 0
+        yield 1
+        with anyio.CancelScope(shield=True):
+            await go.wait()
+        yield 2
+
+    async with map_concurrent(calls.__call__, source(), 9) as stage:
+        await settle()
+        calls.let(1)
+        await settle()
+        go.set()
+        await settle()
+        calls.let(0)
+        assert await anext(stage) == 0
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+    assert calls.begun == [0, 1]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -64,3 +94,40 @@ async def test_a_thread_that_works_on_several_items_reads_no_more_than_there_is_
                 assert found.num_buffered <= found.buffer_size == 8
                 assert found.sources[0].num_items <= taken + 8
     assert taken == 300
+
+
+@pytest.mark.parametrize("place", [100, 150])
+async def test_a_thread_whose_call_has_failed_takes_no_further_item(place: int) -> None:
+    begun: list[tuple[int, int]] = []
+
+    def fn(item: int) -> int:
+        begun.append((threading.get_ident(), item))
+        if item == place:
+            raise BadRecordError
+        return item
+
+    got: list[int] = []
+    with pytest.raises(BadRecordError):
+        async with map_concurrent(fn, range(400), 40) as stage:
+            async for item in stage:
+                got.append(item)
+    assert got == list(range(place))
+    failed = next(thread for thread, item in begun if item == place)
+    assert max(item for thread, item in begun if thread == failed) == place
+
+
+async def test_items_behind_one_that_takes_long_go_to_other_threads() -> None:
+    is_begun = threading.Event()
+
+    def fn(item: int) -> bool:
+        if item == 150:
+            return is_begun.wait(5)
+        if item > 170:
+            is_begun.set()
+        until = time.perf_counter() + 1e-4  # so that a thread takes some at a time, but not all
+        while time.perf_counter() < until:
+            pass
+        return True
+
+    async with map_concurrent(fn, range(200), 40) as stage:
+        assert all([is_in_time async for is_in_time in stage])

@@ -81,3 +81,10 @@ async def test_what_take_left_of_a_pass_is_closed_before_the_next_begins() -> No
     async with repeat(take(source.items, 2), 3) as items:
         async for _ in items:
             assert source.num_begun - source.num_closed == 1
+
+
+async def test_statistics_are_those_of_the_pass_under_way() -> None:
+    async with repeat(prefetch([1, 2, 3], 1), 2) as stage:
+        assert await read_some(stage, 5) == [1, 2, 3, 1, 2]
+        found = stage.statistics()
+    assert (found.num_items, found.sources[0].num_items) == (5, 2)

@@ -6,6 +6,7 @@ import pytest
 
 from asynchooks.data import batch, prefetch, shuffle, take
 
+from ..helpers import settle
 from .sources import Source, position, read_all, read_some
 
 pytestmark = pytest.mark.anyio
@@ -60,3 +61,9 @@ async def test_shuffle_as_the_last_stage_has_a_position() -> None:
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(TypeError, match="seed is .*; give a whole number"):
         shuffle([1], 1, seed)  # type: ignore[arg-type]
+
+
+async def test_what_is_drawn_goes_out_though_the_next_item_does_not_come() -> None:
+    async with prefetch(shuffle(Source(3, hangs=True).items(), 2, 0), 5) as stage:
+        await settle()
+        assert stage.statistics().num_buffered == 2

@@ -81,3 +81,18 @@ async def test_an_item_that_was_waited_for_long_comes_at_once_and_not_with_the_n
             for gate in source.gates:
                 gate.set()
     assert got == [0]
+
+
+async def test_leaving_waits_for_the_call_under_way_and_for_no_other() -> None:
+    source = Gates(5)
+
+    async def let_all_go() -> None:
+        await settle()  # the block is being left
+        for gate in source.gates:
+            gate.set()
+
+    async with anyio.create_task_group() as group:
+        async with prefetch(source, 5):
+            assert await source.until_asked(0)
+            group.start_soon(let_all_go)
+    assert not source.are_asked[1].is_set()

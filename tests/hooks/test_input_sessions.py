@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,15 +17,16 @@ from asynchooks import (
     FunctionSessionCreator,
     InputPositionHook,
     MonitoredSession,
+    PreemptionError,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
 )
-from asynchooks.data import prefetch
+from asynchooks.data import batch, prefetch
 
 from ..helpers import settle
-from .inputs import SHORT_SECS, Counted, Diary, gated, until_stopped
+from .inputs import SHORT_SECS, Counted, Diary, gated, saving, until_stopped
 
 pytestmark = pytest.mark.anyio
 
@@ -121,3 +125,21 @@ async def test_a_step_that_has_ended_in_its_thread_counts_before_its_task_comes_
         states.append(source.state_dict())
     assert states == [{"stage": "sequence", "items": 2}]
     assert diary.items == [1, 0]
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+async def test_a_pipeline_of_a_function_goes_back_with_the_model_and_of_a_generator_cannot(
+    is_bare: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(12)
+
+    diary = Diary({7: PreemptionError("lost")})
+    source = prefetch(batch(numbers() if is_bare else numbers, 1), 2)
+    hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        async with MonitoredSession(hooks, diary.creator) as session:
+            await until_stopped(session)
+    lost = {4, 5} if is_bare else set()  # behind the checkpoint
+    assert diary.items == [number for number in range(12) if number not in lost]
+    assert ("its input cannot" in caplog.text) == is_bare
