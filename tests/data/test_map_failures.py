@@ -131,3 +131,16 @@ async def test_items_behind_one_that_takes_long_go_to_other_threads() -> None:
 
     async with map_concurrent(fn, range(200), 40) as stage:
         assert all([is_in_time async for is_in_time in stage])
+
+
+async def test_what_a_plain_function_returns_is_awaited_by_as_many_tasks_as_may_be() -> None:
+    calls = Calls()
+    with anyio.fail_after(10):
+        async with map_concurrent(lambda item: calls(item), range(80), 8) as stage:
+            for at in range(0, 80, 8):
+                while len(calls.begun) < at + 8:
+                    await anyio.lowlevel.checkpoint()
+                calls.let(*range(at, at + 8))
+                assert [await anext(stage) for _ in range(8)] == list(
+                    range(10 * at, 10 * at + 80, 10)
+                )

@@ -109,3 +109,10 @@ def test_its_text_has_a_line_for_each_stage() -> None:
         "which waited 2 s, 1 of 2 held",
         "  batch: 1,200 items; waited 0.25 s for input, 0 s for its consumer, which waited 0.5 s",
     ]
+
+
+async def test_long_lists_are_counted_if_they_begin_with_something_of_a_size() -> None:
+    for items, num_bytes in (([np.zeros(2)] * 20, 320), ([b"abc"] * 20, 60), ([7] * 20, None)):
+        stage = batch(items, 20, collate=list)
+        await read_all(stage)
+        assert stage.statistics().num_bytes == num_bytes
