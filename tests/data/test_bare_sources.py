@@ -182,3 +182,23 @@ async def test_every_stage_of_a_function_can_be_read_again(
     assert len(once) == 3
     assert await read_all(repeat(around(getattr(source, kind)), 2)) == 2 * once
     assert source.num_begun == source.num_closed == 3
+
+
+async def test_a_wait_that_is_cancelled_on_the_way_to_the_position_loses_none_and_adds_none() -> (
+    None
+):
+    gate = anyio.Event()
+
+    class Slow(AsyncNumbers):
+        async def __anext__(self) -> int:
+            if self._at == 1:
+                await gate.wait()
+            return await super().__anext__()
+
+    stage = batch(Slow(), 2)
+    source = {"stage": "async iterable", "items": 4}
+    stage.load_state_dict({"stage": "batch", "items": 4, "source": source})
+    async with stage:
+        await cancel_a_wait(stage)
+        gate.set()
+        assert await read_some(stage, 2) == [[4, 5], [6, 7]]

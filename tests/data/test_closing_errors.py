@@ -43,6 +43,15 @@ async def test_an_exit_in_closing_leaves_though_the_block_has_failed(
     assert caught.value is error
 
 
+@every_way
+async def test_a_runtime_error_in_closing_leaves_as_itself(around: Callable[[Any], Any]) -> None:
+    error = RuntimeError("of the user")
+    with pytest.raises(RuntimeError) as caught:
+        async with around(fails_to_close(error)) as items:
+            await anext(items)
+    assert caught.value is error
+
+
 async def test_a_cancellation_in_closing_passes_through_though_the_block_has_failed() -> None:
     with anyio.CancelScope() as scope:
         async with batch(unshielded_end(), 1) as items:
