@@ -67,3 +67,11 @@ async def test_what_is_drawn_goes_out_though_the_next_item_does_not_come() -> No
     async with prefetch(shuffle(Source(3, hangs=True).items(), 2, 0), 5) as stage:
         await settle()
         assert stage.statistics().num_buffered == 2
+
+
+async def test_a_long_pass_is_not_shuffled_the_same_way_again_and_again() -> None:
+    got = await read_all(shuffle(range(4 * 1024), 8, 3))
+    moved = [item - place for place, item in enumerate(got)]
+    first, second = moved[1024:2048], moved[2048:3072]
+    same = sum(one == other for one, other in zip(first, second, strict=True))
+    assert same < 400
