@@ -165,10 +165,9 @@ class Draws:
             used = {*self._back_to.get(BEYOND, ()), *self._carried_used}
             return {**self._back_to, BEYOND: sorted(used)} if used else dict(self._back_to)
         self.stage._check_alone()
-        if self._num_seen < 0:  # nothing was drawn yet; somebody may have looked at a few
-            return self.stage._described(self.stage._num_out)
         used = self._used_beyond | {each.place_run for each in self.drawers}
-        num_used = self._num_used
+        # where nothing was drawn yet, somebody may have looked at a few
+        num_used = self._num_used if self._num_seen >= 0 else self.stage._num_out
         while num_used < self._num_drawn and num_used in used:
             num_used += 1
         state = self.stage._described(num_used)
@@ -194,6 +193,9 @@ class Draws:
             self._generation += 1
             self._carry(state)
             self._back_to = state
+        else:
+            return
+        self._saved.append((dict(state), 0))
 
     def _carry(self, state: Mapping[str, Any]) -> None:
         """Loops make their runs again with what they have in hand: it must not come once more."""

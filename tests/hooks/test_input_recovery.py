@@ -173,8 +173,11 @@ async def test_a_checkpoint_of_another_worker_holds_as_many_items_as_steps(tmp_p
     assert sorted(later.items) == list(range(9))
 
 
-async def test_a_loop_over_batches_that_goes_back_uses_nothing_twice(tmp_path: Path) -> None:
-    source, diary = prefetch(range(12), 2), lost_at(7)
+@pytest.mark.parametrize("calls", [(7,), (3,), (3, 6)])
+async def test_a_loop_over_batches_that_goes_back_uses_nothing_twice(
+    calls: tuple[int, ...], tmp_path: Path
+) -> None:
+    source, diary = prefetch(range(12), 2), lost_at(*calls)
     hooks = [InputPositionHook(source), saving(tmp_path, diary)]
     async with MonitoredSession(hooks, diary.creator) as session:
         async for item in session.batches(source):
