@@ -65,6 +65,8 @@ class Buffered(Stage[Any]):
         return items
 
     async def __anext__(self) -> Any:
+        if self._heir is not None:
+            return await anext(self._heir)
         while True:
             item = await self.take(None)
             if item is self.END:

@@ -126,10 +126,13 @@ class Draws:
 
     async def _go_back(self, state: Mapping[str, Any]) -> None:
         reader, self._reader, self._back_to = self._reader, None, None
-        self.stage = self.stage._again(self.stage._epoch)
+        before, self.stage = self.stage, self.stage._again(self.stage._epoch)
         self._load(self.stage, state)
-        if reader is not None:
-            await reader.aclose()
+        try:
+            if reader is not None:
+                await reader.aclose()
+        finally:
+            await before._give_way(self.stage)
 
     def use(self, draw: Draw) -> None:
         """A run has ended that used it."""

@@ -43,6 +43,7 @@ class Stage(Positioned, Generic[T]):
             each._num_parents += 1
         self._opened: list[Stage[Any]] = []  # those below that this one has opened, and closes
         self._num_users = 0  # who opened it and has not closed it
+        self._heir: Stage[Any] | None = None  # what stands in for it, as the pipeline has gone back
         self._engine: Engine
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
@@ -112,6 +113,9 @@ class Stage(Positioned, Generic[T]):
         return self
 
     async def __anext__(self) -> T:
+        if self._heir is not None:
+            item: T = await anext(self._heir)
+            return item
         while True:
             items = await self._read(1)
             if not items:
@@ -174,6 +178,8 @@ class Stage(Positioned, Generic[T]):
         What several have opened, the last one closes.
         """
         if self._phase is Phase.CLOSED:
+            if self._heir is not None:
+                await self._heir.aclose()
             return
         if self._draws is not None and self._num_users == 2 and not self._draws.drawers:
             await self._draws.close()  # what is read ahead for the next session has no more use
@@ -183,6 +189,13 @@ class Stage(Positioned, Generic[T]):
         was_open, self._phase, self._num_users = self._phase is Phase.OPEN, Phase.CLOSED, 0
         steps = (self._stop, self._close_sources, self._release)
         await _all(steps if was_open else steps[1:])
+
+    async def _give_way(self, heir: Stage[Any]) -> None:
+        """Close it, though somebody may still use it: whoever has opened it closes its heir."""
+        if self._phase is Phase.OPEN:
+            self._heir, heir._draws = heir, self._draws
+            heir._num_users, self._num_users = self._num_users, 1
+            await self.aclose()
 
     async def _close_sources(self) -> None:
         opened, self._opened = self._opened, []

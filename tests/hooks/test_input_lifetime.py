@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
 import pytest
 
-from asynchooks import FeedHook, MonitoredSession
-from asynchooks.data import batch, prefetch
+from asynchooks import (
+    FeedHook,
+    InputPositionHook,
+    MonitoredSession,
+    PreemptionError,
+    SharedSessionCreator,
+)
+from asynchooks.data import Stage, batch, prefetch
 
-from .inputs import Diary, until_stopped
+from ..afterwards import nothing_left
+from ..helpers import settle
+from .inputs import SHORT_SECS, Counted, Diary, FromFunction, gated, saving, until_stopped
 
 pytestmark = pytest.mark.anyio
 
@@ -84,3 +98,66 @@ async def test_the_position_before_the_first_draw_is_behind_what_was_looked_at()
         await anext(source)
         async with MonitoredSession([FeedHook(source, "x")], Diary().creator):
             assert source.state_dict() == {"stage": "sequence", "items": 1}
+
+
+AROUND: dict[str, Callable[[Any], Stage[Any]]] = {
+    "prefetch": lambda source: prefetch(source, 2),
+    "a stage without tasks": lambda source: batch(source, 1),
+}
+
+
+async def train(source: Stage[Any], diary: Diary, path: Path, how: str, num_runs: int) -> None:
+    hook = FeedHook(source, "x") if how == "hook" else InputPositionHook(source)
+    async with MonitoredSession([hook, saving(path, diary)], diary.creator) as session:
+        batches = session.batches(source)
+        for _ in range(num_runs):
+            await session.run([], None if how == "hook" else {"x": await anext(batches)})
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("lost_at", [(3,), (3, 6)])
+@pytest.mark.parametrize("how", ["hook", "loop"])
+async def test_what_took_the_place_of_a_pipeline_that_went_back_is_the_programs_too(
+    around: str, lost_at: tuple[int, ...], how: str, tmp_path: Path
+) -> None:
+    source = Counted(20)
+    lost, diary = Diary(dict.fromkeys(lost_at, PreemptionError("lost"))), Diary()
+    log = ["open", *["closed", "open"] * len(lost_at)]
+    async with nothing_left():
+        async with AROUND[around](source) as items:
+            await train(items, lost, tmp_path / "lost", how, 6)
+            assert source.log == log, "the program has not closed it"
+            await train(items, diary, tmp_path / "later", how, 2)
+            seen = int(np.ravel(await anext(items))[0])
+            assert source.log == log
+        assert source.log == [*log, "closed"]
+    num = len(lost.items)
+    assert sorted(lost.items) == list(range(num))
+    assert diary.items == [num, num + 1]
+    # what is read ahead of a stage without tasks is the next session's
+    assert seen == num + 2 if around == "prefetch" else seen > num + 2
+
+
+async def test_a_worker_that_waits_is_told_that_the_programs_pipeline_goes_back(
+    tmp_path: Path,
+) -> None:
+    gate, diary = anyio.Event(), Diary({3: PreemptionError("lost")})
+    creator = SharedSessionCreator(diary.creator)
+    async with prefetch(FromFunction(lambda: gated(range(4), {2: gate})), 1) as source:
+        hooks = [FeedHook(source, "x"), saving(tmp_path, diary, every=100)]
+        async with (
+            MonitoredSession(hooks, creator, step_runner="inline") as saves,
+            MonitoredSession([FeedHook(source, "x")], creator, step_runner="inline") as waits,
+            MonitoredSession([], creator, step_runner="inline") as loses,
+        ):
+            await saves.run([])
+            await saves.run([])
+            with anyio.fail_after(SHORT_SECS):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(waits.run, [])
+                    await settle()
+                    await loses.run([], {"x": 99})
+                    await saves.run([])
+                    await settle()
+                    assert sorted(diary.items) == [0, 1, 99]
+                    gate.set()
