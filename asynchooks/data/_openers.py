@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import InputError, InputStateError
+from ._saved import Passes
 
 logger = logging.getLogger("asynchooks")
 
@@ -27,6 +28,8 @@ class Opened:
     """Items of it that are still to be passed over."""
     state: Callable[[], Any] | None = None
     """Its own position; None where it has none: then items are counted."""
+    again: Callable[[], Opened] | None = None
+    """What is read instead, if it ends before its first item."""
 
 
 def opener_of(source: Iterable[Any]) -> Opener:
@@ -53,6 +56,7 @@ class Opener:
 
     def __init__(self, source: Any) -> None:
         self.source = source
+        self.passes = Passes()
 
     @property
     def is_for_once(self) -> bool:

@@ -95,10 +95,7 @@ class ReadingThread:
             if self._is_closing or self.is_over:
                 return
             try:
-                if self._opened is None:
-                    self._opened = self._open()
-                item = next(self._opened.iterator)
-                self._on_item(self._opened)
+                item = self._next()
             except StopIteration:
                 self.is_over = True
             except BaseException as error:
@@ -110,6 +107,19 @@ class ReadingThread:
             if self.is_over or not self._is_patient:
                 self._wake()
         self._wake()
+
+    def _next(self) -> Any:
+        if self._opened is None:
+            self._opened = self._open()
+        try:
+            item = next(self._opened.iterator)
+        except StopIteration:
+            if self._opened.again is None or self._num_read:
+                raise
+            self._opened = self._opened.again()
+            item = next(self._opened.iterator)
+        self._on_item(self._opened)
+        return item
 
     def _wake(self) -> None:
         slot, self._slot = self._slot, None

@@ -50,16 +50,20 @@ class Repeat(Stage[Any]):
         self._num_epochs = num_epochs
         source._set_epoch((0,))
         self._begin = 0  # the epoch in which it begins
-        # the passes of which a state may be asked for
-        self._log: deque[Pass] = deque([Pass(0, 0, source)])
+        self._now = Pass(0, 0, source)
+        # the passes of which a state may be asked for; one that has given nothing yet is none: what
+        # it reads is not open perhaps, and the end of the one before is the same position
+        self._log: deque[Pass] = deque([self._now])
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         while True:
-            begun, epoch, stage = self._log[-1]
+            begun, epoch, stage = self._now
             if self._num_epochs is not None and epoch >= self._num_epochs:
                 return ()
             items = await stage._read(limit)
             if items:
+                if self._log[-1] is not self._now:
+                    self._log.append(self._now)
                 return items
             await stage.aclose()
             if self._num_epochs is not None and epoch + 1 >= self._num_epochs:
@@ -76,7 +80,7 @@ class Repeat(Stage[Any]):
             following._num_parents += 1
             following._open()
             self._opened = [following]
-            self._log.append(Pass(self._num_out, epoch + 1, following))
+            self._now = Pass(self._num_out, epoch + 1, following)
 
     def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return Repeat(sources[0], self._num_epochs)
@@ -101,7 +105,8 @@ class Repeat(Stage[Any]):
         stage = self._first._again((*self._epoch, self._begin)) if self._begin else self._first
         stage._load_described(state["source"])
         self._sources = (stage,)
-        self._log = deque([Pass(0, self._begin, stage)])
+        self._now = Pass(0, self._begin, stage)
+        self._log = deque([self._now])
 
     def _keep(self, num_out: int) -> None:
         if num_out < self._log[0].begun:  # another reader is farther

@@ -4,10 +4,58 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 _BYTES, _TENSOR = "asynchooks.base64", "asynchooks.tensor"
+
+
+class OwnState(NamedTuple):
+    """An iterator's own state.
+
+    Where a pass begins, it may still be that of the end of the pass before, as a generator begins
+    at its first `next`: iterated from there, it gives nothing. Then `last` is loaded, that pass is
+    ended once more, and the source iterated again.
+    """
+
+    value: Any
+    begins: bool = False  # whether a pass begins here
+    last: Any = None  # behind the last item of the pass before, if there was one
+
+    def described(self) -> dict[str, Any]:
+        state = {"state": encoded(self.value)}
+        return {**state, "pass_before": encoded(self.last)} if self.begins else state
+
+
+def own_state(described: Mapping[str, Any]) -> OwnState:
+    """The state that was described so."""
+    last = decoded(described.get("pass_before"))
+    return OwnState(decoded(described["state"]), "pass_before" in described, last)
+
+
+class Passes:
+    """What the passes over one source know of each other."""
+
+    def __init__(self) -> None:
+        self.first: OwnState | None = None
+        self._last: Any = None
+
+    def begin(
+        self, loaded: OwnState | None, tell: Callable[[], Any], is_whole: bool = True
+    ) -> OwnState:
+        """The state before the first item; `is_whole` tells whether a pass begins there."""
+        if loaded is None:
+            loaded = OwnState(tell(), is_whole, self._last if is_whole else None)
+        else:
+            self._last = loaded.last if loaded.begins else loaded.value
+        if self.first is None and loaded.begins:
+            self.first = loaded
+        return loaded
+
+    def go_on(self, state: Any) -> OwnState:
+        """The state behind an item."""
+        self._last = state
+        return OwnState(state)
 
 
 def encoded(state: Any) -> Any:

@@ -19,7 +19,7 @@ from .._errors import InputError
 from ._arguments import saved_count
 from ._claims import claim, release
 from ._openers import opener_of
-from ._saved import decoded, encoded
+from ._saved import OwnState, Passes, own_state
 from ._stage import Stage
 from ._thread_source import ThreadSource
 
@@ -109,14 +109,17 @@ class AsyncSource(_Skipping):
 
     kind = "async iterable"
 
-    def __init__(self, source: AsyncIterable[Any]) -> None:
+    def __init__(self, source: AsyncIterable[Any], passes: Passes | None = None) -> None:
         super().__init__()
         self._source = source
+        self._passes = passes or Passes()
+        self._saved: OwnState | None = None  # the source's own, to begin with
+        self._is_at_beginning = False  # of a pass; `saved` may be the end of the one before
         self._iterator: AsyncIterator[Any] | None = None
         self._has_claimed = False
         self._is_cut = False  # a cancellation has entered it
         self._stateful: Any = source if _has_state(source) else None
-        self._states: deque[tuple[int, Any]] = deque()
+        self._states: deque[tuple[int, OwnState]] = deque()
 
     def _start(self) -> None:
         if self._is_for_once:
@@ -125,9 +128,7 @@ class AsyncSource(_Skipping):
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         if self._iterator is None:
-            if self._stateful is not None:
-                self._states.append((0, self._stateful.state_dict()))
-            self._iterator = self._source.__aiter__()
+            self._iterator = self._begun()
         items: list[Any] = []
         while self._num_to_pass:
             if not await self._add(items, 1):
@@ -135,9 +136,33 @@ class AsyncSource(_Skipping):
             items.clear()
             self._num_to_pass -= 1
         await self._add(items, 1)
+        if not items and self._is_at_beginning:
+            await self._begin_again()
+            await self._add(items, 1)
+        self._is_at_beginning = False
         if self._stateful is not None and items:
-            self._states.append((self._num_out + 1, self._stateful.state_dict()))
+            state = self._passes.go_on(self._stateful.state_dict())
+            self._states.append((self._num_out + 1, state))
         return items
+
+    def _begun(self) -> AsyncIterator[Any]:
+        if self._stateful is None:
+            return self._source.__aiter__()
+        saved = self._saved
+        if saved is not None:
+            self._is_at_beginning = saved.begins
+            self._stateful.load_state_dict(saved.value)
+        iterator = self._source.__aiter__()
+        self._states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
+        return iterator
+
+    async def _begin_again(self) -> None:
+        """See `OwnState`."""
+        if self._saved is not None and self._saved.last is not None:
+            self._stateful.load_state_dict(self._saved.last)
+            self._iterator = self._source.__aiter__()
+            await self._add([], 1)
+        self._iterator = self._source.__aiter__()
 
     async def _read_into(self, items: list[Any], size: int) -> bool:
         if self._iterator is None or self._num_to_pass or self._stateful is not None:
@@ -208,25 +233,26 @@ class AsyncSource(_Skipping):
                 await aclose()
 
     def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return AsyncSource(self._source)
+        return AsyncSource(self._source, self._passes)
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]
-        return self._source.__aiter__() is self._source
+        return isinstance(self._source, AsyncIterator)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         if self._stateful is None:
             return super()._state_at(num_out)
         for count, state in self._states:
             if count == num_out:
-                return {"state": encoded(state)}
-        return {"state": encoded(self._stateful.state_dict())}
+                return state.described()
+        # nothing was read yet
+        return self._passes.begin(self._saved, self._stateful.state_dict).described()
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if self._stateful is None:
             super()._load(state)
         else:
-            self._stateful.load_state_dict(decoded(state["state"]))
+            self._saved = own_state(state)
 
     def _keep(self, num_out: int) -> None:
         while self._states and self._states[0][0] < num_out:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ._arguments import saved_count
 from ._claims import claim, release
 from ._openers import Opened, Opener
 from ._reading_thread import ReadingThread
-from ._saved import decoded, encoded
+from ._saved import OwnState, own_state
 from ._stage import Stage
 
 
@@ -20,24 +21,32 @@ class _Reading:
     def __init__(self, opener: Opener) -> None:
         self.opener = opener
         self.begin = 0  # items to pass over at first
-        self.saved: Any = None  # the iterator's own state, to begin with
-        self.states: deque[tuple[int, Any]] = deque()  # behind how many items
+        self.saved: OwnState | None = None  # the iterator's own, to begin with
+        self.states: deque[tuple[int, OwnState]] = deque()  # behind how many items
         self._num_read = 0
 
     def open(self) -> Opened:
-        opened = self.opener.open(self.begin, self.saved)
+        saved = self.saved
+        opened = self.opener.open(self.begin, None if saved is None else saved.value)
         for _ in range(opened.num_to_pass):
             if next(opened.iterator, self) is self:
                 break
         if opened.state is not None:
-            self.states.append((0, opened.state()))
-        return opened
+            at_first = self.opener.passes.begin(saved, opened.state, self.begin == 0)
+            self.states.append((0, at_first))
+        return opened if saved is None or not saved.begins else replace(opened, again=self._again)
+
+    def _again(self) -> Opened:
+        last = None if self.saved is None else self.saved.last
+        if last is not None:
+            next(self.opener.open(0, last).iterator, None)
+        return self.opener.open(0, None)
 
     def note(self, opened: Opened) -> None:
         """An item was read."""
         self._num_read += 1
         if opened.state is not None:
-            self.states.append((self._num_read, opened.state()))
+            self.states.append((self._num_read, self.opener.passes.go_on(opened.state())))
 
 
 class ThreadSource(Stage[Any]):
@@ -93,16 +102,18 @@ class ThreadSource(Stage[Any]):
     def _state_at(self, num_out: int) -> dict[str, Any]:
         for count, state in list(self._reading.states):  # the thread may be adding one
             if count == num_out:
-                return {"state": encoded(state)}
+                return state.described()
         if self._reading.saved is not None:  # nothing was read yet
-            return {"state": encoded(self._reading.saved)}
+            return self._reading.saved.described()
         return {"items": self._reading.begin + num_out}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if "state" in state:
-            self._reading.saved = decoded(state["state"])
+            self._reading.saved = own_state(state)
         else:
             self._reading.begin = saved_count(state["items"])
+            if not (self._reading.begin or any(self._epoch)):  # it may have moved since
+                self._reading.saved = self._opener.passes.first
 
     def _keep(self, num_out: int) -> None:
         while self._reading.states and self._reading.states[0][0] < num_out:

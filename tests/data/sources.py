@@ -159,6 +159,59 @@ class StatefulSync:
         self._at = 0
 
 
+class Epochs:
+    """An iterable that knows its position, and has other items in each pass.
+
+    Args:
+        begins: when a pass begins anew: "at iter", "at next", or "at both ends": the pass is
+            counted as it ends, and the position goes back at the first `next`.
+    """
+
+    def __init__(self, num_items: int, begins: str) -> None:
+        self._num_items = num_items
+        self._begins = begins
+        self._at = self._epoch = 0
+        self._is_loaded = True
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at, "epoch": self._epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at, self._epoch = state["at"], state["epoch"]
+        self._is_loaded = True
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begins == "at iter":
+            self._begin()
+        return self._items()
+
+    def _begin(self) -> None:
+        if not self._is_loaded:
+            self._at = 0
+            self._epoch += self._begins != "at both ends"
+        self._is_loaded = False
+
+    def _items(self) -> Iterator[int]:
+        if self._begins != "at iter":
+            self._begin()
+        while self._at < self._num_items:
+            self._at += 1
+            yield 10 * self._epoch + self._at - 1
+        self._epoch += self._begins == "at both ends"
+
+
+class AsyncEpochs(Epochs):
+    """The same as an async iterable."""
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self._in_turn(iter(self))
+
+    async def _in_turn(self, items: Iterator[int]) -> AsyncIterator[int]:
+        for item in items:
+            await anyio.lowlevel.checkpoint()
+            yield item
+
+
 class GetSetIterator:
     """An iterator whose state are bytes, as those of Grain are."""
 

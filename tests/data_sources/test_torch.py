@@ -10,10 +10,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from asynchooks import FeedHook, InputError, MonitoredSession, PreemptionError
-from asynchooks.data import batch, prefetch
+from asynchooks.data import batch, prefetch, repeat
 
 from ..hooks.inputs import Diary, saving, until_stopped
 from ..hooks.savers import threads_left
@@ -171,6 +172,27 @@ async def test_a_shuffling_stateful_loader_resumes_in_its_own_order(tmp_path: Pa
                 await session.run([])
     assert sorted(diary.items) == list(range(20))
     assert diary.items != list(range(20))
+
+
+@pytest.mark.parametrize("count", [0, 9, 10, 11, 20])
+async def test_a_shuffling_stateful_loader_resumes_also_where_a_pass_begins(count: int) -> None:
+    def passes(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return prefetch(repeat(stateful(shuffle=True, generator=generator), 3), 2)
+
+    async with passes(seed=1) as stage:
+        whole = [(await anext(stage)).tolist() for _ in range(count)]
+        while stage.statistics().num_buffered < 2:
+            await anyio.lowlevel.checkpoint()
+        state = stage.state_dict()
+        whole += [each.tolist() async for each in stage]
+    again = passes(seed=2)
+    again.load_state_dict(state)
+    num_of_pass = 10 - count % 10  # its loader draws other orders for later passes
+    async with again:
+        rest = [each.tolist() async for each in again]
+    assert rest[:num_of_pass] == whole[count : count + num_of_pass]
+    assert len(rest) == len(whole) - count
 
 
 @pytest.mark.parametrize("call", [4, 7])
