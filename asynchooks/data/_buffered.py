@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from .._engine import STOPPED, EngineTask, ShieldedScope, Slot
 from .._errors import StopTraining
 from .._stop import EndsAtStop, Stop
+from ._in_peace import wait_in_peace
 from ._position import Phase
 from ._stage import KEEP_EVERY, Stage
 
@@ -216,15 +217,19 @@ class Buffered(Stage[Any]):
         for worker in self._workers:
             if not worker.is_at_rest:
                 worker.cancel()
-        with self._engine.shielded(math.inf):
-            for worker in self._workers:
-                if worker.task is not None:
-                    await worker.task.wait()
-        self._workers.clear()
-        self._ready.clear()
+        try:
+            await wait_in_peace(self._engine, self._wait_for_workers)
+        finally:
+            self._workers.clear()
+            self._ready.clear()
         error, self._closing_error = self._closing_error, None
         if error is not None:
             raise error
+
+    async def _wait_for_workers(self) -> None:
+        for worker in self._workers:
+            if worker.task is not None:
+                await worker.task.wait()
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         return {"source": self._source._described(num_out)}

@@ -10,9 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from .._engine import TIMED_OUT, Engine, Slot, engine_in_use
+from ._in_peace import wait_in_peace
 from ._openers import Opened
 
 logger = logging.getLogger("asynchooks")
@@ -145,19 +147,23 @@ class ReadingThread:
             self._close()
         until = self._engine.now() + _GRACE_SECS
         self._wake()  # whoever waits for an item: there will be none
-        with self._engine.shielded(float("inf")):
-            while not self._is_closed:
-                slot = self._slot = Slot(self._engine, "the end of a thread that reads")
-                if not self._is_closed and await self._engine.park(slot, until) is TIMED_OUT:
-                    logger.warning(
-                        "What is read in the thread asynchooks-input did not end within %g s, and "
-                        "is left alone; it is closed when it comes back", _GRACE_SECS,
-                    )  # fmt: skip
-                    return
-        if self._thread is not None:
-            self._thread.join()
+        try:
+            await wait_in_peace(self._engine, partial(self._wait_until_closed, until))
+        finally:
+            if self._is_closed and self._thread is not None:
+                self._thread.join()
         if self._closing_error is not None:
             raise self._closing_error
+
+    async def _wait_until_closed(self, until: float) -> None:
+        while not self._is_closed:
+            slot = self._slot = Slot(self._engine, "the end of a thread that reads")
+            if not self._is_closed and await self._engine.park(slot, until) is TIMED_OUT:
+                logger.warning(
+                    "What is read in the thread asynchooks-input did not end within %g s, and is "
+                    "left alone; it is closed when it comes back", _GRACE_SECS,
+                )  # fmt: skip
+                return
 
     def dismiss(self) -> None:
         """Have the thread close what it reads and end, when its call comes back."""
