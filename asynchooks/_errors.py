@@ -160,6 +160,16 @@ def is_input_end(error: BaseException) -> bool:
     return type(error) in (StopIteration, StopAsyncIteration)
 
 
+def is_thrown_away(error: BaseException) -> bool:
+    """Whether it is that of a coroutine being closed; asked where the `await` caught it.
+
+    Closing begins at the innermost coroutine, and what each one gets is not handed up (PEP 380):
+    a GeneratorExit that comes from below was raised there by mistake.
+    """
+    traceback = error.__traceback__
+    return isinstance(error, GeneratorExit) and (traceback is None or traceback.tb_next is None)
+
+
 class InputError(RuntimeError):
     """The input of training is not what it should be, or cannot be read."""
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .._engine import Slot
-from .._errors import InputStateError, is_input_end
+from .._errors import InputStateError, is_input_end, is_thrown_away
 from .._runner import is_async
 from .._work_thread import WorkThread
 from ._arguments import check_count
@@ -197,7 +197,7 @@ class Mapped(Buffered):
         while True:
             try:
                 work.result = self._fn(work.item)
-            except Exception as error:
+            except (Exception, GeneratorExit) as error:
                 work.error = error
             secs = self._engine.tick() - begun
             if self._per_hop == 1 or work.error is not None or secs > _HOP_SECS:
@@ -223,7 +223,9 @@ class Mapped(Buffered):
             self._per_hop, self._is_awaited = 1, True
             try:
                 work.result = await work.result
-            except Exception as error:
+            except (Exception, GeneratorExit) as error:
+                if is_thrown_away(error):
+                    raise
                 work.error = error
         work.item = None
         work.is_done = True
@@ -236,7 +238,7 @@ class Mapped(Buffered):
 
     def _fail_at(self, work: _Work, error: BaseException, own: Worker) -> None:
         """Nothing more is begun, and what is made of later items is not wanted any more."""
-        if is_input_end(error):  # it would pass for the end of this one
+        if is_input_end(error) or isinstance(error, GeneratorExit):  # it would pass for an end
             work.error = RuntimeError(f"map_concurrent called what raised {error!r}")
             work.error.__cause__ = error
         assert work.error is not None

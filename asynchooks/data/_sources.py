@@ -15,7 +15,7 @@ from collections.abc import (
 from functools import partial
 from typing import Any
 
-from .._errors import InputError
+from .._errors import InputError, is_thrown_away
 from ._arguments import saved_count
 from ._claims import claim, release
 from ._openers import opener_of
@@ -206,7 +206,9 @@ class AsyncSource(_Skipping):
             raise
         except Exception:
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and not is_thrown_away(error):
+                raise RuntimeError(f"{self!r} raised {error!r}") from error
             self._is_cut = isinstance(self._iterator, AsyncGenerator)
             raise
         return True

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from .._engine import Engine, current_engine
+from .._errors import is_thrown_away
 from .._lock import Lock
 from ._position import Phase, Positioned
 from ._statistics import Clocks, StageStatistics
@@ -81,11 +82,14 @@ class Stage(Positioned, Generic[T]):
             if self._phase is not Phase.OPEN:
                 self._open_by_itself()
             asked = self._clocks.ask(self._engine)
-            items = await self._pull(limit)
+            try:
+                items = await self._pull(limit)
+            except (StopAsyncIteration, GeneratorExit) as error:  # it would pass for the end
+                if is_thrown_away(error):
+                    raise
+                raise RuntimeError(f"{self.kind} called what raised {error!r}") from error
             self._num_out += len(items)
             self._clocks.answer(self._engine, asked, items)
-        except StopAsyncIteration as error:  # it would pass for the end
-            raise RuntimeError(f"{self.kind} called what raised {error!r}") from error
         except Exception as error:
             self._explain(error)
             raise
