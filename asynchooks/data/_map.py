@@ -42,8 +42,10 @@ def map_concurrent(
 
     Raises:
         TypeError, ValueError: an argument is not what it should be.
-        BaseException: out of the iteration: what `fn` raised, with a note that names the item.
-            Results before it are given out first.
+        Exception: out of the iteration: what `fn` raised, with a note that names the item. Results
+            before it are given out first.
+        KeyboardInterrupt, SystemExit: as `fn` raised it; results that are not ready then, also of
+            items before it, are given up, as whoever raises these wants to leave.
     """
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; give a function that takes an item")

@@ -60,6 +60,23 @@ async def test_an_early_error_waits_for_earlier_items_and_cancels_later_ones() -
         assert calls.begun == [0, 1, 2]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+async def test_an_exit_of_the_process_waits_for_no_earlier_item(error: BaseException) -> None:
+    calls = Calls()
+    calls.errors[2] = error
+    async with nothing_left():
+        async with map_concurrent(calls.__call__, range(9), 3) as stage:
+            for item in (0, 2):
+                await settle()
+                calls.let(item)
+            await settle()
+            assert await anext(stage) == 0, "it was ready"
+            with pytest.raises(type(error)) as caught:
+                await anext(stage)
+    assert caught.value is error
+    assert calls.begun == [0, 1, 2]
+
+
 async def test_no_call_begins_after_an_error_though_an_item_was_on_its_way() -> None:
     go = anyio.Event()
     calls = Calls()
