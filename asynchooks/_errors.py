@@ -160,6 +160,12 @@ def is_input_end(error: BaseException) -> bool:
     return type(error) in (StopIteration, StopAsyncIteration)
 
 
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note, unless it is there: several may meet the same error."""
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
 def is_thrown_away(error: BaseException) -> bool:
     """Whether it is that of a coroutine being closed; asked where the `await` caught it.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ._coordinator import Coordinator
 from ._engine import Engine
-from ._errors import StopTraining, is_input_end
+from ._errors import StopTraining, is_input_end, note_once
 from ._hook import SessionRunContext, SessionRunValues, begin_graph
 from ._hook_calls import (
     HookCall,
@@ -182,7 +182,7 @@ class HookList:
             ended.__cause__ = error
             return ended
         if call is not None:
-            error.add_note(f"in {self.culprit()}")
+            note_once(error, f"in {self.culprit()}")
         elif merged is not None and isinstance(error, (TypeError, ValueError, LookupError)):
             merged.blame(error)
         return error

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .._engine import Slot
-from .._errors import InputStateError, is_input_end, is_thrown_away
+from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
 from .._runner import is_async
 from .._work_thread import WorkThread
 from ._arguments import check_count
@@ -243,8 +243,6 @@ class Mapped(Buffered):
         if is_input_end(error) or isinstance(error, GeneratorExit):  # it would pass for an end
             work.error = RuntimeError(f"map_concurrent called what raised {error!r}")
             work.error.__cause__ = error
-        assert work.error is not None
-        work.error.add_note(f"in map_concurrent, at item {work.place}")
         self._has_all = True
         if self._failed_place is None or work.place < self._failed_place:
             self._failed_place = work.place
@@ -263,6 +261,9 @@ class Mapped(Buffered):
         if under_way:
             first = under_way[0] if self._ordered else _failed_of(under_way)
             if first is not None and first.is_done and first.error is not None:
+                # only now: of several items that raised one error, this one names it
+                if not self._is_over:
+                    note_once(first.error, f"in map_concurrent, at item {first.place}")
                 self._finish(first.error)
         elif self._has_all:
             self._finish(self._source_error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from .._errors import InputStateError
+from .._errors import InputStateError, note_once
 from ._arguments import check_count, saved_count
 from ._collate import collate_items
 from ._sources import stage_of
@@ -108,7 +108,7 @@ class Batch(Stage[Any]):
 
     def _explain(self, error: Exception) -> None:
         if len(self._items) == self._batch_size or self._is_at_end:  # else it is the source's
-            error.add_note(f"in batch, after {self._num_before + self._num_in} items")
+            note_once(error, f"in batch, after {self._num_before + self._num_in} items")
 
     def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return Batch(sources[0], *self._args)

@@ -15,7 +15,7 @@ from collections.abc import (
 from functools import partial
 from typing import Any
 
-from .._errors import InputError, is_thrown_away
+from .._errors import InputError, is_thrown_away, note_once
 from ._arguments import saved_count
 from ._claims import claim, release
 from ._openers import opener_of
@@ -214,7 +214,7 @@ class AsyncSource(_Skipping):
         return True
 
     def _explain(self, error: Exception) -> None:
-        error.add_note(f"in {self!r}, after {self._begin + self._num_out} items")
+        note_once(error, f"in {self!r}, after {self._begin + self._num_out} items")
 
     async def _release(self) -> None:
         iterator, self._iterator = self._iterator or self._source, None

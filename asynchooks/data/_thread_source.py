@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .._errors import note_once
 from ._arguments import saved_count
 from ._claims import claim, release
 from ._openers import Opened, Opener
@@ -90,7 +91,7 @@ class ThreadSource(Stage[Any]):
             thread.dismiss()
 
     def _explain(self, error: Exception) -> None:
-        error.add_note(f"in {self!r}, after {self._reading.begin + self._num_out} items")
+        note_once(error, f"in {self!r}, after {self._reading.begin + self._num_out} items")
 
     def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return ThreadSource(self._opener)

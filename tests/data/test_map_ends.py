@@ -77,6 +77,23 @@ async def test_an_exit_of_the_process_waits_for_no_earlier_item(error: BaseExcep
     assert calls.begun == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("ordered", "item"), [(True, 1), (False, 2)])
+async def test_an_error_that_several_items_raise_names_the_one_that_it_comes_out_for(
+    ordered: bool, item: int
+) -> None:
+    calls, error = Calls(), BadRecordError()
+    calls.errors = {1: error, 2: error}
+    async with map_concurrent(calls.__call__, range(9), 3, ordered) as stage:
+        for let in (2, 0, 1):
+            await settle()
+            if ordered or let == 2:
+                calls.let(let)
+        with pytest.raises(BadRecordError):
+            while True:
+                await anext(stage)
+    assert error.__notes__ == [f"in map_concurrent, at item {item}"]
+
+
 async def test_no_call_begins_after_an_error_though_an_item_was_on_its_way() -> None:
     go = anyio.Event()
     calls = Calls()

@@ -51,6 +51,17 @@ async def test_items_before_an_error_come_first() -> None:
         assert got == [0, 1, 2]
 
 
+async def test_an_error_that_is_met_again_has_one_note() -> None:
+    error = BadRecordError()
+    async with take(Source(2, error).items_in_thread(), 9) as stage:
+        assert await read_some(stage, 2) == [0, 1]
+        for _ in range(3):
+            with pytest.raises(BadRecordError):
+                await anext(stage)
+    assert len(error.__notes__) == 1
+    assert "after 2 items" in error.__notes__[0]
+
+
 def _fails(error: BaseException) -> Iterator[int]:
     yield from range(3)
     raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -40,6 +41,26 @@ async def test_an_item_of_a_run_that_failed_is_fed_to_the_next() -> None:
                 await session.run([])
     assert diary.items == [0, 1, 2, 3]
     assert diary.num_calls == 7
+
+
+async def test_an_error_of_the_source_that_all_workers_meet_is_noted_once() -> None:
+    async def fails() -> AsyncIterator[int]:
+        yield 1
+        raise error
+
+    error, source = FaultError(), prefetch(fails(), 1)
+    async with contextlib.AsyncExitStack() as stack:
+        workers = [MonitoredSession([FeedHook(source, "x")], Diary().creator) for _ in range(3)]
+        for worker in workers:
+            await stack.enter_async_context(worker)
+        await workers[0].run([])
+        for worker in workers:
+            with pytest.raises(FaultError):
+                await worker.run([])
+    assert error.__notes__ == [
+        f"in {source._sources[0]!r}, after 1 items",
+        "in before_run of FeedHook",
+    ]
 
 
 async def test_a_run_whose_after_run_is_never_reached_has_used_nothing() -> None:
