@@ -24,7 +24,8 @@ def repeat(source: Any, num_epochs: int | None = None) -> Stage[Any]:
 
     Raises:
         TypeError: the source can be read once only.
-        InputError: out of the iteration: the source is empty, and there is no last pass.
+        InputError: out of the iteration: the source is empty, and there is no last pass; or a later
+            pass is empty, as that of a function which returns the same iterator again.
     """
     if num_epochs is not None:
         num_epochs = check_count("num_epochs", num_epochs, 0)
@@ -68,19 +69,25 @@ class Repeat(Stage[Any]):
             await stage.aclose()
             if self._num_epochs is not None and epoch + 1 >= self._num_epochs:
                 return ()
-            is_empty = begun == self._num_out and epoch > self._begin
-            if is_empty and self._num_epochs is not None:
-                return ()
-            if is_empty:
-                raise InputError(
-                    f"repeat: {self._first!r} is empty, and is to be repeated for ever"
-                )
+            if begun == self._num_out and epoch > self._begin:
+                return self._end_empty(epoch)
             following = self._first._again((*self._epoch, epoch + 1))
             self._sources = (following,)
             following._num_parents += 1
             following._open()
             self._opened = [following]
             self._now = Pass(self._num_out, epoch + 1, following)
+
+    def _end_empty(self, epoch: int) -> Sequence[Any]:
+        """The end of a pass without items."""
+        if self._num_out:
+            raise InputError(
+                f"repeat: {self._first!r} gave items, and none in pass {epoch + 1}; if it is made "
+                "by a function, that must return something new each time"
+            )
+        if self._num_epochs is None:
+            raise InputError(f"repeat: {self._first!r} is empty, and is to be repeated for ever")
+        return ()
 
     def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return Repeat(sources[0], self._num_epochs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from asynchooks import InputError
@@ -45,6 +48,19 @@ async def test_an_empty_source_for_ever_is_an_error_and_no_endless_loop() -> Non
         with pytest.raises(InputError, match="is empty, and is to be repeated for ever"):
             await read_all(stage)
     assert await read_all(repeat([], 3)) == []
+
+
+@pytest.mark.parametrize("num_epochs", [None, 3])
+@pytest.mark.parametrize("make", [lambda: iter([0, 1]), Source(2).items, Source(2).items_in_thread])
+async def test_a_function_that_returns_the_same_iterator_again_is_an_error(
+    make: Callable[[], Any], num_epochs: int | None
+) -> None:
+    iterator, got = make(), []
+    with pytest.raises(InputError, match="gave items, and none in pass 2; .* something new each"):
+        async with repeat(lambda: iterator, num_epochs) as items:
+            async for item in items:
+                got.append(item)
+    assert got == [0, 1]
 
 
 async def test_every_pass_is_shuffled_anew_and_the_same_in_each_run() -> None:
