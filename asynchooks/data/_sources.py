@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from .._errors import InputError, is_thrown_away, note_once
-from ._arguments import saved_count
+from ._arguments import saved_count, too_short
 from ._claims import claim, release
 from ._openers import opener_of
 from ._saved import OwnState, Passes, own_state
@@ -78,6 +78,8 @@ class SequenceSource(Stage[Any]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._begin = saved_count(state["items"])
+        if self._begin > len(self._all):
+            raise too_short(self, len(self._all), self._begin)
 
     def _keep(self, num_out: int) -> None:
         pass
@@ -132,7 +134,7 @@ class AsyncSource(_Skipping):
         items: list[Any] = []
         while self._num_to_pass:
             if not await self._add(items, 1):
-                return ()
+                raise too_short(self, self._begin - self._num_to_pass, self._begin)
             items.clear()
             self._num_to_pass -= 1
         await self._add(items, 1)

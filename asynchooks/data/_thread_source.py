@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._errors import note_once
-from ._arguments import saved_count
+from ._arguments import saved_count, too_short
 from ._claims import claim, release
 from ._openers import Opened, Opener
 from ._reading_thread import ReadingThread
@@ -29,9 +29,9 @@ class _Reading:
     def open(self) -> Opened:
         saved = self.saved
         opened = self.opener.open(self.begin, None if saved is None else saved.value)
-        for _ in range(opened.num_to_pass):
+        for place in range(opened.num_to_pass):
             if next(opened.iterator, self) is self:
-                break
+                raise too_short(self.opener, place, opened.num_to_pass)
         if opened.state is not None:
             at_first = self.opener.passes.begin(saved, opened.state, self.begin == 0)
             self.states.append((0, at_first))

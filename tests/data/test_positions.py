@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -194,6 +195,28 @@ async def test_a_saved_state_of_its_own_needs_a_source_that_has_one() -> None:
     stage.load_state_dict(state)
     with pytest.raises(InputStateError, match="has no state of its own"):
         await read_all(stage)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda num: list(range(num)),
+        lambda num: range(num),
+        lambda num: iter(range(num)),
+        lambda num: Source(num).items(),
+    ],
+)
+async def test_a_source_that_is_shorter_than_its_saved_position_is_an_error(make: Any) -> None:
+    state = {"stage": "take", "taken": 5}
+    for num, message in ((5, None), (4, "ended after 4 items, and the saved position is behind")):
+        stage = take(make(num), 9)
+        kind = stage.state_dict()["source"]["stage"]
+        with (
+            pytest.raises(InputStateError, match=f"{message} item 5") if message else nullcontext()
+        ):
+            stage.load_state_dict({**state, "source": {"stage": kind, "items": 5}})
+            assert await read_all(stage) == []
+        await stage.aclose()
 
 
 async def test_loading_after_the_beginning_is_an_error() -> None:
