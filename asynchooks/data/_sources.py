@@ -45,9 +45,14 @@ def stage_of(source: Any) -> Stage[Any]:
         stage = stage_of(source())
         stage._factory = partial(stage_of, source)
         return stage
+    text, hint = repr(source), ""
+    if isinstance(source, (str, bytes)):
+        hint = ". A text would give its letters: write [text], or list(text)"
+    elif isinstance(source, Mapping):
+        hint = ". A mapping would give its keys: write list(mapping.items()), or [mapping]"
     raise TypeError(
-        f"source is {source!r}; give a stage, an iterable or async iterable, an asyncio.Queue, "
-        "or a function that returns one of these"
+        f"source is {text if len(text) <= 200 else text[:197] + '...'}; give a stage, an iterable "
+        f"or async iterable, an asyncio.Queue, or a function that returns one of these{hint}"
     )
 
 

@@ -24,6 +24,20 @@ def test_what_cannot_be_read_is_named(source: Any) -> None:
         prefetch(source, 1)
 
 
+def test_what_is_likely_a_mistake_is_shown_how_to_write() -> None:
+    for source, message in (
+        (
+            "a" * 999,
+            r"^source is 'a{196}\.\.\.; .*would give its letters: write \[text\], or list\(text\)",
+        ),
+        (b"bytes", r"A text would give its letters"),
+        ({"x": [1, 2]}, r"A mapping would give its keys: write list\(mapping.items\(\)\), or"),
+        (lambda: {"x": 1}, r"A mapping would give its keys"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            prefetch(source, 1)
+
+
 async def test_an_asyncio_queue_is_a_source(anyio_backend_name: str) -> None:
     only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue(2)
