@@ -227,6 +227,9 @@ class AsyncSource(_Skipping):
         iterator, self._iterator = self._iterator or self._source, None
         if self._has_claimed:
             release(self._source)
+            file: Any = self._source
+            if _is_file(file):
+                file.wrapped.close()  # at once, also in a task that is cancelled
         if isinstance(iterator, AsyncGenerator):
             try:
                 await iterator.aclose()
@@ -246,7 +249,7 @@ class AsyncSource(_Skipping):
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]
-        return isinstance(self._source, AsyncIterator)
+        return isinstance(self._source, AsyncIterator) or _is_file(self._source)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         if self._stateful is None:
@@ -306,6 +309,11 @@ class QueueSource(_Skipping):
 
     def __repr__(self) -> str:
         return repr(self._queue)
+
+
+def _is_file(source: Any) -> bool:
+    """Whether it is one that anyio has opened: closed as any other file, though no iterator."""
+    return isinstance(source, sys.modules["anyio"].AsyncFile)
 
 
 def _has_state(source: Any) -> bool:

@@ -175,6 +175,33 @@ async def test_a_file_is_closed(tmp_path: Path) -> None:
         assert file.closed
 
 
+@pytest.mark.parametrize("around", [lambda file: prefetch(file, 1), lambda file: take(file, 9)])
+@pytest.mark.parametrize("way", ["early", "end", "cancelled"])
+async def test_a_file_of_anyio_is_closed_as_any_other(
+    around: Callable[[Any], Stage[Any]], way: str, tmp_path: Path
+) -> None:
+    path = anyio.Path(tmp_path / "lines")
+    await path.write_text("a\nb\nc\n")
+    file = await path.open()
+    with anyio.CancelScope() as scope:
+        async with around(file) as items:
+            assert await anext(items) == "a\n"
+            if way == "end":
+                assert [each async for each in items] == ["b\n", "c\n"]
+            if way == "cancelled":
+                scope.cancel()
+    assert file.wrapped.closed
+
+
+async def test_a_file_of_anyio_that_was_not_opened_by_a_pipeline_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("a\n")
+    async with await anyio.open_file(tmp_path / "lines") as file:
+        await prefetch(file, 1).aclose()
+        with pytest.raises(TypeError, match="can be read once only"):
+            repeat(file)
+        assert await read_all(take(file, 1)) == ["a\n"]
+
+
 async def test_files_of_a_repeated_function_are_closed(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text("a\nb\n")
