@@ -11,7 +11,7 @@ from ._gate import ADVANCED
 from ._global_step import GlobalStep
 from ._raw_session import RawSession
 from ._runner import is_async
-from ._session_creator import SessionCreator
+from ._session_creator import Lease, SessionCreator
 from ._signal import Signal
 
 StepFunction = Callable[..., Any]
@@ -30,9 +30,11 @@ class FunctionSessionCreator(SessionCreator):
             `step_runner` says; several workers that share it may call it from several threads at
             once, unless it is async or they all run it "inline".
         initial_step: the global step before the first run, >= 0.
+        global_step: the step to count on, in place of a new one. With `keeps_limit` its runs do
+            not move it, whatever the outputs hold.
 
     Raises:
-        TypeError: `step_fn` cannot be called.
+        TypeError: `step_fn` cannot be called, or `global_step` is none.
         ValueError: `initial_step` is no integer >= 0.
 
     Example:
@@ -43,13 +45,27 @@ class FunctionSessionCreator(SessionCreator):
             loss = await session.run("loss", feed_dict={"rate": 0.01})
     """
 
-    def __init__(self, step_fn: StepFunction, *, initial_step: int = 0) -> None:
+    def __init__(
+        self,
+        step_fn: StepFunction,
+        *,
+        initial_step: int = 0,
+        global_step: GlobalStep | None = None,
+    ) -> None:
         if not callable(step_fn):
             raise TypeError(f"step_fn is {step_fn!r}; give a function that returns a mapping")
         if not isinstance(initial_step, int) or initial_step < 0:
             raise ValueError(f"initial_step is {initial_step!r}; give an integer >= 0")
+        if not isinstance(global_step, (GlobalStep, type(None))):
+            raise TypeError(f"global_step is {global_step!r}; give a GlobalStep, or None")
         self._step_fn = step_fn
         self._initial_step = initial_step
+        self._global_step = global_step
+
+    def lease(self, num_workers: int | None = None) -> Lease:
+        if self._global_step is not None:
+            return Lease(self, self._global_step)
+        return super().lease(num_workers)
 
     def create_session(self) -> FunctionSession:
         return FunctionSession(self._step_fn, self._initial_step)
@@ -69,6 +85,7 @@ class FunctionSession(RawSession):
         self._epoch = 0
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
+        self._counts = True
 
     def first_step(self, last: int) -> int:
         return max(self._initial_step, last)
@@ -77,6 +94,9 @@ class FunctionSession(RawSession):
         self.global_step = global_step
         self._epoch = global_step.epoch
         self._may_go_back = self._epoch > 0
+        self._counts = not global_step.keeps_limit
+        if not self._counts:
+            self._may_go_back = True  # so that `run_step` asks `_step_after`
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -138,6 +158,8 @@ class FunctionSession(RawSession):
                 f"the step function {self._step_fn!r} returned {outputs!r}; expected a mapping of "
                 'named outputs, such as {"loss": loss}'
             )
+        if not self._counts:
+            return self.global_step.value
         step = _as_step(outputs["global_step"]) if "global_step" in outputs else None
         with self._lock:  # workers may share the session
             may_go_back, self._may_go_back = self._may_go_back, False

@@ -64,8 +64,8 @@ class Gate:
 
     __slots__ = (
         "abandoned", "askers", "engine", "epoch", "grants", "is_exclusive", "is_free",
-        "is_running_here", "limit", "read_runs", "reader", "stride", "tickets", "unread_runs",
-        "value",
+        "is_running_here", "keeps_limit", "limit", "read_runs", "reader", "stride", "tickets",
+        "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -75,6 +75,7 @@ class Gate:
         self.reader: Callable[[], int | None] | None = None  # reads the step of unread runs
         self.epoch = 0
         self.limit: int | None = None
+        self.keeps_limit = False  # no run moves the step beyond it: whoever publishes sees to that
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
         # the largest advance of a run that was alone; unknown until one was
@@ -97,7 +98,7 @@ class Gate:
         tickets = self.tickets  # before the value: one counts until its step is in the value
         stride, limit = self.stride, self.limit
         if stride is None or limit is None or self.unread_runs != self.read_runs:
-            return False
+            return self.keeps_limit and limit is not None and self.value < limit
         return self.value + (tickets + 1) * stride <= limit
 
     def decide(self, is_exclusive: bool) -> Answer:
@@ -110,7 +111,7 @@ class Gate:
             return Answer.REFUSED
         if self.is_exclusive:
             return Answer.WAIT
-        if self.limit is None:
+        if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
         if self.is_unread:
             return Answer.WAIT
@@ -157,7 +158,7 @@ class Gate:
             self.value = after = self.value + 1
         else:
             after = self.learn(after)
-        if before is not None and after - before > (self.stride or 0):
+        if before is not None and after - before > (self.stride or 0) and not self.keeps_limit:
             self.stride = after - before
 
     def learn(self, value: int | Signal) -> int:

@@ -52,6 +52,8 @@ class GlobalStep(StepRuns):
             is noticed as soon as all of them wait.
         name: what it is called in logs and event files.
         moved_elsewhere: whether other processes move it, too: then no wait for it is hopeless.
+        keeps_limit: whether only `publish` moves it, by one who minds the limit: runs do not count
+            then, and none waits for another near the limit. A ParameterServer does so.
 
     Example:
         step = GlobalStep()
@@ -69,12 +71,14 @@ class GlobalStep(StepRuns):
         num_workers: int | None = None,
         name: str = "global_step",
         moved_elsewhere: bool = False,
+        keeps_limit: bool = False,
     ) -> None:
         if not isinstance(value, int):
             raise TypeError(f"value is {value!r}; give an integer number of steps")
         if num_workers is not None and not (isinstance(num_workers, int) and num_workers >= 1):
             raise ValueError(f"num_workers is {num_workers!r}; give at least 1, or None if unknown")
         super().__init__(value, name, math.inf if moved_elsewhere else num_workers)
+        self._gate.keeps_limit = keeps_limit
 
     @property
     def value(self) -> int:
@@ -92,6 +96,11 @@ class GlobalStep(StepRuns):
     def limit(self) -> int | None:
         """The step at which `session.run` refuses to go on, if any."""
         return self._gate.limit
+
+    @property
+    def keeps_limit(self) -> bool:
+        """Whether only `publish` moves it, never beyond the limit."""
+        return self._gate.keeps_limit
 
     async def wait_for(self, step: int, *, timeout: float | None = None) -> int:
         """Suspend until the step is reached and return the value that was published then.

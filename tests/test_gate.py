@@ -186,3 +186,45 @@ def test_at_the_limit_runs_are_refused(value: int, answer: Answer) -> None:
     gate = Gate(value)
     gate.limit = 10
     assert gate.decide(is_exclusive=False) is answer
+
+
+def gate_that_keeps_its_limit(value: int) -> Gate:
+    gate = Gate(value)
+    gate.limit, gate.keeps_limit = 10, True
+    return gate
+
+
+def test_where_no_run_goes_beyond_the_limit_all_are_granted_up_to_it() -> None:
+    gate = gate_that_keeps_its_limit(9)
+    assert gate.stride is None
+    for _ in range(5):
+        assert gate.decide(is_exclusive=False) is Answer.GRANTED
+        assert gate.is_far_from_limit()
+        gate.grant()
+    gate.learn(10)
+    assert gate.decide(is_exclusive=False) is Answer.REFUSED
+    assert not gate.is_far_from_limit()
+
+
+def test_without_a_limit_a_gate_that_would_keep_it_is_not_far_from_it() -> None:
+    gate = gate_that_keeps_its_limit(9)
+    gate.limit = None
+    assert not gate.is_far_from_limit()
+    assert gate.decide(is_exclusive=False) is Answer.GRANTED
+
+
+def test_where_no_run_goes_beyond_the_limit_what_others_publish_teaches_no_stride() -> None:
+    gate = gate_that_keeps_its_limit(0)
+    ticket = gate.grant()
+    gate.learn(6)
+    gate.settle(ticket, 6)
+    assert gate.stride is None
+    assert gate.is_far_from_limit()
+
+
+def test_a_gate_that_keeps_its_limit_still_has_an_exclusive_side() -> None:
+    gate = gate_that_keeps_its_limit(0)
+    gate.grant()
+    assert gate.decide(is_exclusive=True) is Answer.WAIT
+    gate.is_exclusive = True
+    assert gate.decide(is_exclusive=False) is Answer.WAIT
