@@ -3,6 +3,7 @@
     L6  testing                 fakes: a recording hook, a scripted raw session
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
     L4  hooks                   one file per purpose
+        protocols               asynchronous training: who waits for whom
     L3  _session                MonitoredSession: a reader starts here
     L2  _supervised, _connection, _ending, _hook_list, _merge, _raw_run, _raw_session,
         _session_creator, _function_session, _shared_session, _hook, _hook_calls, _hook_state,

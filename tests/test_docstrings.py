@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import checkpoints, data, testing
+from asynchooks import checkpoints, data, protocols, testing
 from asynchooks._raw_session import RawSession
 
 pytestmark = pytest.mark.anyio
@@ -24,12 +24,14 @@ CLASSES += [getattr(testing, name) for name in testing.__all__]
 CLASSES += [
     getattr(checkpoints, name) for name in checkpoints.__all__ if name not in asynchooks.__all__
 ]
+CLASSES += [getattr(protocols, name) for name in protocols.__all__]
 CLASSES = [each for each in CLASSES if inspect.isclass(each)]
 
 # made by the library for its users, or told apart by one sentence
 WITHOUT_EXAMPLE = {
-    "Checkpoint", "Evaluate", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall",
-    "SessionRunContext", "SessionRunValues", "StateDict", "StepContext", "WhenBusy",
+    "Checkpoint", "Evaluate", "Fate", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall",
+    "Pushed", "SessionRunContext", "SessionRunValues", "Snapshot", "StateDict", "StepContext",
+    "WhenBusy",
 }  # fmt: skip
 
 
@@ -95,6 +97,7 @@ async def test_the_example_runs(
         **{name: getattr(testing, name) for name in testing.__all__},
         **{name: getattr(checkpoints, name) for name in checkpoints.__all__},
         **{name: getattr(data, name) for name in data.__all__},
+        **{name: getattr(protocols, name) for name in protocols.__all__},
         "anyio": anyio,
         "math": math,
         "np": np,

@@ -64,7 +64,7 @@ LAYERS = [
         "_supervised",
     ],
     ["_session"],
-    ["hooks"],
+    ["hooks", "protocols"],
     ["simulation"],
     ["tf"],
     ["testing"],

@@ -1,0 +1,90 @@
+"""ProtocolHook: lets a session take part in a protocol, as one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from ._server import ParameterServer
+
+
+class ProtocolHook(SessionRunHook):
+    """Waits, before and after each run of a worker's session, as the server's protocol says.
+
+    The step function pulls, computes and pushes; it is async, and its creator counts on the
+    server's step. A wait ends with the session's stop, and at the limit. A clean end of the
+    session lets the worker `leave`; after an error or a cancellation the others go on to wait for
+    it: start it again, or call `server.leave(worker)`.
+
+    Its state is the whole server's, parameters and all, in worker 0's hook; the others have none.
+    So put the CheckpointSaverHook into worker 0's session. For parameters above some megabytes
+    give that a `StateDictSaver(server=server)`, and the hook `saves_server=False`.
+
+    Args:
+        server: of the training.
+        worker: which of its workers the session is, from 0.
+        saves_server: whether the state is the server's; None: in worker 0's hook.
+
+    Raises:
+        TypeError, ValueError: `server` is none, or has no such worker.
+
+    Example:
+        server = ParameterServer(np.zeros(3), Synchronous(), num_workers=1)
+
+        async def step():
+            parameters, version = server.pull(0)
+            server.push(0, 2 * (parameters - 1), version)
+            return {"loss": float(np.sum((parameters - 1) ** 2)), "global_step": server.version}
+
+        hooks = [ProtocolHook(server, 0), StopAtStepHook(last_step=10)]
+        creator = FunctionSessionCreator(step, global_step=server.global_step)
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+    """
+
+    _looks_at_default_graph = False
+
+    def __init__(
+        self, server: ParameterServer, worker: int, *, saves_server: bool | None = None
+    ) -> None:
+        if not isinstance(server, ParameterServer):
+            raise TypeError(f"server is {server!r}; give a ParameterServer")
+        server.clock(worker)  # refuses a worker that the server does not have
+        self._server = server
+        self._worker = worker
+        self._saves_server = worker == 0 if saves_server is None else saves_server
+        self._step: Any = None
+
+    async def begin(self) -> None:
+        self._step = None
+        self._server.join(self._worker)
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        step = run_context.global_step
+        if step is not self._step:  # once a session
+            self._step = self._checked(step)
+            self._server.attach(self._worker, step)
+        await self._server.begin_step(self._worker)
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        await self._server.end_step(self._worker)
+
+    async def end(self, session: Any) -> None:
+        self._server.leave(self._worker)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._server.state_dict() if self._saves_server else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._server.load_state_dict(state)
+
+    def _checked(self, step: Any) -> Any:
+        if step._gate is not self._server.global_step._gate:
+            raise RuntimeError(
+                f"the session counts on {step!r}, its ProtocolHook's server on "
+                f"{self._server.global_step!r}; expected one step for both: "
+                "FunctionSessionCreator(step_fn, global_step=server.global_step)"
+            )
+        return step

@@ -1,0 +1,239 @@
+"""The protocols of asynchronous training that are known by name; each says its source.
+
+The names are those of Dutta et al. 2018, "Slow and Stale Gradients Can Win the Race".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ._arguments import as_count
+from ._protocol import Protocol
+
+if TYPE_CHECKING:
+    from ._server import ParameterServer
+
+
+@dataclass(frozen=True)
+class Asynchronous(Protocol):
+    """Each gradient is applied at once, however stale; nobody waits.
+
+    Example:
+        server = ParameterServer(np.zeros(3), Asynchronous(), num_workers=4)
+    """
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Synchronous(Protocol):
+    """One gradient of each worker makes an update, which all wait for.
+
+    The mean is summed in the order of the workers: it does not depend on who came first.
+
+    Example:
+        server = ParameterServer(np.zeros(3), Synchronous(), num_workers=4)
+    """
+
+    abandons_stale = True
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return server.num_present
+
+    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
+        return version == server.version and not server.has_collected(worker)
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
+
+
+@dataclass(frozen=True)
+class _Collecting(Protocol):
+    """K gradients make an update, or as many as there are workers left."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        as_count("k", self.k, "gradients", least=1)
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return min(self.k, server.num_present)
+
+    def check(self, num_workers: int) -> None:
+        if self.k > num_workers:
+            raise ValueError(
+                f"got {self!r} for {num_workers} workers; give k from 1 to {num_workers}"
+            )
+
+
+@dataclass(frozen=True)
+class KSync(_Collecting):
+    """The K fastest make an update; the others are abandoned, and all start from the new version.
+
+    Also known as synchronous training with backup workers (Chen et al. 2016).
+
+    Args:
+        k: gradients in an update, of as many workers, from 1 to the number of workers.
+
+    Raises:
+        ValueError, TypeError: `k` is below 1, or no integer.
+
+    Example:
+        server = ParameterServer(np.zeros(3), KSync(3), num_workers=4)
+    """
+
+    abandons_stale = True
+
+    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
+        return version == server.version and not server.has_collected(worker)
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)  # one that crashed after its push may be back early
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
+
+
+@dataclass(frozen=True)
+class KBatchSync(_Collecting):
+    """K gradients of one version make an update, whoever sent them; nobody waits.
+
+    Unlike with `KSync`, who has pushed goes on at once, on the same version. At the update
+    everything under way is abandoned.
+
+    Args:
+        k: gradients in an update, from 1 to the number of workers.
+
+    Raises:
+        ValueError, TypeError: `k` is below 1, or no integer.
+
+    Example:
+        server = ParameterServer(np.zeros(3), KBatchSync(3), num_workers=4)
+    """
+
+    abandons_stale = True
+
+    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
+        return version == server.version
+
+
+@dataclass(frozen=True)
+class KAsync(_Collecting):
+    """K gradients of any version make an update; who has pushed waits for it.
+
+    Unlike with `KSync`, the others are not abandoned: their gradients count for a later update.
+
+    Args:
+        k: gradients in an update, from 1 to the number of workers.
+
+    Raises:
+        ValueError, TypeError: `k` is below 1, or no integer.
+
+    Example:
+        server = ParameterServer(np.zeros(3), KAsync(3), num_workers=4)
+    """
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
+
+
+@dataclass(frozen=True)
+class KBatchAsync(_Collecting):
+    """K gradients of any version make an update, whoever sent them; nobody waits.
+
+    Unlike with `KAsync`, who has pushed goes on at once with the present parameters.
+
+    Args:
+        k: gradients in an update, from 1 to the number of workers.
+
+    Raises:
+        ValueError, TypeError: `k` is below 1, or no integer.
+
+    Example:
+        server = ParameterServer(np.zeros(3), KBatchAsync(3), num_workers=4)
+    """
+
+
+@dataclass(frozen=True)
+class StaleSynchronous(Protocol):
+    """Each gradient is applied at once; who is too far ahead of the slowest waits for it.
+
+    A worker that finished c steps may begin its next if c - (the fewest that any worker has
+    finished) <= staleness. With 0 all go side by side.
+
+    Args:
+        staleness: steps ahead of the slowest, >= 0.
+
+    Raises:
+        ValueError, TypeError: `staleness` is below 0, or no integer.
+
+    Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
+    Parameter Server".
+
+    Example:
+        server = ParameterServer(np.zeros(3), StaleSynchronous(3), num_workers=4)
+    """
+
+    staleness: int
+
+    def __post_init__(self) -> None:
+        as_count("staleness", self.staleness, "steps", least=0)
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return 1
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_slowest(worker, self.staleness)
+
+
+@dataclass(frozen=True)
+class DiscardStale(Protocol):
+    """Another protocol, but without gradients that are too stale.
+
+    Args:
+        protocol: what the gradients that are left go by.
+        bound: updates since the pull, >= 0; a gradient above it is discarded.
+
+    Raises:
+        ValueError, TypeError: `bound` is below 0, or no integer; `protocol` is none.
+
+    Example:
+        protocol = DiscardStale(Asynchronous(), 8)
+        server = ParameterServer(np.zeros(3), protocol, num_workers=4)
+    """
+
+    protocol: Protocol
+    bound: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.protocol, Protocol):
+            raise TypeError(f"protocol is {self.protocol!r}; give one, such as Asynchronous()")
+        as_count("bound", self.bound, "updates", least=0)
+
+    @property
+    def abandons_stale(self) -> bool:  # type: ignore[override]
+        return self.protocol.abandons_stale
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return self.protocol.num_gradients(server)
+
+    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
+        is_fresh = server.version - version <= self.bound
+        return is_fresh and self.protocol.accepts(server, worker, version)
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await self.protocol.begin_step(server, worker)
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:
+        await self.protocol.end_step(server, worker)
+
+    def check(self, num_workers: int) -> None:
+        self.protocol.check(num_workers)

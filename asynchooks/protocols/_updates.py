@@ -1,0 +1,177 @@
+"""What an update does to the parameters, and what fits them. It counts nothing.
+
+Parameters are one array, or a dict of them by name; none is ever changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+Update = Callable[[Any, Any, float], Any]
+"""(parameters, gradient, learning rate) -> new parameters."""
+
+
+def staleness_aware(rate: float) -> Callable[[int], float]:
+    """A learning rate that falls with the staleness of a gradient: rate / max(1, staleness).
+
+    Source: Zhang et al. 2016, "Staleness-Aware Async-SGD for Distributed Deep Learning".
+
+    Args:
+        rate: the rate of a gradient that is not stale, finite, >= 0.
+    """
+    rate = checked_rate("rate", rate)
+    return lambda staleness: rate / max(1, staleness)
+
+
+def checked_rate(name: str, rate: object) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, Real):
+        raise TypeError(f"{name} is {rate!r}; give a number >= 0")
+    if not 0 <= float(rate) < math.inf:
+        raise ValueError(f"{name} is {rate!r}; give a finite number >= 0")
+    return float(rate)
+
+
+class Updates:
+    """Makes new parameters of old ones and a gradient.
+
+    Args:
+        parameters: the first ones; their names, shapes and dtypes stay.
+        update: in place of plain SGD, p - rate * gradient.
+    """
+
+    __slots__ = ("_first", "_is_mapping", "_shape", "_update")
+
+    def __init__(self, parameters: Any, update: Update | None) -> None:
+        if update is not None and not callable(update):
+            raise TypeError(
+                f"update is {update!r}; give a function of (parameters, gradient, learning rate) "
+                "that returns new parameters"
+            )
+        self._is_mapping = isinstance(parameters, Mapping)
+        self._update = update
+        if not self._is_mapping:
+            self._first: Any = _frozen_copy("parameters", parameters)
+            self._shape = self._first.shape
+            return
+        if not parameters:
+            raise ValueError("parameters is empty; give at least one array")
+        for name in parameters:
+            if not isinstance(name, str):
+                raise TypeError(f"parameters has the key {name!r}; give texts as names")
+        self._first = {
+            name: _frozen_copy(f"parameters[{name!r}]", each) for name, each in parameters.items()
+        }
+
+    @property
+    def first(self) -> Any:
+        """The parameters to begin with, copied and read-only."""
+        return self._first
+
+    def checked(self, what: str, given: Any) -> Any:
+        """The gradient (or parameters) as arrays that fit the parameters, not copied.
+
+        Raises:
+            ValueError: names or shapes do not fit (says which).
+            TypeError: a mapping was expected, or none was.
+        """
+        if not self._is_mapping:
+            if type(given) is np.ndarray and given.shape == self._shape:
+                return given
+            if isinstance(given, Mapping):
+                raise TypeError(f"{what} is a mapping; expected one array of shape {self._shape}")
+            return _shaped(what, given, self._shape)
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"{what} is a {type(given).__name__}; expected a mapping with the names "
+                f"{sorted(self._first)}"
+            )
+        if given.keys() != self._first.keys():
+            raise ValueError(
+                f"{what} has the names {sorted(map(str, given))}; expected {sorted(self._first)}"
+            )
+        return {
+            name: _shaped(f"{what}[{name!r}]", given[name], first.shape)
+            for name, first in self._first.items()
+        }
+
+    def kept(self, gradient: Any) -> Any:
+        """A copy, as the worker may go on to use its array for the next gradient."""
+        if self._is_mapping:
+            return {name: each.copy() for name, each in gradient.items()}
+        return gradient.copy()
+
+    def mean(self, gradients: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
+        """The mean, summed in the order given, so that equal orders give equal bits.
+
+        Args:
+            weights: one for each, with a sum above 0; None: all are equal.
+        """
+        if not self._is_mapping:
+            return _mean(gradients, weights)
+        return {name: _mean([each[name] for each in gradients], weights) for name in self._first}
+
+    def apply(self, parameters: Any, gradient: Any, rate: float) -> Any:
+        """New parameters, read-only."""
+        if self._update is not None:
+            given = parameters if not self._is_mapping else dict(parameters)
+            return self.frozen("the result of update", self._update(given, gradient, rate))
+        if not self._is_mapping:
+            return _descend(parameters, gradient, rate)
+        return {name: _descend(each, gradient[name], rate) for name, each in parameters.items()}
+
+    def frozen(self, what: str, given: Any) -> Any:
+        """Parameters that somebody made, read-only from now on, with our dtypes."""
+        arrays = self.checked(what, given)
+        if not self._is_mapping:
+            return _frozen(arrays, self._first.dtype)
+        return {name: _frozen(each, self._first[name].dtype) for name, each in arrays.items()}
+
+
+def _frozen_copy(name: str, value: Any) -> Any:
+    array = np.array(value, order="C", subok=False)
+    if array.dtype.kind in "biuOSUmM":
+        raise TypeError(
+            f"{name} is of dtype {array.dtype}, which an update would round; give floating-point "
+            "numbers, such as numpy.zeros(3, numpy.float32)"
+        )
+    array.setflags(write=False)
+    return array
+
+
+def _shaped(what: str, given: Any, shape: tuple[int, ...]) -> Any:
+    array = np.asarray(given)
+    if array.shape != shape:
+        raise ValueError(f"{what} has the shape {array.shape}; expected that of the parameter: "
+                         f"{shape}")  # fmt: skip
+    return array
+
+
+def _frozen(array: Any, dtype: Any) -> Any:
+    array = np.asarray(array, dtype)
+    array.setflags(write=False)
+    return array
+
+
+def _mean(arrays: Sequence[Any], weights: Sequence[float] | None) -> Any:
+    if weights is None:
+        total = arrays[0]
+        for each in arrays[1:]:
+            total = total + each
+        return total / len(arrays)
+    total = arrays[0] * weights[0]
+    for each, weight in zip(arrays[1:], weights[1:], strict=True):
+        total = total + each * weight
+    return total / sum(weights)
+
+
+def _descend(parameter: Any, gradient: Any, rate: float) -> Any:
+    moved = parameter - rate * gradient
+    if type(moved) is not np.ndarray or moved.dtype != parameter.dtype:
+        moved = np.asarray(moved, parameter.dtype)
+    moved.setflags(write=False)
+    return moved

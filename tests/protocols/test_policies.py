@@ -1,0 +1,200 @@
+"""The protocols in virtual time: who waits, who is abandoned, which gradients count, and when."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks.protocols import (
+    Asynchronous,
+    DiscardStale,
+    KAsync,
+    KBatchAsync,
+    KBatchSync,
+    KSync,
+    ParameterServer,
+    Protocol,
+    StaleSynchronous,
+    Synchronous,
+)
+
+from .worlds import ALL, World, check_counts, fixed, make_server
+
+
+def test_synchronous_waits_for_the_slowest_at_each_update() -> None:
+    world = World(make_server(Synchronous(), 3, limit=3), fixed(1, 2, 5)).run()
+    assert world.updates == [5, 10, 15]
+    assert world.server.staleness_counts() == {0: 9}
+    assert world.num_begun == [3, 3, 3]
+
+
+def test_ksync_takes_the_fastest_and_abandons_the_others_at_the_update() -> None:
+    world = World(make_server(KSync(2), 4, limit=3), fixed(1, 2, 3, 4)).run()
+    assert world.updates == [2, 4, 6]
+    applied = [sum(world.server.staleness_counts(worker).values()) for worker in range(4)]
+    assert applied == [3, 3, 0, 0]
+    assert [entry for entry in world.log if entry[2] == "abandoned"] == [
+        (time, worker, "abandoned") for time in (2, 4, 6) for worker in (2, 3)
+    ]
+    assert world.server.staleness_counts() == {0: 6}
+
+
+def test_ksync_starts_all_anew_from_the_new_parameters() -> None:
+    world = World(make_server(KSync(1), 3, limit=2), lambda w, n: [[1, 9], [2, 1], [3, 9]][w][n])
+    world.run()
+    assert world.updates == [1, 2]
+    assert [entry for entry in world.log if entry[2] == "pulled 1"] == [
+        (1, worker, "pulled 1") for worker in range(3)
+    ]
+
+
+def test_ksync_does_not_count_one_worker_twice() -> None:
+    server = make_server(KSync(2), 3)
+    gradient = np.ones(2)
+    assert server.push(0, gradient, 0).is_collected
+    assert server.push(0, gradient, 0).is_discarded
+    assert server.push(1, gradient, 0).is_applied
+
+
+def test_kbatch_sync_takes_gradients_of_one_version_whoever_sent_them() -> None:
+    world = World(make_server(KBatchSync(3), 4, limit=2), fixed(1, 2, 3, 4)).run()
+    assert world.updates == [2, 4]  # worker 0 at 1 s and 2 s, worker 1 at 2 s
+    applied = [sum(world.server.staleness_counts(worker).values()) for worker in range(4)]
+    assert applied == [4, 2, 0, 0]
+    assert world.server.staleness_counts() == {0: 6}
+
+
+def test_kasync_lets_the_pusher_wait_and_the_others_go_on() -> None:
+    world = World(make_server(KAsync(2), 3, limit=3), fixed(1, 2, 3.5)).run()
+    # 0 at 1 s waits for 1 at 2 s; both start anew, 0 comes at 3 s and waits for 2 at 3.5 s, which
+    # began at version 0; then 1 comes at 4 s, from version 1, and waits for 0
+    assert world.updates == [2, 3.5, 4.5]
+    assert world.server.staleness_counts(0) == {0: 3}
+    assert world.server.staleness_counts(1) == {0: 1, 1: 1}
+    assert world.server.staleness_counts(2) == {1: 1}
+
+
+@pytest.mark.parametrize(("k", "secs"), [(1, 1), (5, 3), (10, 6), (20, 10)])
+def test_kbatch_async_has_k_gradients_after_the_time_of_fixed_speeds(k: int, secs: int) -> None:
+    world = World(make_server(Collect(k), 4, limit=1), fixed(1, 2, 3, 4)).run()
+    assert world.updates == [secs]
+
+
+class Collect(Protocol):
+    """A protocol of a user's own: as KBatchAsync, perhaps with more gradients than workers."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return self.k
+
+
+def test_kbatch_async_goes_on_with_the_present_parameters() -> None:
+    world = World(make_server(KBatchAsync(3), 3, limit=2), fixed(1, 2, 3)).run()
+    # 0 at 1 s and 2 s, 1 at 2 s; then 0 and 2 at 3 s, 2 still of version 0, and 0 at 4 s
+    assert world.updates == [2, 4]
+    assert world.server.staleness_counts(2) == {1: 1}
+
+
+def test_asynchronous_with_equal_times_has_a_constant_staleness() -> None:
+    num_workers = 8
+    world = World(make_server(Asynchronous(), num_workers, limit=800), fixed(*[1.0] * 8)).run()
+    counts = world.server.staleness_counts()
+    # in the first round worker i finds i updates before it, in each later one all but its own
+    assert counts == {**dict.fromkeys(range(num_workers - 1), 1), num_workers - 1: 793}
+
+
+def test_stale_synchronous_holds_the_fast_worker_back() -> None:
+    world = World(make_server(StaleSynchronous(2), 2), fixed(1, 10), num_steps=6).run()
+    begins = [time for time, worker, what in world.log if worker == 0 and "pulled" in what]
+    assert begins == [0, 1, 2, 10, 20, 30]
+
+
+def test_stale_synchronous_with_zero_goes_side_by_side() -> None:
+    world = World(make_server(StaleSynchronous(0), 3), fixed(1, 2, 3), num_steps=4).run()
+    begins = [time for time, worker, what in world.log if "pulled" in what]
+    assert begins == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+
+
+@given(
+    staleness=st.integers(0, 4), num_workers=st.integers(1, 6), seed=st.integers(0, 2**32),
+    num_steps=st.integers(1, 8),
+)  # fmt: skip
+def test_the_bound_of_stale_synchronous_is_never_broken(
+    staleness: int, num_workers: int, seed: int, num_steps: int
+) -> None:
+    draws = random.Random(seed)
+    server = make_server(StaleSynchronous(staleness), num_workers)
+    world = World(server, lambda *_: draws.choice([0.0, 1.0, draws.random()]), num_steps)
+    widest = 0
+
+    def check(worker: int) -> None:
+        nonlocal widest
+        present = [w for w in range(num_workers) if w not in world.ended]
+        ahead = server.clock(worker) - min(server.clock(w) for w in present)
+        assert ahead <= staleness
+        widest = max(widest, ahead)
+
+    world.at_begin = check
+    world.run()
+    assert world.num_done == [num_steps] * num_workers
+    assert server.version == num_workers * num_steps
+    check_counts(world)
+
+
+def test_discard_stale_drops_what_is_above_the_bound_only() -> None:
+    world = World(make_server(DiscardStale(Asynchronous(), 1), 3, limit=6), fixed(1, 1, 1)).run()
+    fates = [what for _, _, what in world.log if what[:6] in ("applie", "discar")]
+    assert fates[:3] == ["applied 0", "applied 1", "discarded 2"]
+    assert max(world.server.staleness_counts()) == 1
+    check_counts(world)
+
+
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+def test_the_limit_is_kept_and_everybody_leaves(protocol: Protocol) -> None:
+    world = World(make_server(protocol, 4, limit=7), fixed(1, 1, 2, 3)).run()
+    assert world.server.version == 7
+    assert world.ended == {0, 1, 2, 3}
+    check_counts(world)
+
+
+@pytest.mark.parametrize(
+    "protocol", [each for each in ALL if each != Synchronous()], ids=repr
+)  # fmt: skip
+def test_what_is_under_way_at_the_limit_is_abandoned(protocol: Protocol) -> None:
+    world = World(make_server(protocol, 4, limit=1), fixed(1, 1, 1000, 1000)).run()
+    assert world.ended == {0, 1, 2, 3}
+    assert max(time for time, _, _ in world.log) <= 3
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+def test_an_event_loop_gives_the_same_trace_as_none(protocol: Protocol, backend: str) -> None:
+    def world() -> World:
+        return World(make_server(protocol, 4, limit=6), lambda w, n: [1, 1, 2, 3][w] + n % 2)
+
+    assert world().run_on(backend).log == world().run().log
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: KSync(0), "k is 0; give a number of gradients >= 1"),
+        (lambda: KAsync(True), "k is True; give an integer"),
+        (lambda: KBatchAsync(1.5), r"k is 1\.5; give an integer"),  # type: ignore[arg-type]
+        (lambda: StaleSynchronous(-1), "staleness is -1; give a number of steps >= 0"),
+        (lambda: DiscardStale(Asynchronous(), -2), "bound is -2; give a number of updates >= 0"),
+        (lambda: DiscardStale(3, 2), "protocol is 3; give one"),  # type: ignore[arg-type]
+        (lambda: make_server(KBatchSync(5), 4), r"KBatchSync\(k=5\) for 4 workers.*from 1 to 4"),
+        (lambda: make_server(DiscardStale(KSync(5), 1), 4), "for 4 workers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: object, match: str) -> None:
+    assert callable(make)
+    with pytest.raises((ValueError, TypeError), match=match):
+        make()

@@ -1,0 +1,221 @@
+"""What an update does to the parameters: real numbers, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynchooks.protocols import (
+    Asynchronous,
+    KBatchAsync,
+    ParameterServer,
+    Synchronous,
+    staleness_aware,
+)
+
+from .worlds import World, pause
+
+
+def server_of(parameters: Any, **arguments: Any) -> ParameterServer:
+    return ParameterServer(parameters, Asynchronous(), num_workers=2, **arguments)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_synchronous_training_equals_full_batch_gradient_descent_bit_for_bit(seed: int) -> None:
+    num_workers, num_steps, rate = 5, 7, 0.03
+    generator, draws = np.random.default_rng(seed), random.Random(seed)
+    features = generator.normal(size=(num_workers, 8, 3)).astype(np.float32)
+    targets = generator.normal(size=(num_workers, 8)).astype(np.float32)
+
+    def gradient(parameters: Any, worker: int) -> Any:
+        errors = features[worker] @ parameters - targets[worker]
+        return features[worker].T @ errors / np.float32(8)
+
+    weights = np.zeros(3, np.float32)
+    for _ in range(num_steps):
+        total = gradient(weights, 0)
+        for worker in range(1, num_workers):
+            total = total + gradient(weights, worker)
+        weights = weights - rate * (total / num_workers)
+
+    class Learning(World):
+        async def _step(self, worker: int) -> None:
+            parameters, version = self.server.pull(worker)
+            await self.server.compute(version, pause, draws.random())
+            self.server.push(worker, gradient(parameters, worker), version)
+            await self.server.end_step(worker)
+
+    server = ParameterServer(
+        np.zeros(3, np.float32), Synchronous(), num_workers=num_workers, learning_rate=rate
+    )
+    Learning(server, lambda *_: 0.0, num_steps).run()
+    assert server.version == num_steps
+    assert server.parameters.dtype == np.float32
+    assert server.parameters.tobytes() == weights.tobytes()
+
+
+def test_an_update_does_not_depend_on_who_came_first() -> None:
+    gradients = np.array([0.1, 1e8, -1e8], np.float32)
+    results = set()
+    for order in itertools.permutations(range(3)):
+        server = ParameterServer(np.zeros(1, np.float32), Synchronous(), num_workers=3)
+        for worker in order:
+            server.push(worker, gradients[worker : worker + 1], 0)
+        results.add(server.parameters.tobytes())
+    assert len(results) == 1
+
+
+def test_asynchronous_descent_is_that_of_the_formula() -> None:
+    server = server_of(np.array([1.0, 2.0]), learning_rate=0.5)
+    first = server.pull(0)
+    server.push(1, np.array([1.0, 1.0]), 0)
+    server.push(0, first.parameters, first.version)
+    np.testing.assert_array_equal(server.parameters, [0.0, 0.5])
+
+
+def test_parameters_are_copied_on_entry_and_a_snapshot_stays_what_it_was() -> None:
+    own = np.ones(3)
+    server = server_of(own, learning_rate=1.0)
+    own[:] = 7.0
+    snapshot = server.pull(0)
+    assert snapshot.parameters is server.parameters
+    server.push(0, np.ones(3), 0)
+    np.testing.assert_array_equal(snapshot.parameters, np.ones(3))
+    np.testing.assert_array_equal(server.parameters, np.zeros(3))
+
+
+def test_nobody_can_change_the_servers_arrays() -> None:
+    server = server_of({"w": np.ones(3)})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="read-only"):
+            server.pull(0).parameters["w"][0] = 7.0
+        server.pull(0).parameters["w"] = None
+        server.push(0, {"w": np.ones(3)}, server.version)
+    assert server.parameters["w"].shape == (3,)
+
+
+def test_named_parameters_are_updated_each() -> None:
+    server = server_of({"w": np.ones(2), "b": np.float32(3.0)}, learning_rate=0.5)
+    server.push(0, {"b": 2.0, "w": [1.0, 2.0]}, 0)
+    np.testing.assert_array_equal(server.parameters["w"], [0.5, 0.0])
+    assert server.parameters["b"].dtype == np.float32
+    assert server.parameters["b"] == 2.0
+
+
+def test_a_gradient_of_doubles_leaves_parameters_their_type() -> None:
+    server = server_of(np.ones(2, np.float32))
+    server.push(0, np.ones(2, np.float64), 0)
+    assert server.parameters.dtype == np.float32
+
+
+def test_a_collected_gradient_is_kept_when_the_worker_uses_its_array_again() -> None:
+    server = ParameterServer(np.zeros(1), KBatchAsync(2), num_workers=2, learning_rate=1.0)
+    gradient = np.array([2.0])
+    server.push(0, gradient, 0)
+    gradient[:] = 4.0
+    server.push(0, gradient, 0)
+    assert server.parameters[0] == -3.0
+
+
+def test_an_update_of_ones_own_gets_parameters_gradient_and_rate() -> None:
+    velocity = np.zeros(2)
+
+    def momentum(parameters: Any, gradient: Any, rate: float) -> Any:
+        velocity[:] = 0.5 * velocity + gradient
+        return parameters - rate * velocity
+
+    server = server_of(np.zeros(2), learning_rate=1.0, update=momentum)
+    for _ in range(2):
+        server.push(0, np.ones(2), server.version)
+    np.testing.assert_array_equal(server.parameters, [-2.5, -2.5])
+
+
+def test_an_update_that_fails_changes_nothing() -> None:
+    def broken(parameters: Any, gradient: Any, rate: float) -> Any:
+        raise OverflowError("too much")
+
+    for protocol in (Asynchronous(), KBatchAsync(1)):
+        server = ParameterServer(np.zeros(2), protocol, num_workers=2, update=broken)
+        with pytest.raises(OverflowError, match="too much"):
+            server.push(0, np.ones(2), 0)
+        assert (server.version, server.num_applied, server.num_collected) == (0, 0, 0)
+        assert server.clock(0) == 0
+    server = ParameterServer(np.zeros(2), KBatchAsync(2), num_workers=2, update=broken)
+    server.push(0, np.ones(2), 0)
+    with pytest.raises(OverflowError, match="too much"):
+        server.push(1, np.ones(2), 0)
+    assert (server.num_collected, server.has_collected(0), server.has_collected(1)) == (
+        1,
+        True,
+        False,
+    )
+
+
+def test_an_update_of_a_wrong_shape_is_refused() -> None:
+    server = server_of(np.zeros(2), update=lambda parameters, gradient, rate: parameters[:1])
+    with pytest.raises(ValueError, match=r"the result of update has the shape \(1,\)"):
+        server.push(0, np.ones(2), 0)
+
+
+def test_a_rate_may_fall_with_staleness() -> None:
+    rates = [staleness_aware(0.6)(staleness) for staleness in range(4)]
+    assert rates == [0.6, 0.6, 0.3, 0.6 / 3]
+    server = server_of(np.zeros(1), learning_rate=staleness_aware(1.0))
+    for _ in range(3):
+        server.push(0, np.ones(1), 0)
+    assert server.parameters[0] == -2.5
+
+
+def test_gradients_with_different_rates_are_weighted_by_them() -> None:
+    server = ParameterServer(
+        np.zeros(1), KBatchAsync(2), num_workers=2, learning_rate=staleness_aware(1.0)
+    )
+    for version in (0, 0, 0, 0):
+        server.push(0, np.zeros(1), version)
+    server.push(0, np.array([4.0]), 0)  # stale by 2: half the rate
+    server.push(1, np.array([8.0]), 2)
+    assert server.parameters[0] == -(0.5 * 4.0 + 1.0 * 8.0) / 2
+
+
+def test_rates_of_zero_move_nothing() -> None:
+    server = ParameterServer(
+        np.zeros(1), KBatchAsync(2), num_workers=2, learning_rate=lambda staleness: 0.0
+    )
+    server.push(0, np.ones(1), 0)
+    server.push(0, np.ones(1), 0)
+    assert (server.version, server.parameters[0]) == (1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: server_of(np.zeros(3, int)), "parameters is of dtype int64.*floating-point"),
+        (lambda: server_of({"w": [1, 2]}), r"parameters\['w'\] is of dtype int64"),
+        (lambda: server_of({}), "parameters is empty"),
+        (lambda: server_of({1: np.zeros(2)}), "has the key 1; give texts"),
+        (lambda: server_of(np.zeros(2), update=3), "update is 3; give a function"),
+        (lambda: server_of(np.zeros(2), learning_rate=-1.0), r"learning_rate is -1\.0; give a fin"),
+        (lambda: server_of(np.zeros(2), learning_rate="1"), "learning_rate is '1'; give a number"),
+        (lambda: staleness_aware(float("nan")), "rate is nan; give a finite number"),
+        (lambda: server_of(np.zeros(2)).push(0, np.zeros(3), 0), r"the shape \(3,\); expected"),
+        (lambda: server_of(np.zeros(2)).push(0, np.zeros((1, 2)), 0), r"the shape \(1, 2\); ex"),
+        (
+            lambda: server_of(np.zeros(2)).push(0, {"w": 1}, 0),
+            "gradient is a mapping; exp",
+        ),
+        (lambda: server_of({"w": np.zeros(2)}).push(0, np.zeros(2), 0), "gradient is a ndarray"),
+        (lambda: server_of({"w": np.zeros(2)}).push(0, {"v": 1}, 0), r"names \['v'\]; expected"),
+        (lambda: server_of({"w": np.zeros(2)}).push(0, {"w": 1.0}, 0), r"gradient\['w'\] has the"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        make()
