@@ -1,0 +1,291 @@
+"""Sessions that take part in a protocol: together, to the limit, through stops and crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from asynchooks import (
+    FunctionSessionCreator,
+    GlobalStep,
+    MonitoredSession,
+    PreemptionError,
+    Recovery,
+    SharedSessionCreator,
+    StopAtStepHook,
+)
+from asynchooks._engine import current_engine
+from asynchooks.protocols import (
+    Asynchronous,
+    KSync,
+    ParameterServer,
+    Protocol,
+    ProtocolHook,
+    StaleSynchronous,
+    Synchronous,
+)
+
+from ..helpers import settle
+from ..virtual_kernel import Trampoline
+from .worlds import ALL, make_server, pause
+
+Step = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def step_of(server: ParameterServer, worker: int, wait: Callable[[], Awaitable[Any]]) -> Step:
+    async def step() -> dict[str, Any]:
+        parameters, version = server.pull(worker)
+        is_done, _ = await server.compute(version, wait)
+        if is_done:
+            server.push(worker, 2.0 * parameters, version)
+        return {"loss": float(np.sum(parameters**2)), "global_step": server.version}
+
+    return step
+
+
+async def train(
+    server: ParameterServer,
+    worker: int,
+    wait: Callable[[], Awaitable[Any]],
+    last_step: int,
+    *hooks: Any,
+) -> int:
+    """One worker with a session of its own; returns its number of runs."""
+    num_runs = 0
+    creator = FunctionSessionCreator(step_of(server, worker, wait), global_step=server.global_step)
+    all_hooks = [ProtocolHook(server, worker), StopAtStepHook(last_step=last_step), *hooks]
+    async with MonitoredSession(all_hooks, creator) as session:
+        while not session.should_stop():
+            await session.run("loss")
+            num_runs += 1
+    return num_runs
+
+
+@pytest.mark.parametrize("backend", ["trampoline", "asyncio", "trio"])
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+def test_sessions_train_to_the_limit_and_leave(protocol: Protocol, backend: str) -> None:
+    server = make_server(protocol, 4)
+    ended: list[int] = []
+
+    async def main() -> None:
+        engine = current_engine()
+
+        async def worker(index: int) -> None:
+            await train(server, index, lambda: pause(0.001 * (1 + index % 3)), 7)
+            ended.append(index)
+
+        tasks = [engine.start(worker, index) for index in range(4)]
+        for task in tasks:
+            await task.wait()
+
+    if backend == "trampoline":
+        Trampoline().run(main)
+    else:
+        anyio.run(main, backend=backend)
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert server.version == server.global_step.value == 7
+    assert server.num_present == 0
+
+
+def test_under_sessions_synchronous_updates_come_at_the_same_times() -> None:
+    server = make_server(Synchronous(), 3)
+    times: list[float] = []
+
+    async def main() -> None:
+        engine = current_engine()
+
+        async def look() -> None:
+            for step in range(1, 4):
+                await server.global_step.wait_for(step)
+                times.append(engine.now())
+
+        tasks = [engine.start(look)]
+        for index, secs in enumerate((1.0, 2.0, 5.0)):
+            tasks.append(engine.start(_train, server, index, secs))
+        for task in tasks:
+            await task.wait()
+
+    Trampoline().run(main)
+    assert times == [5.0, 10.0, 15.0]
+
+
+async def _train(server: ParameterServer, worker: int, secs: float) -> None:
+    await train(server, worker, lambda: pause(secs), 3)
+
+
+@pytest.mark.anyio
+async def test_workers_may_share_a_session_creator() -> None:
+    server = make_server(KSync(2), 4)
+    workers = iter(range(10**6))
+
+    async def step() -> dict[str, Any]:
+        worker = next(workers) % 4
+        parameters, version = server.pull(worker)
+        await anyio.lowlevel.checkpoint()
+        server.push(worker, parameters, version)
+        return {"loss": 0.5}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step, global_step=server.global_step))
+
+    async def worker(index: int) -> None:
+        hooks = [ProtocolHook(server, index), StopAtStepHook(last_step=5)]
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    async with anyio.create_task_group() as group:
+        for index in range(4):
+            group.start_soon(worker, index)
+    assert server.version == 5
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", [Synchronous(), StaleSynchronous(0)], ids=repr)
+async def test_a_worker_that_waits_ends_when_its_session_is_stopped(protocol: Protocol) -> None:
+    server = make_server(protocol, 2)
+    hooks = [ProtocolHook(server, 0)]
+    creator = FunctionSessionCreator(
+        step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
+    )
+    session = MonitoredSession(hooks, creator)
+    num_runs = 0
+
+    async def run() -> None:
+        nonlocal num_runs
+        async with session:
+            while not session.should_stop():
+                await session.run("loss")
+                num_runs += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await settle()  # worker 1 never comes
+        session.request_stop()
+    assert num_runs == 1
+    assert server.num_present == 1
+
+
+@pytest.mark.anyio
+async def test_a_limit_that_is_set_when_it_is_passed_ends_the_waits() -> None:
+    server = make_server(Synchronous(), 2)
+    server.global_step.publish(5)
+    num_runs = []
+
+    async def first() -> None:
+        creator = FunctionSessionCreator(
+            step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
+        )
+        async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    async def second() -> None:
+        num_runs.append(await train(server, 1, anyio.lowlevel.checkpoint, 3))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first)
+        await settle()
+        group.start_soon(second)
+    assert num_runs == [0]
+    assert server.version == 5
+
+
+@pytest.mark.anyio
+async def test_the_others_wait_for_a_session_that_crashed_until_it_is_back() -> None:
+    server = make_server(Synchronous(), 2)
+    done: list[int] = []
+
+    async def fail_once() -> None:
+        if not done:
+            done.append(server.version)
+            raise ValueError("crashed")
+        await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
+        with pytest.raises(ValueError, match="crashed"):
+            await train(server, 1, fail_once, 3)
+        await settle()
+        assert (server.version, server.num_present) == (0, 2)
+        await train(server, 1, fail_once, 3)
+    assert server.version == 3
+
+
+@pytest.mark.anyio
+async def test_the_others_go_on_when_one_that_was_cancelled_is_said_to_be_gone() -> None:
+    server = make_server(Synchronous(), 2)
+    async with anyio.create_task_group() as group:
+        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
+        with anyio.move_on_after(0.02):
+            await train(server, 1, anyio.sleep_forever, 3)
+        assert server.version == 0
+        server.leave(1)
+    assert server.version == 3
+
+
+@pytest.mark.anyio
+async def test_a_lost_session_goes_on_with_the_servers_parameters() -> None:
+    server = make_server(Asynchronous(), 1, learning_rate=0.25)
+    num_runs = 0
+
+    async def lose_once() -> None:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 3:
+            raise PreemptionError("lost")
+
+    hooks = [ProtocolHook(server, 0), StopAtStepHook(last_step=4)]
+    creator = FunctionSessionCreator(step_of(server, 0, lose_once), global_step=server.global_step)
+    recovery = Recovery(first_pause_secs=0)
+    async with MonitoredSession(hooks, creator, recovery=recovery) as session:
+        while not session.should_stop():
+            await session.run("loss")
+    assert (server.version, num_runs) == (4, 5)
+    np.testing.assert_array_equal(server.parameters, np.full(2, 0.5**4))
+
+
+@pytest.mark.anyio
+async def test_a_session_on_another_step_is_refused() -> None:
+    server = make_server(Asynchronous(), 1)
+    creator = FunctionSessionCreator(step_of(server, 0, anyio.lowlevel.checkpoint))
+    with pytest.raises(RuntimeError, match=r"expected one step for both: FunctionSessionCreator"):
+        async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+            await session.run("loss")
+
+
+def test_bad_arguments_are_refused() -> None:
+    server = make_server(Asynchronous(), 2)
+    with pytest.raises(TypeError, match="server is 3; give a ParameterServer"):
+        ProtocolHook(3, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="worker is 2; give one from 0 to 1"):
+        ProtocolHook(server, 2)
+
+
+@pytest.mark.parametrize("method", ["pull", "clock", "leave", "join", "staleness_counts"])
+def test_a_worker_that_the_server_does_not_have_is_refused(method: str) -> None:
+    server = make_server(Asynchronous(), 2)
+    for worker in (-1, 2):
+        with pytest.raises(ValueError, match=f"worker is {worker}; give one from 0 to 1"):
+            getattr(server, method)(worker)
+        with pytest.raises(ValueError, match=f"worker is {worker}"):
+            server.push(worker, np.ones(2), 0)
+
+
+def test_a_server_says_what_it_needs() -> None:
+    with pytest.raises(TypeError, match="protocol is 'sync'; give one"):
+        ParameterServer(np.ones(2), "sync", num_workers=2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers is 0; give a number of workers >= 1"):
+        make_server(Asynchronous(), 0)
+    with pytest.raises(ValueError, match=r"make it by GlobalStep\(keeps_limit=True\)"):
+        make_server(Asynchronous(), 1, global_step=GlobalStep())
+    server = make_server(Asynchronous(), 1, global_step=GlobalStep(5, keeps_limit=True))
+    assert server.version == server.pull(0).version == 5
+    with pytest.raises(TypeError, match="version is None; give an integer number of updates"):
+        server.push(0, np.ones(2), None)  # type: ignore[arg-type]
+    assert repr(server) == (
+        "<ParameterServer Asynchronous() at version 5, 1 of 1 workers, 0 collected>"
+    )
