@@ -72,14 +72,16 @@ async def test_runs_do_not_move_a_step_that_keeps_its_limit(step_fn: Any, step_r
     step = GlobalStep(keeps_limit=True)
     creator = FunctionSessionCreator(step_fn, global_step=step)
     hooks = [StopAtStepHook(last_step=3)]
+    values = []
     async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
         for _ in range(5):
             await session.run("loss")
-        assert session.global_step.value == 0
+            values.append(session.global_step.value)
         step.publish(3)
         assert session.should_stop()
         await session.run("loss")
-        raise AssertionError("a run at the limit was not refused")
+        values.append(99)  # a run at the limit was not refused
+    assert values == [0] * 5
     assert step.value == 3
 
 

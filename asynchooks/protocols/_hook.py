@@ -58,7 +58,6 @@ class ProtocolHook(SessionRunHook):
         self._step: Any = None
 
     async def begin(self) -> None:
-        self._step = None
         self._server.join(self._worker)
 
     async def before_run(self, run_context: SessionRunContext) -> None:

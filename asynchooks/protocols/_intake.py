@@ -88,6 +88,16 @@ class Intake:
         return self._clocks.num_present
 
     @property
+    def num_contributing(self) -> int:
+        """How many workers the next update can have gradients of.
+
+        Those present, and those that have left with a gradient of theirs collected.
+        """
+        left = self._clocks.left
+        num_present = self._clocks.num_present
+        return num_present + len(left & self._collected.workers) if left else num_present
+
+    @property
     def num_collected(self) -> int:
         """Gradients that wait for more to make an update."""
         return len(self._collected)
@@ -187,7 +197,9 @@ class Intake:
     def _update_if_due(self) -> None:
         """Make an update of what is collected, if that is enough, as when somebody has left."""
         collected = self._collected
-        if not collected.gradients or self.is_over or len(collected) < self._num_needed():
+        if not collected.gradients or self.is_over or not self._clocks.num_present:
+            return  # the last to leave moves nothing: its session is at its end
+        if len(collected) < self._num_needed():
             return
         gradients, version = collected.in_order(), self._gate.value
         mean, rate = self._mean(gradients, version)

@@ -31,6 +31,7 @@ class Asynchronous(Protocol):
 class Synchronous(Protocol):
     """One gradient of each worker makes an update, which all wait for.
 
+    Who has left with a gradient collected still counts; the others are waited for all the same.
     The mean is summed in the order of the workers: it does not depend on who came first.
 
     Example:
@@ -40,7 +41,7 @@ class Synchronous(Protocol):
     abandons_stale = True
 
     def num_gradients(self, server: ParameterServer) -> int:
-        return server.num_present
+        return server.num_contributing
 
     def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
         return version == server.version and not server.has_collected(worker)
@@ -54,7 +55,7 @@ class Synchronous(Protocol):
 
 @dataclass(frozen=True)
 class _Collecting(Protocol):
-    """K gradients make an update, or as many as there are workers left."""
+    """K gradients make an update, or fewer where fewer workers are left."""
 
     k: int
 
@@ -62,7 +63,7 @@ class _Collecting(Protocol):
         as_count("k", self.k, "gradients", least=1)
 
     def num_gradients(self, server: ParameterServer) -> int:
-        return min(self.k, server.num_present)
+        return min(self.k, server.num_contributing)
 
     def check(self, num_workers: int) -> None:
         if self.k > num_workers:

@@ -22,7 +22,7 @@ class Protocol(ABC):
             \"\"\"Two gradients make an update, and nobody begins a step on a half-made one.\"\"\"
 
             def num_gradients(self, server):
-                return min(2, server.num_present)
+                return min(2, server.num_contributing)
 
             async def begin_step(self, server, worker):
                 await server.wait_for_update(worker)

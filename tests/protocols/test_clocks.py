@@ -65,3 +65,12 @@ def test_clocks_that_were_restored_go_on_as_others_would(
         getattr(other, action)(worker)
         if other.num_present:
             assert clocks.slowest == other.slowest
+
+
+def test_all_begin_side_by_side_after_all_had_left() -> None:
+    clocks = Clocks(3)
+    clocks.tick(1)
+    for worker in range(3):
+        clocks.leave(worker)
+    clocks.join(0)
+    assert (clocks.values, clocks.slowest, clocks.num_present) == ([1, 1, 1], 1, 3)

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks import StopTraining
 from asynchooks._engine import EngineTask, current_engine
 from asynchooks.protocols import (
     Asynchronous,
     KAsync,
-    KBatchAsync,
     KSync,
     Protocol,
     StaleSynchronous,
@@ -104,6 +102,28 @@ def test_k_is_at_most_the_number_of_workers_left() -> None:
     assert server.version == 0
     server.leave(2)
     assert (server.version, server.num_applied, server.num_collected) == (1, 2, 0)
+
+
+def test_synchronous_training_waits_for_all_that_are_left_also_beside_one_that_pushed_last() -> (
+    None
+):
+    server = make_server(Synchronous(), 3)
+    server.push(0, np.ones(2), 0)
+    server.leave(0)
+    assert server.push(1, np.ones(2), 0).is_collected
+    assert server.push(2, np.ones(2), 0).is_applied
+    assert server.num_applied == 3
+    assert server.push(1, np.ones(2), 1).is_collected
+    assert server.push(2, np.ones(2), 1).is_applied
+    assert server.num_applied == 5
+
+
+def test_the_last_to_leave_makes_no_update() -> None:
+    server = make_server(Synchronous(), 2)
+    server.push(0, np.ones(2), 0)
+    server.leave(0)
+    server.leave(1)
+    assert (server.version, server.num_collected) == (0, 1)
 
 
 def test_stale_synchronous_waits_for_one_that_crashed_until_it_is_back() -> None:
@@ -208,25 +228,3 @@ def test_a_cancelled_wait_leaves_nothing_behind(protocol: Protocol) -> None:
     assert not waits.watchers
     assert len(waits._for_slowest) == 0
     assert not any(waits._of.values())
-
-
-@pytest.mark.anyio
-async def test_at_the_limit_no_step_begins() -> None:
-    server = make_server(KBatchAsync(1), 1, limit=1)
-    await server.begin_step(0)
-    server.push(0, np.ones(2), 0)
-    assert server.is_over
-    with pytest.raises(StopTraining, match="has made its last update"):
-        await server.begin_step(0)
-    await server.end_step(0)
-    server.close()
-    with pytest.raises(StopTraining, match="is closed"):
-        await server.begin_step(0)
-
-
-@pytest.mark.anyio
-async def test_a_worker_that_has_left_begins_no_step() -> None:
-    server = make_server(Asynchronous(), 2)
-    server.leave(1)
-    with pytest.raises(StopTraining, match="worker 1 has left"):
-        await server.begin_step(1)

@@ -11,7 +11,6 @@ import pytest
 
 from asynchooks import (
     FunctionSessionCreator,
-    GlobalStep,
     MonitoredSession,
     PreemptionError,
     Recovery,
@@ -118,12 +117,39 @@ async def _train(server: ParameterServer, worker: int, secs: float) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_synchronous_run_returns_when_its_gradient_is_applied() -> None:
+    server = make_server(Synchronous(), 2)
+
+    async def worker(index: int) -> None:
+        creator = FunctionSessionCreator(
+            step_of(server, index, anyio.lowlevel.checkpoint), global_step=server.global_step
+        )
+        async with MonitoredSession([ProtocolHook(server, index)], creator) as session:
+            for num_runs in range(1, 4):
+                await session.run("loss")
+                assert not server.has_collected(index)
+                assert server.version >= num_runs
+
+    async with anyio.create_task_group() as group:
+        for index in range(2):
+            group.start_soon(worker, index)
+
+
+@pytest.mark.anyio
+async def test_a_server_may_be_trained_again_with_all_its_workers() -> None:
+    server = make_server(Synchronous(), 2)
+    for last_step in (3, 5):
+        async with anyio.create_task_group() as group:
+            for index in range(2):
+                group.start_soon(train, server, index, anyio.lowlevel.checkpoint, last_step)
+        assert (server.version, server.num_applied) == (last_step, 2 * last_step)
+
+
+@pytest.mark.anyio
 async def test_workers_may_share_a_session_creator() -> None:
     server = make_server(KSync(2), 4)
-    workers = iter(range(10**6))
 
-    async def step() -> dict[str, Any]:
-        worker = next(workers) % 4
+    async def step(worker: int) -> dict[str, Any]:
         parameters, version = server.pull(worker)
         await anyio.lowlevel.checkpoint()
         server.push(worker, parameters, version)
@@ -135,7 +161,7 @@ async def test_workers_may_share_a_session_creator() -> None:
         hooks = [ProtocolHook(server, index), StopAtStepHook(last_step=5)]
         async with MonitoredSession(hooks, creator) as session:
             while not session.should_stop():
-                await session.run("loss")
+                await session.run("loss", {"worker": index})
 
     async with anyio.create_task_group() as group:
         for index in range(4):
@@ -263,29 +289,3 @@ def test_bad_arguments_are_refused() -> None:
         ProtocolHook(3, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="worker is 2; give one from 0 to 1"):
         ProtocolHook(server, 2)
-
-
-@pytest.mark.parametrize("method", ["pull", "clock", "leave", "join", "staleness_counts"])
-def test_a_worker_that_the_server_does_not_have_is_refused(method: str) -> None:
-    server = make_server(Asynchronous(), 2)
-    for worker in (-1, 2):
-        with pytest.raises(ValueError, match=f"worker is {worker}; give one from 0 to 1"):
-            getattr(server, method)(worker)
-        with pytest.raises(ValueError, match=f"worker is {worker}"):
-            server.push(worker, np.ones(2), 0)
-
-
-def test_a_server_says_what_it_needs() -> None:
-    with pytest.raises(TypeError, match="protocol is 'sync'; give one"):
-        ParameterServer(np.ones(2), "sync", num_workers=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_workers is 0; give a number of workers >= 1"):
-        make_server(Asynchronous(), 0)
-    with pytest.raises(ValueError, match=r"make it by GlobalStep\(keeps_limit=True\)"):
-        make_server(Asynchronous(), 1, global_step=GlobalStep())
-    server = make_server(Asynchronous(), 1, global_step=GlobalStep(5, keeps_limit=True))
-    assert server.version == server.pull(0).version == 5
-    with pytest.raises(TypeError, match="version is None; give an integer number of updates"):
-        server.push(0, np.ones(2), None)  # type: ignore[arg-type]
-    assert repr(server) == (
-        "<ParameterServer Asynchronous() at version 5, 1 of 1 workers, 0 collected>"
-    )

@@ -52,12 +52,36 @@ def test_ksync_starts_all_anew_from_the_new_parameters() -> None:
     ]
 
 
-def test_ksync_does_not_count_one_worker_twice() -> None:
-    server = make_server(KSync(2), 3)
+@pytest.mark.parametrize("protocol", [Synchronous(), KSync(2)], ids=repr)
+def test_one_worker_does_not_count_twice(protocol: Protocol) -> None:
+    server = make_server(protocol, 2)
     gradient = np.ones(2)
     assert server.push(0, gradient, 0).is_collected
     assert server.push(0, gradient, 0).is_discarded
     assert server.push(1, gradient, 0).is_applied
+
+
+@pytest.mark.parametrize("protocol", [Synchronous(), KSync(1), KBatchSync(1)], ids=repr)
+def test_a_stale_gradient_is_discarded_where_all_work_on_one_version(protocol: Protocol) -> None:
+    server = make_server(protocol, 1)
+    assert server.push(0, np.ones(2), 0).is_applied
+    assert server.push(0, np.ones(2), 0).is_discarded
+
+
+def test_a_protocol_of_ones_own_may_need_fewer_gradients_as_training_goes_on() -> None:
+    class Shrinking(Protocol):
+        k = 2
+
+        def num_gradients(self, server: ParameterServer) -> int:
+            return self.k
+
+    protocol = Shrinking()
+    server = make_server(protocol, 1)
+    server.push(0, np.ones(2), 0)
+    protocol.k = 0  # at least one all the same
+    assert server.push(0, np.ones(2), 0).is_applied
+    assert (server.version, server.num_applied, server.num_collected) == (1, 2, 0)
+    assert server.push(0, np.ones(2), 1).is_applied
 
 
 def test_kbatch_sync_takes_gradients_of_one_version_whoever_sent_them() -> None:
@@ -153,6 +177,11 @@ def test_discard_stale_drops_what_is_above_the_bound_only() -> None:
     assert fates[:3] == ["applied 0", "applied 1", "discarded 2"]
     assert max(world.server.staleness_counts()) == 1
     check_counts(world)
+
+
+def test_discard_stale_abandons_what_its_protocol_abandons() -> None:
+    assert DiscardStale(KSync(1), 3).abandons_stale
+    assert not DiscardStale(KAsync(1), 3).abandons_stale
 
 
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
