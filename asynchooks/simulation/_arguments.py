@@ -60,3 +60,11 @@ def checked_count(name: str, value: object) -> int:
     if number < 0:
         raise ValueError(f"{name} is {number}; give a whole number >= 0")
     return number
+
+
+def checked_positive(name: str, value: object) -> int:
+    """The whole number, unless it is below 1."""
+    number = checked_count(name, value)
+    if number < 1:
+        raise ValueError(f"{name} is {number}; give a whole number >= 1")
+    return number

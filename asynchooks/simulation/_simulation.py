@@ -17,7 +17,10 @@ from typing import Any, Literal, get_args
 from .._engine import EngineTask
 from .._errors import SimulationError
 from .._global_step import GlobalStep
+from ._cluster import Cluster
+from ._delays import Delay
 from ._kernel import Kernel
+from ._network import Queue
 from ._real_sleep import no_real_sleep
 from ._recording import Recording
 from ._streams import Streams
@@ -163,6 +166,20 @@ class Simulation:
         Only needed for what the event loop cannot see: threads of `anyio.to_thread` are seen.
         """
         return self.kernel.outside_work()
+
+    def cluster(self, num_workers: int, **options: Any) -> Cluster:
+        """Workers around one parameter server, simulated; the options are those of `Cluster`."""
+        return Cluster(self, num_workers, **options)
+
+    def queue(self, service: Delay, *, num_servers: int = 1, name: str = "a queue") -> Queue:
+        """Servers with one queue, first come first served; within the run.
+
+        Args:
+            service: seconds that a request takes once it is its turn.
+            num_servers: how many are served side by side, >= 1.
+            name: tells queues apart: each draws service times of its own.
+        """
+        return Queue(self.kernel, self.streams, service, num_servers, name)
 
     def note(self, what: str) -> None:
         """Add a line to the trace, if it is kept."""

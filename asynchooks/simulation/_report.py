@@ -1,0 +1,152 @@
+"""What came of a simulated training: rates, staleness, where the time went, losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._cluster import Cluster
+    from ._worker import Worker
+
+KINDS = ("computed", "lost", "waited", "pulled", "pushed", "down")
+"""Where a worker's seconds go; what is left of them it was idle."""
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """Of one worker; all times in virtual seconds.
+
+    `secs_lost` went into computations that came to nothing, `secs_waited` into waiting for others.
+    """
+
+    worker: int
+    gradients: int
+    staleness: dict[int, int]
+    secs_computed: float
+    secs_lost: float
+    secs_waited: float
+    secs_pulled: float
+    secs_pushed: float
+    secs_down: float
+    secs_idle: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of a simulated training; all times in virtual seconds. `Cluster.run` makes it.
+
+    `staleness` counts, by staleness, the gradients that took part in an update. The `*_rows` are
+    lists of flat dicts, as `pandas.DataFrame` takes them.
+    """
+
+    protocol: str
+    num_workers: int
+    secs: float
+    updates: int
+    applied: int
+    discarded: int
+    staleness: dict[int, int]
+    workers: list[WorkerReport]
+    losses: list[tuple[float, int, float]]
+
+    @property
+    def updates_per_second(self) -> float:
+        """Per virtual second; 0.0 where no time has passed."""
+        return self.updates / self.secs if self.secs > 0 else 0.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of the gradients that took part in an update; 0.0 if there were none."""
+        return _mean(self.staleness)
+
+    @property
+    def staleness_variance(self) -> float:
+        """Of the same."""
+        mean = _mean(self.staleness)
+        squares = {staleness: (staleness - mean) ** 2 for staleness in self.staleness}
+        total = sum(self.staleness.values())
+        if not total:
+            return 0.0
+        return sum(squares[each] * count for each, count in self.staleness.items()) / total
+
+    def worker_rows(self) -> list[dict[str, Any]]:
+        """A row for each worker."""
+        return [
+            {
+                "protocol": self.protocol,
+                "worker": each.worker,
+                "gradients": each.gradients,
+                "mean_staleness": _mean(each.staleness),
+                **{f"secs_{kind}": getattr(each, f"secs_{kind}") for kind in (*KINDS, "idle")},
+            }
+            for each in self.workers
+        ]
+
+    def staleness_rows(self) -> list[dict[str, Any]]:
+        """A row for each worker and staleness that occurred, with how often."""
+        return [
+            {"protocol": self.protocol, "worker": each.worker, "staleness": value, "count": count}
+            for each in self.workers
+            for value, count in each.staleness.items()
+        ]
+
+    def loss_rows(self) -> list[dict[str, Any]]:
+        """A row for each loss that was taken down, with its time and the updates made."""
+        return [
+            {"protocol": self.protocol, "secs": secs, "updates": updates, "loss": loss}
+            for secs, updates, loss in self.losses
+        ]
+
+    def summary_row(self) -> dict[str, Any]:
+        """One row for all, to compare protocols."""
+        spent = {kind: self._share(f"secs_{kind}") for kind in (*KINDS, "idle")}
+        return {
+            "protocol": self.protocol,
+            "workers": self.num_workers,
+            "secs": self.secs,
+            "updates": self.updates,
+            "updates_per_second": self.updates_per_second,
+            "discarded": self.discarded,
+            "mean_staleness": self.mean_staleness,
+            "max_staleness": max(self.staleness, default=0),
+            **{f"share_{kind}": share for kind, share in spent.items()},
+            "loss": self.losses[-1][2] if self.losses else None,
+        }
+
+    def _share(self, what: str) -> float:
+        whole = self.secs * self.num_workers
+        return sum(getattr(each, what) for each in self.workers) / whole if whole > 0 else 0.0
+
+
+def report_of(cluster: Cluster) -> Report:
+    """What has come of it up to now."""
+    secs = cluster.simulation.now if cluster.ended_at is None else cluster.ended_at
+    server = cluster.server
+    return Report(
+        protocol=str(server.protocol),
+        num_workers=cluster.num_workers,
+        secs=secs,
+        updates=server.version,
+        applied=server.num_applied,
+        discarded=server.num_discarded,
+        staleness=server.staleness_counts(),
+        workers=[_report_of_worker(cluster, each, secs) for each in cluster.workers],
+        losses=list(cluster.losses),
+    )
+
+
+def _report_of_worker(cluster: Cluster, worker: Worker, secs: float) -> WorkerReport:
+    times = {f"secs_{kind}": float(getattr(worker, f"secs_{kind}")) for kind in KINDS}
+    return WorkerReport(
+        worker=worker.index,
+        gradients=worker.num_computed,
+        staleness=cluster.server.staleness_counts(worker.index),
+        **times,
+        secs_idle=max(0.0, secs - sum(times.values())),
+    )
+
+
+def _mean(counts: dict[int, int]) -> float:
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else 0.0
