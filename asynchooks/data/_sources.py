@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .._errors import InputError, is_thrown_away, note_once
+from .._errors import InputError
 from ._arguments import saved_count, too_short
-from ._claims import claim, release
+from ._async_source import AsyncSource, Skipping
 from ._openers import opener_of
-from ._saved import OwnState, Passes, own_state
 from ._stage import Stage
 from ._thread_source import ThreadSource
 
@@ -93,188 +84,7 @@ class SequenceSource(Stage[Any]):
         return f"a {type(self._all).__name__} of {len(self._all)}"
 
 
-class _Skipping(Stage[Any]):
-    """What is read in order, from its beginning: to go on, the first items are passed over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begin = 0
-        self._num_to_pass = 0
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        return {"items": self._begin + num_out}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._begin = self._num_to_pass = saved_count(state["items"])
-
-    def _keep(self, num_out: int) -> None:
-        pass
-
-
-class AsyncSource(_Skipping):
-    """Any async iterable; one with `state_dict` and `load_state_dict` keeps its own position."""
-
-    kind = "async iterable"
-
-    def __init__(self, source: AsyncIterable[Any], passes: Passes | None = None) -> None:
-        super().__init__()
-        self._source = source
-        self._passes = passes or Passes()
-        self._saved: OwnState | None = None  # the source's own, to begin with
-        self._is_at_beginning = False  # of a pass; `saved` may be the end of the one before
-        self._iterator: AsyncIterator[Any] | None = None
-        self._has_claimed = False
-        self._is_cut = False  # a cancellation has entered it
-        self._stateful: Any = source if _has_state(source) else None
-        self._states: deque[tuple[int, OwnState]] = deque()
-
-    def _start(self) -> None:
-        if self._is_for_once:
-            claim(self._source, self)
-            self._has_claimed = True
-
-    async def _pull(self, limit: int) -> Sequence[Any]:
-        if self._iterator is None:
-            self._iterator = self._begun()
-        items: list[Any] = []
-        while self._num_to_pass:
-            if not await self._add(items, 1):
-                raise too_short(self, self._begin - self._num_to_pass, self._begin)
-            items.clear()
-            self._num_to_pass -= 1
-        await self._add(items, 1)
-        if not items and self._is_at_beginning:
-            await self._begin_again()
-            await self._add(items, 1)
-        self._is_at_beginning = False
-        if self._stateful is not None and items:
-            state = self._passes.go_on(self._stateful.state_dict())
-            self._states.append((self._num_out + 1, state))
-        return items
-
-    def _begun(self) -> AsyncIterator[Any]:
-        if self._stateful is None:
-            return self._source.__aiter__()
-        saved = self._saved
-        if saved is not None:
-            self._is_at_beginning = saved.begins
-            self._stateful.load_state_dict(saved.value)
-        iterator = self._source.__aiter__()
-        self._states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
-        return iterator
-
-    async def _begin_again(self) -> None:
-        """See `OwnState`."""
-        if self._saved is not None and self._saved.last is not None:
-            self._stateful.load_state_dict(self._saved.last)
-            self._iterator = self._source.__aiter__()
-            await self._add([], 1)
-        self._iterator = self._source.__aiter__()
-
-    async def _read_into(self, items: list[Any], size: int) -> bool:
-        if self._iterator is None or self._num_to_pass or self._stateful is not None:
-            return await super()._read_into(items, size)
-        if not self._lock.enter_now():
-            await self._lock.wait()
-        before, asked = len(items), self._clocks.ask(self._engine)
-        try:
-            return await self._add(items, size)
-        except Exception as error:
-            self._explain(error)
-            raise
-        finally:
-            self._num_out += len(items) - before
-            self._clocks.answer(self._engine, asked, items[before:])
-            self._lock.leave()
-
-    async def _add(self, items: list[Any], size: int) -> bool:
-        """Add items until there are so many; False if the end came first.
-
-        One call and one `try` for all of them: for each they would cost more than the item.
-        """
-        assert self._iterator is not None
-        if self._is_cut:
-            raise InputError(
-                f"{self!r} was cancelled while it was read, which ends a generator, so that the "
-                "rest is lost; put prefetch around it, which reads it in a task of its own"
-            )
-        step = self._iterator.__anext__
-        try:
-            while len(items) < size:
-                items.append(await step())
-        except StopAsyncIteration:
-            return False
-        except RuntimeError as error:
-            if "already running" in str(error):
-                raise InputError(
-                    f"{self!r} is being read elsewhere; give all readers the same stage: "
-                    "source = prefetch(iterator, 8)"
-                ) from error
-            raise
-        except Exception:
-            raise
-        except BaseException as error:
-            if isinstance(error, GeneratorExit) and not is_thrown_away(error):
-                raise RuntimeError(f"{self!r} raised {error!r}") from error
-            self._is_cut = isinstance(self._iterator, AsyncGenerator)
-            raise
-        return True
-
-    def _explain(self, error: Exception) -> None:
-        note_once(error, f"in {self!r}, after {self._begin + self._num_out} items")
-
-    async def _release(self) -> None:
-        iterator, self._iterator = self._iterator or self._source, None
-        if self._has_claimed:
-            release(self._source)
-            file: Any = self._source
-            if _is_file(file):
-                file.wrapped.close()  # at once, also in a task that is cancelled
-        if isinstance(iterator, AsyncGenerator):
-            try:
-                await iterator.aclose()
-            except RuntimeError as error:
-                if "already running" not in str(error):  # whoever reads it elsewhere closes it
-                    raise
-            except BaseExceptionGroup as group:
-                if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
-                    raise
-        elif iterator is not self._source:
-            aclose = getattr(iterator, "aclose", None)
-            if aclose is not None:
-                await aclose()
-
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return AsyncSource(self._source, self._passes)
-
-    @property
-    def _is_for_once(self) -> bool:  # type: ignore[override]
-        return isinstance(self._source, AsyncIterator) or _is_file(self._source)
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        if self._stateful is None:
-            return super()._state_at(num_out)
-        for count, state in self._states:
-            if count == num_out:
-                return state.described()
-        # nothing was read yet
-        return self._passes.begin(self._saved, self._stateful.state_dict).described()
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        if self._stateful is None:
-            super()._load(state)
-        else:
-            self._saved = own_state(state)
-
-    def _keep(self, num_out: int) -> None:
-        while self._states and self._states[0][0] < num_out:
-            self._states.popleft()
-
-    def __repr__(self) -> str:
-        return repr(self._source)
-
-
-class QueueSource(_Skipping):
+class QueueSource(Skipping):
     """An asyncio.Queue that other tasks fill; where it can be shut down, that is its end."""
 
     kind = "queue"
@@ -309,12 +119,3 @@ class QueueSource(_Skipping):
 
     def __repr__(self) -> str:
         return repr(self._queue)
-
-
-def _is_file(source: Any) -> bool:
-    """Whether it is one that anyio has opened: closed as any other file, though no iterator."""
-    return isinstance(source, sys.modules["anyio"].AsyncFile)
-
-
-def _has_state(source: Any) -> bool:
-    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
