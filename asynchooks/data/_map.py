@@ -164,11 +164,13 @@ class Mapped(Buffered):
                 if left:
                     self._call_mapper()
                 if thread is None or self._engine.is_virtual:
-                    done, _ = self._call_some(work)
+                    done, _ = self._call_some(work, self._per_hop > 1)
                 else:
                     self._num_calling += 1
                     try:
-                        call = partial(self._call_some, work)
+                        # decided now: a thread whose item lets others wait gives it out first,
+                        # though theirs were quick meanwhile
+                        call = partial(self._call_some, work, self._per_hop > 1)
                         done, secs = await thread.run(call, _GRACE_SECS)
                     finally:
                         self._num_calling -= 1
@@ -190,8 +192,8 @@ class Mapped(Buffered):
             if slot in self._idle:
                 self._idle.remove(slot)
 
-    def _call_some(self, work: _Work) -> tuple[list[_Work], float]:
-        """Call the function, with what is left over, too, until that took long.
+    def _call_some(self, work: _Work, may_go_on: bool) -> tuple[list[_Work], float]:
+        """Call the function; if it may, with what is left over, too, until that took long.
 
         In the thread, if there is one. Returns what is done, and how long it took.
         """
@@ -202,7 +204,7 @@ class Mapped(Buffered):
             except (Exception, GeneratorExit) as error:
                 work.error = error
             secs = self._engine.tick() - begun
-            if self._per_hop == 1 or work.error is not None or secs > _HOP_SECS:
+            if not may_go_on or self._per_hop == 1 or work.error is not None or secs > _HOP_SECS:
                 return done, secs
             try:
                 work = self._left.popleft()

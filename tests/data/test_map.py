@@ -80,6 +80,27 @@ async def test_a_plain_function_runs_in_several_threads_at_once() -> None:
     assert threading.get_ident() not in threads
 
 
+async def test_a_thread_that_was_given_one_item_gives_it_out_before_it_begins_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_HOP_SECS", "_STEAL_SECS"):
+        monkeypatch.setattr(f"asynchooks.data._map.{name}", 10)
+    may_end = {1: threading.Event(), 2: threading.Event()}
+
+    def work(item: int) -> int:
+        assert item == 0 or may_end[item].wait(3)
+        return item
+
+    async with map_concurrent(work, range(3), 2) as stage:
+        assert await anext(stage) == 0
+        await settle()
+        assert stage.statistics().sources[0].num_items == 3, "there is another one"
+        may_end[1].set()
+        assert await anext(stage) == 1
+        may_end[2].set()
+        assert await anext(stage) == 2
+
+
 async def test_a_function_that_returns_an_awaitable_is_awaited() -> None:
     async def double(item: int, by: int) -> int:
         return by * item
