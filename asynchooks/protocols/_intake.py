@@ -45,6 +45,7 @@ class Intake:
                 "other; make it by GlobalStep(keeps_limit=True)"
             )
         self.protocol = protocol
+        self._num_gradients: Any = protocol.num_gradients
         # most protocols leave it alone
         overrides = type(protocol).accepts is not Protocol.accepts
         self._accepts: Any = protocol.accepts if overrides else None
@@ -157,7 +158,7 @@ class Intake:
         if not self._is_welcome(worker, version, staleness):
             self._num_discarded += 1
             fate = Fate.DISCARDED
-        elif not self._collected.gradients and self._num_needed() == 1:
+        elif not self._collected.gradients and self._num_gradients(self) <= 1:
             rate = self._rate
             if rate is None:
                 rate = self._rate_of(staleness)
@@ -181,9 +182,6 @@ class Intake:
             return False
         return self._accepts is None or self._accepts(self, worker, version)
 
-    def _num_needed(self) -> int:
-        return max(1, self.protocol.num_gradients(self))  # type: ignore[arg-type]
-
     def _collect(self, gradient: Gradient) -> Fate:
         collected = self._collected
         collected.add(gradient)
@@ -199,7 +197,7 @@ class Intake:
         collected = self._collected
         if not collected.gradients or self.is_over or not self._clocks.num_present:
             return  # the last to leave moves nothing: its session is at its end
-        if len(collected) < self._num_needed():
+        if len(collected) < self._num_gradients(self):
             return
         gradients, version = collected.in_order(), self._gate.value
         mean, rate = self._mean(gradients, version)

@@ -155,6 +155,7 @@ class ParameterServer(Intake):
         if self._clocks.leave(self._checked(worker)):
             self._waits.tell_slowest(self._clocks.slowest)
         self._waits.tell_worker(worker)
+        self._waits.attach(worker, self.global_step)
         if self.is_over:  # perhaps by a limit that was set while somebody waited
             self._waits.tell_all()
         else:

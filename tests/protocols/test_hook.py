@@ -1,19 +1,15 @@
-"""Sessions that take part in a protocol: together, to the limit, through stops and crashes."""
+"""Sessions that take part in a protocol: together, and to the limit."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
-    Recovery,
     SharedSessionCreator,
     StopAtStepHook,
 )
@@ -24,44 +20,12 @@ from asynchooks.protocols import (
     ParameterServer,
     Protocol,
     ProtocolHook,
-    StaleSynchronous,
     Synchronous,
 )
 
-from ..helpers import settle
 from ..virtual_kernel import Trampoline
+from .trainers import step_of, train
 from .worlds import ALL, make_server, pause
-
-Step = Callable[[], Awaitable[dict[str, Any]]]
-
-
-def step_of(server: ParameterServer, worker: int, wait: Callable[[], Awaitable[Any]]) -> Step:
-    async def step() -> dict[str, Any]:
-        parameters, version = server.pull(worker)
-        is_done, _ = await server.compute(version, wait)
-        if is_done:
-            server.push(worker, 2.0 * parameters, version)
-        return {"loss": float(np.sum(parameters**2)), "global_step": server.version}
-
-    return step
-
-
-async def train(
-    server: ParameterServer,
-    worker: int,
-    wait: Callable[[], Awaitable[Any]],
-    last_step: int,
-    *hooks: Any,
-) -> int:
-    """One worker with a session of its own; returns its number of runs."""
-    num_runs = 0
-    creator = FunctionSessionCreator(step_of(server, worker, wait), global_step=server.global_step)
-    all_hooks = [ProtocolHook(server, worker), StopAtStepHook(last_step=last_step), *hooks]
-    async with MonitoredSession(all_hooks, creator) as session:
-        while not session.should_stop():
-            await session.run("loss")
-            num_runs += 1
-    return num_runs
 
 
 @pytest.mark.parametrize("backend", ["trampoline", "asyncio", "trio"])
@@ -167,111 +131,6 @@ async def test_workers_may_share_a_session_creator() -> None:
         for index in range(4):
             group.start_soon(worker, index)
     assert server.version == 5
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("protocol", [Synchronous(), StaleSynchronous(0)], ids=repr)
-async def test_a_worker_that_waits_ends_when_its_session_is_stopped(protocol: Protocol) -> None:
-    server = make_server(protocol, 2)
-    hooks = [ProtocolHook(server, 0)]
-    creator = FunctionSessionCreator(
-        step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
-    )
-    session = MonitoredSession(hooks, creator)
-    num_runs = 0
-
-    async def run() -> None:
-        nonlocal num_runs
-        async with session:
-            while not session.should_stop():
-                await session.run("loss")
-                num_runs += 1
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-        await settle()  # worker 1 never comes
-        session.request_stop()
-    assert num_runs == 1
-    assert server.num_present == 1
-
-
-@pytest.mark.anyio
-async def test_a_limit_that_is_set_when_it_is_passed_ends_the_waits() -> None:
-    server = make_server(Synchronous(), 2)
-    server.global_step.publish(5)
-    num_runs = []
-
-    async def first() -> None:
-        creator = FunctionSessionCreator(
-            step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
-        )
-        async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
-    async def second() -> None:
-        num_runs.append(await train(server, 1, anyio.lowlevel.checkpoint, 3))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(first)
-        await settle()
-        group.start_soon(second)
-    assert num_runs == [0]
-    assert server.version == 5
-
-
-@pytest.mark.anyio
-async def test_the_others_wait_for_a_session_that_crashed_until_it_is_back() -> None:
-    server = make_server(Synchronous(), 2)
-    done: list[int] = []
-
-    async def fail_once() -> None:
-        if not done:
-            done.append(server.version)
-            raise ValueError("crashed")
-        await anyio.lowlevel.checkpoint()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
-        with pytest.raises(ValueError, match="crashed"):
-            await train(server, 1, fail_once, 3)
-        await settle()
-        assert (server.version, server.num_present) == (0, 2)
-        await train(server, 1, fail_once, 3)
-    assert server.version == 3
-
-
-@pytest.mark.anyio
-async def test_the_others_go_on_when_one_that_was_cancelled_is_said_to_be_gone() -> None:
-    server = make_server(Synchronous(), 2)
-    async with anyio.create_task_group() as group:
-        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
-        with anyio.move_on_after(0.02):
-            await train(server, 1, anyio.sleep_forever, 3)
-        assert server.version == 0
-        server.leave(1)
-    assert server.version == 3
-
-
-@pytest.mark.anyio
-async def test_a_lost_session_goes_on_with_the_servers_parameters() -> None:
-    server = make_server(Asynchronous(), 1, learning_rate=0.25)
-    num_runs = 0
-
-    async def lose_once() -> None:
-        nonlocal num_runs
-        num_runs += 1
-        if num_runs == 3:
-            raise PreemptionError("lost")
-
-    hooks = [ProtocolHook(server, 0), StopAtStepHook(last_step=4)]
-    creator = FunctionSessionCreator(step_of(server, 0, lose_once), global_step=server.global_step)
-    recovery = Recovery(first_pause_secs=0)
-    async with MonitoredSession(hooks, creator, recovery=recovery) as session:
-        while not session.should_stop():
-            await session.run("loss")
-    assert (server.version, num_runs) == (4, 5)
-    np.testing.assert_array_equal(server.parameters, np.full(2, 0.5**4))
 
 
 @pytest.mark.anyio
