@@ -207,7 +207,7 @@ def test_an_event_loop_gives_the_same_trace_as_none(protocol: Protocol, backend:
     def world() -> World:
         return World(make_server(protocol, 4, limit=6), lambda w, n: [1, 1, 2, 3][w] + n % 2)
 
-    assert world().run_on(backend).log == world().run().log
+    assert world().run(backend=backend).log == world().run().log
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,12 @@ from asynchooks.protocols import (
     Synchronous,
 )
 
-from ..virtual_kernel import AnyioKernel, Kernel, Trampoline
+from ..virtual_kernel import AnyioKernel, Trampoline
 
 Delay = Callable[[int, int], float]
 """(worker, how many computations it began before) -> seconds."""
+Also = Callable[[list[EngineTask]], Awaitable[None]]
+"""What happens beside the workers, whose tasks it is given."""
 
 ALL: list[Protocol] = [
     Asynchronous(), Synchronous(), KSync(2), KBatchSync(2), KAsync(2), KBatchAsync(3),
@@ -90,7 +92,7 @@ class World:
         self.updates += [current_engine().now()] * (server.version - before)
         await server.end_step(worker)
 
-    async def all_work(self, also: Callable[[list[EngineTask]], Awaitable[None]] | None) -> None:
+    async def all_work(self, also: Also | None) -> None:
         engine = current_engine()
         tasks = [engine.start(self.work, index) for index in range(self.server.num_workers)]
         if also is not None:
@@ -98,26 +100,19 @@ class World:
         for task in tasks:
             await task.wait()
 
-    def run(
-        self,
-        also: Callable[[list[EngineTask]], Awaitable[None]] | None = None,
-        kernel: Kernel | None = None,
-    ) -> World:
-        """All workers in virtual time, until nothing happens any more."""
-        kernel = kernel or Trampoline()
+    def run(self, also: Also | None = None, backend: str | None = None) -> World:
+        """All workers in virtual time, until nothing happens any more; on an event loop or none."""
 
         async def main() -> None:
             await self.all_work(also)
 
-        assert isinstance(kernel, Trampoline)
-        kernel.run(main)
-        return self
+        async def run_kernel() -> None:
+            await AnyioKernel().run(main)
 
-    def run_on(self, backend: str) -> World:
-        async def run() -> None:
-            await AnyioKernel().run(lambda: self.all_work(None))
-
-        anyio.run(run, backend=backend)
+        if backend is None:
+            Trampoline().run(main)
+        else:
+            anyio.run(run_kernel, backend=backend)
         return self
 
 
