@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from types import CoroutineType
 from typing import Any
 
 from ._errors import FeedError, FetchError, StepFunctionError
@@ -129,12 +130,16 @@ class FunctionSession(RawSession):
             counts_itself = self._may_go_back or "global_step" in outputs
             if not counts_itself and type(fetches) is str and fetches in outputs:
                 return outputs[fetches], ADVANCED
-        elif inspect.isawaitable(outputs):
+        elif type(outputs) is CoroutineType or inspect.isawaitable(outputs):
             return self._finish(outputs, fetches)
         return self._picked(outputs, fetches)
 
     async def _finish(self, pending: Awaitable[Any], fetches: Any) -> tuple[Any, int | Signal]:
-        return self._picked(await pending, fetches)
+        outputs = await pending
+        is_plain = type(outputs) is dict and type(fetches) is str and fetches in outputs
+        if is_plain and not (self._may_go_back or "global_step" in outputs):  # as in run_step
+            return outputs[fetches], ADVANCED
+        return self._picked(outputs, fetches)
 
     async def _publish_later(self, pending: Awaitable[tuple[Any, int | Signal]]) -> Any:
         return self._publish(*await pending)
@@ -185,14 +190,15 @@ class _Parameters:
         try:
             parameters = inspect.signature(step_fn).parameters.values()
         except (TypeError, ValueError):  # a callable without a signature, from C: it will tell
-            self._names: frozenset[str] = frozenset()
-            self._required: frozenset[str] = frozenset()
+            self._names: tuple[str, ...] = ()
+            self._required: tuple[str, ...] = ()
             self.are_required = False
             self._takes_any = True
             return
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self._names = frozenset(p.name for p in named)
-        self._required = frozenset(p.name for p in named if p.default is p.empty)
+        # tuples: a frozenset of nothing takes 216 bytes, in each of thousands of sessions
+        self._names = tuple(p.name for p in named)
+        self._required = tuple(p.name for p in named if p.default is p.empty)
         self.are_required = bool(self._required)
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
 

@@ -168,8 +168,10 @@ class RawSession(ABC):
             self._num_runs += 1
 
     def leave_run(self) -> None:
-        if not self.leave():
-            return
+        with self._lock:
+            self._num_runs -= 1
+            if not self.is_retired or self._num_runs:
+                return
         if is_async(self.close):
             current_engine().start(self.close)
         else:

@@ -137,7 +137,10 @@ class StepRuns:
         if type(result) is not tuple:
             with self._lock:  # it goes on while others run
                 gate.is_running_here = False
-                return result, gate.grant() if epoch == gate.epoch else Ticket(epoch)
+                if epoch != gate.epoch:
+                    return result, Ticket(epoch)
+                ticket = self._spare_ticket = gate.grant(self._spare_ticket)
+                return result, ticket
         after = result[1]
         self._acquire()
         try:

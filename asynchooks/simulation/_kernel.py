@@ -23,6 +23,9 @@ from ._waits import describe
 
 _AFTER_ALL = 1 << 200
 """An order of asking behind every other of the same time."""
+_TICK = 2.0**-40
+_TICKS_OF_A_TURN = 32
+"""Two of them are a step: so many steps in a row, and others get their turn."""
 _KEPT_STALE = 1000
 """So many entries that will wake nobody are kept before the heap is swept."""
 
@@ -131,10 +134,12 @@ class Kernel(Engine):
         self._num_stale = 0  # entries that will fire nothing
         self._max_turns = max_turns
         self._turns_here = 0  # entries fired at this time
-        self._asked_turn_at: object = None
         self._thread = threading.get_ident()
         self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
         self._num_started = 0
+        # steps cost no time: `tick` counts them, so that a turn comes due after some
+        self.tick = itertools.count(0.0, _TICK).__next__  # type: ignore[method-assign]
+        self.turn_due_at = 0.0
         self._look_closer()
 
     def _look_closer(self) -> None:
@@ -159,13 +164,6 @@ class Kernel(Engine):
     def is_elsewhere(self) -> bool:
         return threading.get_ident() != self._thread
 
-    @property
-    def turn_due_at(self) -> float:  # type: ignore[override]
-        """Due before a step if nothing has fired since the last step: then that took no time."""
-        is_due = self._asked_turn_at is self.entry
-        self._asked_turn_at = self.entry
-        return -math.inf if is_due else math.inf
-
     def push(self, time: float, target: Target) -> None:
         """Have the target fire at that time, and not before; once only."""
         order = target.due = self._next_order()
@@ -181,6 +179,7 @@ class Kernel(Engine):
             slot.value = value
             waiter = slot.waiter
             if waiter is not None:
+                self.turn_due_at = -math.inf
                 if waiter.due:
                     self.forget_one()
                 self.push(self.entry[0], waiter)
@@ -193,6 +192,7 @@ class Kernel(Engine):
 
     async def turn(self) -> None:
         await self.sleep(0.0)
+        self.turn_due_at = self.tick() + _TICKS_OF_A_TURN * _TICK
 
     async def quiescence(self) -> None:
         """Wait until nothing else is left to happen at this virtual time."""
