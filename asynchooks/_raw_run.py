@@ -85,9 +85,10 @@ class RawRuns:
         if type(result[1]) is Ticket:
             raw.enter_run()
             return Unfinished(raw, step, result[1], result[0])
-        elapsed = self._tick() - begun
-        if elapsed > INLINE_SECS or probe.num_slow or self._runner.last_in_thread is probe:
-            self._runner.learn(probe, elapsed)
+        if probe.is_timed:
+            elapsed = self._tick() - begun
+            if elapsed > INLINE_SECS or probe.num_slow or self._runner.last_in_thread is probe:
+                self._runner.learn(probe, elapsed)
         return result[0]
 
     async def anywhere(self, raw: RawSession, args: RunArguments) -> Any:

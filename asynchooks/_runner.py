@@ -34,6 +34,9 @@ class Probe:
         "since_probe", "waiting",
     )  # fmt: skip
 
+    is_timed = True
+    """Whether the next place depends on how long calls take."""
+
     def __init__(self, forgives: bool = True) -> None:
         self.forgives = forgives
         # the first call is slow, as it compiles; until it has returned the others wait a while
@@ -67,6 +70,8 @@ class Probe:
 
 class _Inline(Probe):
     """Runs here, whatever it takes."""
+
+    is_timed = False
 
     def __init__(self) -> None:
         super().__init__()

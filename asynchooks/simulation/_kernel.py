@@ -25,7 +25,7 @@ _AFTER_ALL = 1 << 200
 """An order of asking behind every other of the same time."""
 _TICK = 2.0**-40
 _TICKS_OF_A_TURN = 32
-"""Two of them are a step: so many steps in a row, and others get their turn."""
+"""One of them is a step: so many steps in a row, and others get their turn."""
 _KEPT_STALE = 1000
 """So many entries that will wake nobody are kept before the heap is swept."""
 

@@ -29,13 +29,14 @@ BUSY_SECS = 33e-6
 """What a small TensorFlow graph takes for one step."""
 PACKAGES = (
     "tensorflow", "keras", "pytorch-ignite", "torch", "torchdata", "aiostream", "anyio", "trio",
-    "uvloop", "numpy",
+    "uvloop", "numpy", "simpy",
 )  # fmt: skip
 WIDE = 0.25
 PEERS = {
     "aiostream": "aiostream",
     "ignite": "PyTorch Ignite",
     "keras": "Keras",
+    "simpy": "SimPy",
     "tensorflow": "TensorFlow",
     "torchdata": "torchdata",
     "trio": "trio",
