@@ -24,6 +24,7 @@ from ._failures import Crashes, Failure, Partition, Preemption, Slowdown
 from ._heavy_tails import LogNormal, Pareto, Weibull
 from ._network import Queue
 from ._parse_delay import parse_delay
+from ._perfetto import write_trace
 from ._phases import Phases
 from ._report import Report, WorkerReport
 from ._simulation import Simulation, at_step, current_simulation
@@ -63,4 +64,5 @@ __all__ = [
     "check_determinism",
     "current_simulation",
     "parse_delay",
+    "write_trace",
 ]

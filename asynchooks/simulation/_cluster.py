@@ -223,6 +223,7 @@ class Cluster:
 
     async def _work(self, worker: Worker) -> None:
         assert self._program is not None
+        begun = self.kernel.time
         try:
             await self._program(worker)
         except Exception as error:
@@ -234,6 +235,7 @@ class Cluster:
             worker.is_finished = True
         finally:
             self.num_active -= 1
+            self.timeline.ran(worker.index, begun, self.kernel.time)
             if worker.is_finished:
                 self._num_unfinished -= 1
                 self.server.leave(worker.index)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from ._timeline import NoTimeline
 
 if TYPE_CHECKING:
     from ._cluster import Cluster
+    from ._timeline import Timeline
     from ._worker import Worker
 
 KINDS = ("computed", "lost", "waited", "pulled", "pushed", "down")
@@ -37,7 +40,8 @@ class Report:
     """Of a simulated training; all times in virtual seconds. `Cluster.run` makes it.
 
     `staleness` counts, by staleness, the gradients that took part in an update. The `*_rows` are
-    lists of flat dicts, as `pandas.DataFrame` takes them.
+    lists of flat dicts, as `pandas.DataFrame` takes them. `timeline` is what every worker did when,
+    if the cluster kept it.
     """
 
     protocol: str
@@ -49,6 +53,7 @@ class Report:
     staleness: dict[int, int]
     workers: list[WorkerReport]
     losses: list[tuple[float, int, float]]
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
     def updates_per_second(self) -> float:
@@ -133,6 +138,7 @@ def report_of(cluster: Cluster) -> Report:
         staleness=server.staleness_counts(),
         workers=[_report_of_worker(cluster, each, secs) for each in cluster.workers],
         losses=list(cluster.losses),
+        timeline=None if isinstance(cluster.timeline, NoTimeline) else cluster.timeline,
     )
 
 

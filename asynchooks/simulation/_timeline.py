@@ -33,11 +33,13 @@ class Push(NamedTuple):
 class Timeline:
     """Spans and pushes in order of their ends. The cluster makes one, and writes it."""
 
-    __slots__ = ("pushes", "spans")
+    __slots__ = ("pushes", "runs", "spans")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.pushes: list[Push] = []
+        self.runs: list[tuple[int, float, float]] = []
+        """(Worker, begin, end) of each run of its program; a crash begins another one."""
 
     def add(self, worker: int, kind: str, begin: float, end: float) -> None:
         """Take down what a worker has done."""
@@ -46,6 +48,10 @@ class Timeline:
     def pushed(self, worker: int, time: float, pushed: Pushed, version: int) -> None:
         """Take down what has become of a gradient."""
         self.pushes.append(Push(worker, time, pushed.fate.value, pushed.staleness, version))
+
+    def ran(self, worker: int, begin: float, end: float) -> None:
+        """Take down that a worker's program ran, and has ended."""
+        self.runs.append((worker, begin, end))
 
 
 class NoTimeline(Timeline):
@@ -57,4 +63,7 @@ class NoTimeline(Timeline):
         """Forget it."""
 
     def pushed(self, worker: int, time: float, pushed: Pushed, version: int) -> None:
+        """Forget it."""
+
+    def ran(self, worker: int, begin: float, end: float) -> None:
         """Forget it."""

@@ -1,0 +1,72 @@
+"""A file that is written whole or not at all. It outlasts no power failure: nothing is synced."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a path beside `path` to write to; what is there gets its name at the end of the block.
+
+    After any error nothing is left of it, and what was at `path` is untouched.
+
+    Raises:
+        OSError: it cannot be written there (says why).
+    """
+    place = _place(path)
+    # of this process alone, so that two runs never write one file
+    new = place.with_name(f".{place.name}.{os.getpid()}.new")
+    try:
+        yield new
+        os.replace(new, place)
+    except BaseException as error:
+        with suppress(OSError):
+            new.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise _explained(path, error) from error
+        raise
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise what `whole_file` would raise at this path, before any work is done for it.
+
+    Raises:
+        OSError: FileNotFoundError, IsADirectoryError, PermissionError or another (says why).
+    """
+    new = _place(path)
+    probe = new.with_name(f".{new.name}.{os.getpid()}.new")
+    try:
+        # permissions alone do not tell of read-only file systems, quotas and names too long
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _explained(path, error) from error
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    """Where it is, behind links: a link stays one."""
+    place = Path(os.path.realpath(path))
+    if os.path.isdir(place):  # unlike Path.is_dir, never an error
+        raise IsADirectoryError(
+            errno.EISDIR, "cannot be written, it is a directory; name a file", os.fspath(path)
+        )
+    if os.path.exists(place) and not os.path.isfile(place):
+        # replacing it would take a device such as /dev/null away from everybody
+        raise FileExistsError(
+            errno.EEXIST, "cannot be written whole, it is no regular file; name one", str(path)
+        )
+    return place
+
+
+def _explained(path: str | os.PathLike[str], error: OSError) -> OSError:
+    """The error with the path that was asked for, and what to do."""
+    if isinstance(error, FileNotFoundError):
+        what = f"cannot be written, there is no directory {os.path.dirname(os.fspath(path))!r}"
+        return FileNotFoundError(error.errno, f"{what}; make it", os.fspath(path))
+    what = f"cannot be written ({error.strerror}); name another file, or free its place"
+    return type(error)(error.errno, what, os.fspath(path))

@@ -1,0 +1,88 @@
+"""A file appears whole or not at all, and a path is refused before any work is done for it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from asynchooks.simulation._whole_file import check_writable, whole_file
+
+
+def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    with whole_file(path) as new:
+        new.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_after_an_error_nothing_is_left_and_the_old_file_is_there(
+    tmp_path: Path, error: BaseException
+) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    with pytest.raises(type(error)):
+        with whole_file(path) as new:
+            new.write_text("half")
+            raise error
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_an_error_before_the_first_byte_leaves_as_itself(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="^early$"):
+        with whole_file(tmp_path / "out.json"):
+            raise ValueError("early")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    with whole_file(link) as new:
+        new.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_the_mode_is_that_of_any_new_file(tmp_path: Path) -> None:
+    plain, path = tmp_path / "plain", tmp_path / "out"
+    plain.touch()
+    with whole_file(path) as new:
+        new.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_a_writable_path_passes_and_is_left_alone(tmp_path: Path) -> None:
+    check_writable(tmp_path / "out.json")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "out.json"
+    with pytest.raises(FileNotFoundError, match=r"there is no directory '.*missing'; make it"):
+        check_writable(path)
+    with pytest.raises(FileNotFoundError, match=r"there is no directory '.*missing'; make it"):
+        with whole_file(path) as new:
+            new.write_text("new")
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match="it is a directory; name a file"):
+        check_writable(tmp_path)
+
+
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(FileExistsError, match="no regular file"):
+        check_writable("/dev/null")
+
+
+def test_a_name_that_the_system_refuses_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot be written.*name another file"):
+        check_writable(tmp_path / ("x" * 300))
