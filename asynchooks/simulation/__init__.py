@@ -26,6 +26,7 @@ from ._network import Queue
 from ._parse_delay import parse_delay
 from ._perfetto import write_trace
 from ._phases import Phases
+from ._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
 from ._report import Report, WorkerReport
 from ._simulation import Simulation, at_step, current_simulation
 from ._worker import Worker
@@ -64,5 +65,9 @@ __all__ = [
     "check_determinism",
     "current_simulation",
     "parse_delay",
+    "plot_losses",
+    "plot_reports",
+    "plot_staleness",
+    "plot_timeline",
     "write_trace",
 ]

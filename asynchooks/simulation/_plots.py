@@ -1,0 +1,201 @@
+"""Plots of simulated trainings, by matplotlib: staleness, losses, and what workers did when.
+
+Nothing here opens a window or needs a display, and pyplot's state is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._perfetto import timeline_of
+from ._spans import cut_spans
+from ._whole_file import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ._report import Report
+
+FORMATS = (".png", ".svg", ".pdf")
+_COLOURS = {
+    "compute": "#3b7dd8",
+    "push": "#2a9d5c",
+    "served": "#14603a",
+    "pull": "#8cc152",
+    "wait": "#f2c14e",
+    "lost": "#d1495b",
+    "down": "#3a3a3a",
+}
+"""Of what workers do, in the legend's order: work is cool, waiting yellow, loss red."""
+_MOST_BARS = 60
+_MOST_TIMELINES = 4
+_MOST_WORKERS = 40
+_WORKERS_OF_SEVERAL = 16
+
+
+def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> None:
+    """Draw what there is of one or several trainings: staleness, losses, timelines.
+
+    Losses are drawn if any were taken down, timelines (of the first four) if they were kept.
+
+    Args:
+        path: ends with .png, .svg or .pdf; the file is replaced whole, or left as it was.
+        reports: one for each protocol, say; not empty.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: there is no report, or the path has another ending.
+        OSError: the file cannot be written.
+    """
+    if not reports:
+        raise ValueError("reports is empty; give at least one, as Cluster.run returns it")
+    check_format(path)
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    plots = [plot_staleness]
+    if any(each.losses for each in reports):
+        plots.append(plot_losses)
+    lanes = [each for each in reports if each.timeline is not None][:_MOST_TIMELINES]
+    most = _MOST_WORKERS if len(lanes) == 1 else _WORKERS_OF_SEVERAL
+    heights = [4.2, *(1.6 + 0.12 * min(each.num_workers, most) for each in lanes)]
+    figure = Figure(figsize=(12, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(1 + len(lanes), len(plots), height_ratios=heights)
+    for column, plot in enumerate(plots):
+        plot(figure.add_subplot(grid[0, column]), reports)
+    for row, report in enumerate(lanes, start=1):
+        plot_timeline(figure.add_subplot(grid[row, :]), report, num_workers=most)
+    with whole_file(path) as new:
+        figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
+
+
+def plot_staleness(axes: Axes, reports: Sequence[Report]) -> None:
+    """Draw which share of the gradients had which staleness when they took part in an update.
+
+    Several reports are drawn as lines, on a logarithmic axis: those that wait have all in one bar.
+    """
+    largest = max((max(each.staleness, default=0) for each in reports), default=0)
+    width = math.ceil((largest + 1) / _MOST_BARS)
+    edges = [width * place - 0.5 for place in range(max(largest // width, 9) + 2)]
+    for report in reports:
+        total = max(1, sum(report.staleness.values()))
+        shares = [0.0] * (len(edges) - 1)
+        for staleness, count in report.staleness.items():
+            shares[max(0, staleness) // width] += count / total
+        label = f"{report.protocol}, mean {report.mean_staleness:.3g}"
+        is_alone = len(reports) == 1
+        axes.stairs(shares, edges, fill=is_alone, label=label, linewidth=1.5, alpha=0.85)
+    axes.set_title("Staleness of the gradients")
+    axes.set_xlabel("staleness (updates" + (f", {width} in a bar)" if width > 1 else ")"))
+    axes.set_ylabel("share of the gradients")
+    if len(reports) > 1:
+        axes.set_yscale("log")
+    _legend_below(axes)
+
+
+def plot_losses(axes: Axes, reports: Sequence[Report]) -> None:
+    """Draw the losses against virtual time, a line for each report; what is not finite is left out.
+
+    An axis is logarithmic where it spans much: losses more than a factor of ten, or the times that
+    the trainings took more than one of twenty.
+    """
+    seen = []
+    for report in reports:
+        points = [(secs, loss) for secs, _, loss in report.losses if math.isfinite(loss)]
+        seen += [loss for _, loss in points]
+        axes.plot(
+            [secs for secs, _ in points],
+            [loss for _, loss in points],
+            label=f"{report.protocol}, {report.updates_per_second:.3g} updates/s",
+            linewidth=1.5,
+        )
+    if seen and min(seen) > 0 and max(seen) > 10 * min(seen):
+        axes.set_yscale("log")
+    times = [each.secs for each in reports]
+    if min(times) > 0 and max(times) > 20 * min(times):
+        axes.set_xscale("log", nonpositive="mask")  # leaves out the loss at 0
+    axes.set_title("Loss against virtual time")
+    axes.set_xlabel("virtual time (s)")
+    axes.set_ylabel("loss")
+    axes.grid(alpha=0.3)
+    _legend_below(axes)
+
+
+def plot_timeline(
+    axes: Axes,
+    report: Report,
+    *,
+    window: tuple[float, float] | None = None,
+    num_workers: int = _MOST_WORKERS,
+) -> None:
+    """Draw what the first workers did in a window of time, as coloured bars.
+
+    Args:
+        axes: to draw on.
+        report: of a cluster with keep_timeline=True.
+        window: (begin, end), virtual seconds; None: from 0, so long that single spans are seen.
+        num_workers: at most so many, from worker 0 on, >= 1.
+
+    Raises:
+        ValueError: the cluster kept no timeline, or the window is empty.
+    """
+    spans = [each for each in timeline_of(report).spans if each.worker < num_workers]
+    shown = min(num_workers, report.num_workers)
+    begin, end = _window(report, shown, len(spans)) if window is None else window
+    if not begin < end:
+        raise ValueError(f"window is {window!r}; give (begin, end) in seconds, begin < end")
+    bars: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for worker, kind, since, until in cut_spans(spans):
+        if since < end and until > begin:
+            lane = bars.setdefault(kind, {}).setdefault(worker, [])
+            lane.append((since, until - since))
+    for kind, colour in _COLOURS.items():
+        for number, (worker, pieces) in enumerate(bars.get(kind, {}).items()):
+            axes.broken_barh(
+                pieces,
+                (worker - 0.4, 0.8),
+                facecolors=colour,
+                edgecolors="white",  # tells neighbours of one kind apart
+                linewidth=0.4,
+                label=kind if number == 0 else None,
+            )
+    of_all = "" if shown == report.num_workers else f" of {report.num_workers}"
+    axes.set_title(f"What {shown}{of_all} workers did: {report.protocol}")
+    axes.set_xlabel("virtual time (s)")
+    axes.set_ylabel("worker")
+    axes.set_xlim(begin, end)
+    axes.set_ylim(shown - 0.4, -0.6)
+    axes.locator_params(axis="y", integer=True)  # there is no worker 2.5
+    if bars:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Where it hides no line, whatever the lines are."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
+
+
+def _window(report: Report, shown: int, num_spans: int) -> tuple[float, float]:
+    """From the beginning, about thirty spans of each worker long."""
+    whole = report.secs or 1.0
+    return 0.0, min(whole, 30 * shown * whole / max(1, num_spans))
+
+
+def check_format(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless the path ends as a plot's does."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise ValueError(f"{os.fspath(path)!r} is no plot; end it with {', '.join(FORMATS)}")
+
+
+def check_matplotlib() -> None:
+    """Raise ImportError that names the extra, unless matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "plots need matplotlib, which is not installed; pip install 'asynchooks[plot]'"
+        ) from error
