@@ -67,6 +67,10 @@ LAYERS = [
     ["hooks", "protocols"],
     ["simulation"],
     ["tf"],
+    ["_simulate_output"],
+    ["_simulate_command"],
+    ["cli"],
+    ["__main__"],
     ["testing"],
     ["__init__"],
 ]

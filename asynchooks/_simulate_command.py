@@ -1,0 +1,232 @@
+"""`asynchooks simulate`: its arguments, checked before anything runs, and the run itself.
+
+What is printed is made in `_simulate_output.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from . import _simulate_output as output
+
+if TYPE_CHECKING:
+    from .protocols import Protocol
+    from .simulation import Delay, Report
+
+SUMMARY = "train with many workers in virtual time"
+DESCRIPTION = (
+    "Workers around one parameter server train in virtual time, and what came of it is printed. "
+    "They fit a small built-in least-squares problem (16 weights, 256 examples, batches of 8), so "
+    "losses are those of real training. The same arguments do the same, always."
+)
+DEFAULT_UPDATES = 10_000
+_NUM_LOSSES = 200
+_DELAY = "seconds by a law, as constant:0.1, exponential:1.0 or uniform:1,3"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the sub-command takes."""
+    add = parser.add_argument
+    add("--workers", type=_positive, default=8, metavar="N", help="default 8")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--protocol", default="async", metavar="NAME",
+        help="async (default), sync, ksync:K, kbatch-sync:K, kasync:K, kbatch-async:K or ssp:S; "
+        "+discard:B behind it drops staler gradients",
+    )  # fmt: skip
+    which.add_argument(
+        "--compare", metavar="NAMES", help="several, as async,sync,ksync:6: a row for each"
+    )
+    add("--staleness", type=_count, metavar="S", help="the bound of ssp, if not in its name")
+    add("--delay", type=_delay, default="exponential:1.0", metavar="DELAY",
+        help=f"of computing a gradient: {_DELAY} (default exponential:1.0)")  # fmt: skip
+    add("--pull", type=_delay, metavar="DELAY", help="until parameters arrive (default none)")
+    add("--push", type=_delay, metavar="DELAY", help="until a gradient arrives (default none)")
+    add("--service", type=_delay, metavar="DELAY",
+        help="of the server for each gradient, one after the other (default none)")  # fmt: skip
+    add("--mtbf", type=_delay, metavar="DELAY", help="until a worker crashes (default: never)")
+    add("--repair", type=_delay, metavar="DELAY", help="until it works again; goes with --mtbf")
+    add("--updates", type=_positive, metavar="N",
+        help=f"of the parameters (default {DEFAULT_UPDATES}, without --until)")  # fmt: skip
+    add("--until", type=_secs, metavar="SECS", help="the last virtual second, perhaps earlier")
+    add("--learning-rate", type=_rate, metavar="RATE",
+        help="default 0.5 / workers, at most 0.05: stable when gradients are stale")  # fmt: skip
+    add("--seed", type=_count, default=0, metavar="N", help="of all random numbers (default 0)")
+    add("--backend", choices=("asyncio", "trio", "turbo"), default="turbo",
+        help="all give the same; turbo (default) is the fastest")  # fmt: skip
+    add("--trace", metavar="PATH", help="write a trace for ui.perfetto.dev")
+    add("--plot", metavar="PATH", help="write plots as .png, .svg or .pdf (extra: plot)")
+    add("--json", action="store_true", help="print JSON in place of the table (extra: cli)")
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """What the arguments ask for; `checked` makes it."""
+
+    options: argparse.Namespace
+    protocols: dict[str, Protocol]
+
+    def run(self) -> None:
+        """Train by each protocol, and write and print what came of it.
+
+        Raises:
+            SimulationError: the simulation could not go on.
+            OSError: a file could not be written.
+        """
+        from .simulation import plot_reports, write_trace
+
+        options = self.options
+        reports = [self._train(name, protocol) for name, protocol in self.protocols.items()]
+        if options.trace is not None:
+            write_trace(options.trace, reports[0])
+        if options.plot is not None:
+            plot_reports(options.plot, reports)
+        if options.json:
+            output.print_json(options.seed, options.backend, reports)
+        else:
+            output.print_table(reports)
+
+    def _train(self, name: str, protocol: Protocol) -> Report:
+        import numpy as np
+
+        from .simulation import Crashes, Simulation
+        from .simulation._least_squares import LeastSquares
+
+        options = self.options
+        problem = LeastSquares(options.seed)
+        simulation = Simulation(options.seed, options.backend)
+        cluster = simulation.cluster(
+            options.workers,
+            parameters=problem.first,
+            protocol=protocol,
+            compute=options.delay,
+            pull=options.pull,
+            push=options.push,
+            service=options.service,
+            failures=[] if options.mtbf is None else [Crashes(options.mtbf, options.repair)],
+            learning_rate=options.learning_rate,
+            keep_timeline=not (options.trace is None and options.plot is None),
+        )
+        updates = options.updates
+
+        def done() -> float:
+            by_updates = cluster.server.version / updates if updates else 0.0
+            return max(by_updates, simulation.now / options.until if options.until else 0.0)
+
+        # a rate that is too large is the user's to see, by its loss, and no cause for warnings
+        with output.progress(name, done), np.errstate(over="ignore", invalid="ignore"):
+            report = cluster.run(
+                gradient=problem.gradient,
+                updates=updates,
+                until=options.until,
+                loss=problem.loss,
+                loss_every=max(1, (updates or DEFAULT_UPDATES) // _NUM_LOSSES),
+            )
+        return replace(report, protocol=name)
+
+
+def checked(options: argparse.Namespace) -> Simulate:
+    """The command, if everything that it needs is there.
+
+    Raises:
+        ValueError: arguments do not go together.
+        ImportError: an extra is missing (says which).
+        OSError: a file could not be written.
+    """
+    from .simulation._plots import check_format, check_matplotlib
+    from .simulation._whole_file import check_writable
+
+    protocols = _protocols(options)
+    if (options.mtbf is None) != (options.repair is None):
+        raise ValueError("--mtbf and --repair go together; give both")
+    if options.updates is None and options.until is None:
+        options.updates = DEFAULT_UPDATES
+    if options.learning_rate is None:
+        options.learning_rate = min(0.05, 0.5 / options.workers)
+    if options.backend == "trio" and find_spec("trio") is None:
+        raise ImportError("--backend trio needs trio; pip install 'asynchooks[trio]'")
+    if not options.json:
+        output.check_rich()
+    if options.trace is not None:
+        if len(protocols) > 1:
+            raise ValueError("--trace is of one protocol; give --protocol in place of --compare")
+        with _named("--trace"):
+            check_writable(options.trace)
+    if options.plot is not None:
+        with _named("--plot"):
+            check_format(options.plot)
+            check_matplotlib()
+            check_writable(options.plot)
+    return Simulate(options, protocols)
+
+
+def _protocols(options: argparse.Namespace) -> dict[str, Protocol]:
+    """By the names that were asked for."""
+    from .protocols import parse_protocol
+
+    names = [options.protocol] if options.compare is None else options.compare.split(",")
+    complete = []
+    for name in names:
+        base, plus, rest = name.partition("+")
+        if base == "ssp":
+            if options.staleness is None:
+                raise ValueError("ssp needs a bound; give ssp:3, or --staleness 3")
+            name = f"ssp:{options.staleness}{plus}{rest}"
+        complete.append(name)
+    if options.staleness is not None and complete == names:
+        raise ValueError("--staleness is the bound of ssp; give it with the protocol ssp alone")
+    return {name: parse_protocol(name, options.workers) for name in complete}
+
+
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Errors of the block say which option they are about."""
+    try:
+        yield
+    except OSError as error:
+        # without the errno, which says nothing to who reads the line
+        raise type(error)(f"argument {option}: {error.filename!r} {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"argument {option}: {error}") from error
+
+
+def _argument(check: Callable[[str], Any]) -> Callable[[str], Any]:
+    """For `type=`: argparse shows a message only if it comes as its own error."""
+
+    def parse(text: str) -> Any:
+        try:
+            return check(text)
+        except (ValueError, OSError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
+
+
+def _number(text: str, kind: Callable[[str], Any], least: float, allowed: str) -> Any:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = math.nan
+    # NaN is not within any bounds
+    if not least <= number < math.inf:
+        raise ValueError(f"{text!r}; give {allowed}")
+    return number
+
+
+_positive = _argument(lambda text: _number(text, int, 1, "a whole number >= 1"))
+_count = _argument(lambda text: _number(text, int, 0, "a whole number >= 0"))
+_secs = _argument(lambda text: _number(text, float, 0, "virtual seconds >= 0"))
+_rate = _argument(lambda text: _number(text, float, 0, "a finite number >= 0"))
+
+
+@_argument
+def _delay(text: str) -> Delay:
+    from .simulation import parse_delay
+
+    return parse_delay(text)

@@ -1,0 +1,116 @@
+"""What `asynchooks simulate` shows: a table, JSON, and its progress. It runs nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .simulation import Report
+
+_SHARES = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
+_WIDTH = 200
+"""Columns, where there is no terminal that could be too narrow."""
+_LOOK_EVERY_SECS = 0.1
+
+
+def print_table(reports: Sequence[Report]) -> None:
+    """Print a row for each report. Kinds of time that nobody spent have no column."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [each.summary_row() for each in reports]
+    shares = [kind for kind in _SHARES if any(row[f"share_{kind}"] >= 5e-4 for row in rows)]
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    table.add_column("protocol")
+    for title in ("virtual s", "updates", "per s", "staleness", "max", "dropped", *shares, "loss"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            row["protocol"],
+            f"{row['secs']:.6g}",
+            str(row["updates"]),
+            f"{row['updates_per_second']:.4g}",
+            f"{row['mean_staleness']:.4g}",
+            str(row["max_staleness"]),
+            str(row["discarded"]),
+            *(f"{row[f'share_{kind}']:.1%}" for kind in shares),
+            "" if row["loss"] is None else f"{row['loss']:.3g}",
+        )
+    is_terminal = sys.stdout.isatty()
+    Console(file=sys.stdout, width=None if is_terminal else _WIDTH).print(table)
+
+
+def print_json(seed: int, backend: str, reports: Sequence[Report]) -> None:
+    """Print one object: seed, backend, and the reports, with what each staleness counts."""
+    rows = [
+        {**each.summary_row(), "staleness": {str(k): v for k, v in each.staleness.items()}}
+        for each in reports
+    ]
+    print(json.dumps({"seed": seed, "backend": backend, "reports": [_finite(row) for row in rows]}))
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows neither NaN nor infinity, which a loss may be: null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
+
+
+@contextmanager
+def progress(name: str, done: Callable[[], float]) -> Iterator[None]:
+    """Show how far the block is on stderr, if that is a terminal and rich is there.
+
+    Args:
+        name: of what runs.
+        done: from 0 to 1; it is called in a thread, so that the block does nothing for it.
+    """
+    if not (sys.stderr.isatty() and _has_rich()):
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
+    console = Console(file=sys.stderr)
+    has_ended = threading.Event()
+    # it is drawn by our thread alone: rich's own would look at nothing new
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def look() -> None:
+            while not has_ended.wait(_LOOK_EVERY_SECS):
+                bar.update(task, completed=done(), refresh=True)
+
+        thread = threading.Thread(target=look, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            thread.join()
+
+
+def check_rich() -> None:
+    """Raise ImportError that names the extra, unless rich is installed."""
+    if not _has_rich():
+        raise ImportError(
+            "the table needs rich, which is not installed; pip install 'asynchooks[cli]', or give "
+            "--json"
+        )
+
+
+def _has_rich() -> bool:
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return False
+    return True

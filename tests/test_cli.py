@@ -1,0 +1,230 @@
+"""The command line prints what the simulation gives, and refuses in one line what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import resource
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynchooks.cli import main
+from asynchooks.protocols import StaleSynchronous
+from asynchooks.simulation import Exponential, Simulation
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+
+def run(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    assert main(["simulate", *line.split()]) == 0
+    printed, errors = capsys.readouterr()
+    assert errors == "", "no progress where stderr is no terminal"
+    return printed
+
+
+def reports(capsys: pytest.CaptureFixture[str], line: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(capsys, f"{line} --json"))["reports"]
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line, after the program's name."""
+    try:
+        code = main(["simulate", *arguments])
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        code = left.code
+    printed, errors = capsys.readouterr()
+    assert (code, printed) == (2, "")
+    (line,) = errors.splitlines()
+    return str(line.removeprefix("asynchooks simulate: error: "))
+
+
+def test_the_table_has_a_row_for_each_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 4 --compare async,sync,ksync:3,ssp:3+discard:5 --updates 200"
+    title, _, *rows = run(capsys, line).splitlines()
+    assert title.split()[:3] == ["protocol", "virtual", "s"]
+    assert [row.split()[0] for row in rows] == ["async", "sync", "ksync:3", "ssp:3+discard:5"]
+    assert {row.split()[2] for row in rows} == {"200"}
+    assert "idle" not in title, "nobody spent time on it"
+
+
+def test_the_numbers_are_those_of_the_simulation(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 6 --protocol ssp:2 --delay exponential:0.5 --updates 300 --seed 9"
+    (row,) = reports(capsys, line)
+    cluster = Simulation(9).cluster(6, protocol=StaleSynchronous(2), compute=Exponential(0.5))
+    report = cluster.run(updates=300)
+    expected = report.summary_row() | {"protocol": "ssp:2", "loss": row["loss"]}
+    assert {key: row[key] for key in expected} == expected
+    assert row["staleness"] == {str(key): count for key, count in report.staleness.items()}
+
+
+def test_all_backends_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 3 --push uniform:0,1 --pull constant:0.1 --service constant:0.2 --updates 99"
+    tables = {run(capsys, f"{line} --backend {each}") for each in ("asyncio", "trio", "turbo")}
+    assert len(tables) == 1
+
+
+def test_a_bound_may_stand_in_the_name_or_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    rest = "--workers 3 --updates 50"
+    assert run(capsys, f"--protocol ssp --staleness 1 {rest}") == run(
+        capsys, f"--protocol ssp:1 {rest}"
+    )
+    (first, second) = reports(capsys, f"--compare ssp,ssp+discard:1 --staleness 2 {rest}")
+    assert (first["protocol"], second["protocol"]) == ("ssp:2", "ssp:2+discard:1")
+
+
+def test_losses_fall_and_one_that_overflows_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    (start,) = reports(capsys, "--updates 1 --learning-rate 0")
+    (good,) = reports(capsys, "--updates 2000")
+    assert good["loss"] < 0.01 < 1 < start["loss"]
+    for backend in ("asyncio", "trio", "turbo"):
+        (bad,) = reports(capsys, f"--updates 2000 --learning-rate 9 --backend {backend}")
+        assert bad["loss"] is None
+
+
+def test_a_run_until_a_time_ends_then(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = reports(capsys, "--workers 2 --delay constant:1 --until 10.5")
+    assert (row["secs"], row["updates"]) == (10.5, 20)
+    (row,) = reports(capsys, "--workers 2 --delay constant:1 --until 10.5 --updates 4")
+    assert (row["secs"], row["updates"]) == (2.0, 4)
+    (row,) = reports(capsys, "--until 0")
+    assert row["updates"] == 0
+
+
+def test_crashes_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 4 --updates 400 --mtbf exponential:10 --repair constant:2"
+    (row,) = reports(capsys, line)
+    assert row["share_down"] > 0.05
+
+
+def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace, plot = tmp_path / "out.json", tmp_path / "out.png"
+    run(capsys, f"--workers 3 --updates 20 --trace {trace} --plot {plot}")
+    names = {each["name"] for each in json.loads(trace.read_text())["traceEvents"]}
+    assert {"compute", "global step", "version 3"} <= names
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("--protocol fastest", "'fastest' is no protocol: .* Allowed: async, sync, ksync:K"),
+        ("--workers 8 --protocol ksync:9", "give k from 1 to 8"),
+        ("--protocol ssp", "give ssp:3, or --staleness 3"),
+        ("--protocol ssp:2 --staleness 3", "--staleness is the bound of ssp"),
+        ("--protocol sync --compare async", "argument --compare: not allowed"),
+        ("--delay exponential:-1", "argument --delay: .*mean is -1.0; give seconds, > 0"),
+        ("--push constant:nan", "argument --push: .*secs is nan; give seconds"),
+        ("--service fast", "argument --service: .* give one of constant:SECS"),
+        ("--delay empirical:/missing", "argument --delay: .*No such file"),
+        ("--mtbf exponential:9", "--mtbf and --repair go together"),
+        ("--backend threads", "argument --backend: .*asyncio.*trio.*turbo"),
+        ("--workers 0", "argument --workers: '0'; give a whole number >= 1"),
+        ("--updates 2.5", "argument --updates: '2.5'; give a whole number >= 1"),
+        ("--seed -1", "argument --seed: '-1'; give a whole number >= 0"),
+        ("--until nan", "argument --until: 'nan'; give virtual seconds >= 0"),
+        ("--learning-rate inf", "argument --learning-rate: 'inf'; give a finite number >= 0"),
+        ("--compare async,sync --trace out.json", "--trace is of one protocol"),
+        ("--trace /missing/out.json", "argument --trace: '/missing/out.json' cannot be written"),
+        ("--plot /missing/out.png", "argument --plot: .*there is no directory '/missing'; make it"),
+        ("--plot out.txt", "argument --plot: 'out.txt' is no plot; end it with .png, .svg, .pdf"),
+        ("--nonsense", "--nonsense"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_with_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], line: str, what: str
+) -> None:
+    with pytest.raises(AssertionError, match=what):
+        raise AssertionError(refusal(capsys, *line.split()))
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "what"),
+    [
+        ("rich", "--updates 5", r"asynchooks\[cli\]"),
+        ("matplotlib", "--plot out.png", r"asynchooks\[plot\]"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    line: str,
+    what: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(AssertionError, match=what):
+        raise AssertionError(refusal(capsys, *line.split()))
+
+
+def test_json_needs_no_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert reports(capsys, "--updates 5")[0]["updates"] == 5
+
+
+def test_a_disk_that_is_full_at_the_end_exits_with_1_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        code = main(["simulate", "--updates", "50", "--trace", str(tmp_path / "out.json")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 1
+    assert line.startswith("asynchooks simulate: error: ")
+    assert "File too large" in line
+    assert os.listdir(tmp_path) == []
+
+
+def test_help_says_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["simulate", "--help"])
+    assert left.value.code == 0
+    assert "least-squares problem" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
+def test_on_a_terminal_progress_is_shown_and_ctrl_c_ends_it_with_130(backend: str) -> None:
+    terminal, theirs = pty.openpty()
+    line = f"-m asynchooks simulate --updates 100000000 --backend {backend}"
+    process = subprocess.Popen(
+        [sys.executable, *line.split()],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"0%" not in shown:
+            assert select.select([terminal], [], [], 20)[0], shown
+            shown += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # Linux says the end of a terminal by it
+                break
+        printed, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert process.returncode == 130, shown
+    assert printed == b""
+    assert b"async" in shown
+    assert shown.endswith(b"asynchooks simulate: interrupted\r\n")
+    assert b"Traceback" not in shown
