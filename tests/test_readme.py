@@ -1,4 +1,4 @@
-"""The README's code blocks, run, with what they print; and its two command lines."""
+"""The README's code blocks, run, with what they print; and its command lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from asynchooks.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,6 +66,24 @@ def test_block_prints_what_the_readme_shows(
 
     if block.output is not None:
         assert printed.getvalue() == block.output
+
+
+COMMANDS = re.findall(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", README, re.M | re.S)
+
+
+@pytest.mark.parametrize(("command", "output"), COMMANDS, ids=[each[0][:19] for each in COMMANDS])
+def test_command_prints_what_the_readme_shows(
+    command: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    assert main(command.split()[1:]) == 0
+    # the table fills its lines with spaces
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == output.splitlines()
+
+
+def test_the_readme_shows_the_command_line() -> None:
+    assert COMMANDS
 
 
 def test_first_screen_holds_a_complete_example_with_its_output() -> None:
