@@ -17,7 +17,7 @@ import pytest
 
 from asynchooks.cli import main
 from asynchooks.protocols import StaleSynchronous
-from asynchooks.simulation import Exponential, Simulation
+from asynchooks.simulation import Constant, Exponential, Simulation
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -59,8 +59,16 @@ def test_the_table_has_a_row_for_each_protocol(capsys: pytest.CaptureFixture[str
 
 def test_the_numbers_are_those_of_the_simulation(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--workers 6 --protocol ssp:2 --delay exponential:0.5 --updates 300 --seed 9"
+    line += " --pull constant:0.1 --push constant:0.2 --service constant:0.3"
     (row,) = reports(capsys, line)
-    cluster = Simulation(9).cluster(6, protocol=StaleSynchronous(2), compute=Exponential(0.5))
+    cluster = Simulation(9).cluster(
+        6,
+        protocol=StaleSynchronous(2),
+        compute=Exponential(0.5),
+        pull=Constant(0.1),
+        push=Constant(0.2),
+        service=Constant(0.3),
+    )
     report = cluster.run(updates=300)
     expected = report.summary_row() | {"protocol": "ssp:2", "loss": row["loss"]}
     assert {key: row[key] for key in expected} == expected
@@ -98,6 +106,12 @@ def test_a_run_until_a_time_ends_then(capsys: pytest.CaptureFixture[str]) -> Non
     assert (row["secs"], row["updates"]) == (2.0, 4)
     (row,) = reports(capsys, "--until 0")
     assert row["updates"] == 0
+
+
+def test_a_run_without_an_end_makes_ten_thousand_updates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert reports(capsys, "--workers 2")[0]["updates"] == 10_000
 
 
 def test_crashes_cost_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,9 @@ def test_block_prints_what_the_readme_shows(
         assert printed.getvalue() == block.output
 
 
-COMMANDS = re.findall(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", README, re.M | re.S)
+COMMANDS = re.findall(
+    r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", README, re.M | re.S
+)
 
 
 @pytest.mark.parametrize(("command", "output"), COMMANDS, ids=[each[0][:19] for each in COMMANDS])

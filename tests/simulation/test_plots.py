@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,17 @@ def test_a_timeline_shows_the_first_workers_and_names_each_kind_once() -> None:
     assert labels_of(axes) == ["compute", "push", "wait", "lost", "down"]
     assert axes.get_title() == "What 3 of 6 workers did: sync"
     assert axes.get_ylim() == (2.6, -0.6), "worker 0 is on top"
+
+
+def test_bars_of_one_worker_never_hide_each_other() -> None:
+    failures = [Crashes(Exponential(3.0), Exponential(1.0), loses_work=False)]
+    report = report_of(workers=2, failures=failures)
+    axes = new_axes()
+    plot_timeline(axes, report, window=(0.0, report.secs))
+    bars = sorted(bar for each in bars_of(axes).values() for bar in each)
+    assert len(bars) > 40
+    for first, second in pairwise(bars):
+        assert first[0] < second[0] or first[2] <= second[1]
 
 
 def test_a_window_left_open_shows_about_thirty_spans_of_each_worker() -> None:
