@@ -1,7 +1,10 @@
 """asynchooks: monitored training sessions and their hooks for `async`/`await`.
 
     L6  testing                 fakes: a recording hook, a scripted raw session
+        cli, _simulate_command, _simulate_output
+                                the command line
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
+        simulation              thousands of workers in virtual time
     L4  hooks                   one file per purpose
         protocols               asynchronous training: who waits for whom
     L3  _session                MonitoredSession: a reader starts here
