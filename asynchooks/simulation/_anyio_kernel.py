@@ -19,7 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
-from .._errors import DeadlockError
+from .._errors import SimulationError
 from .._stacks import frames_of
 from ._kernel import Call, Kernel, KernelTask, check_secs
 
@@ -78,10 +78,13 @@ class AnyioKernel(Kernel):
         return slot.value
 
     async def sleep(self, secs: float) -> None:
-        if not secs >= 0:
-            check_secs(secs)
+        if type(secs) is not float or not secs >= 0.0:
+            secs = check_secs(secs)
+        if self.broken_by is not None:
+            raise self.broken_by
         waiter = self._new_waiter()
-        self.push(self.entry[0] + secs, waiter)
+        if (until := self.entry[0] + secs) < math.inf:
+            self.push(until, waiter)
         try:
             await waiter.suspend()
         finally:
@@ -105,7 +108,13 @@ class AnyioKernel(Kernel):
         with use_engine(self):
             self._enter()
             self.start(main, name="main").is_main = True
-            await self._until_released()
+            try:
+                await self._until_released()
+            except BaseException as error:  # Ctrl-C, as this event loop gives it
+                self.end(error if isinstance(error, KeyboardInterrupt) else None)
+                with anyio.CancelScope(shield=True):
+                    await self._until_released()
+                raise
 
     def running_tasks(self) -> list[tuple[str, object]]:
         ours = {task.coroutine: task.name for task in self.live if isinstance(task, LoopTask)}
@@ -117,7 +126,7 @@ class AnyioKernel(Kernel):
         if self._seen is not self.entry:
             self._seen = self.entry
             return
-        self._turns_here += 1
+        self.count_turn(self.time)
         if self._turns_here > self._max_turns:
             is_ending = self.is_ending
             self._refuse_livelock("of another library's waits")
@@ -134,19 +143,30 @@ class AnyioKernel(Kernel):
         try:
             with task.scope:
                 await fn(*args)
-        except anyio.get_cancelled_exc_class():  # the event loop's own: it is torn down
-            self.has_ended(task, None)
+        except anyio.get_cancelled_exc_class() as cancelled:  # the event loop's own
+            # of main it is an error, as for asyncio.run: main let that of a future pass
+            is_lost = task.is_main and not self.is_ending
+            self.has_ended(task, cancelled if is_lost else None)
             raise
         except BaseException as raised:
             error = raised
         self.has_ended(task, error)
 
-    def _break_waits(self, error: DeadlockError) -> None:
+    def _break_waits(self, error: SimulationError) -> None:
         for _, coroutine in self.running_tasks():
-            for frame, _ in frames_of(coroutine):
-                waiter = frame.f_locals.get("waiter")
-                if isinstance(waiter, Waiter):
-                    waiter.fail(error)
+            waiters = [frame.f_locals.get("waiter") for frame, _ in frames_of(coroutine)]
+            ours = [each for each in waiters if isinstance(each, Waiter)]
+            for waiter in ours:
+                if waiter.due:  # it would be woken as well
+                    waiter.due = 0
+                    self.forget_one()
+                waiter.fail(error)
+            if not ours:
+                self._break_foreign_wait(coroutine)
+
+    @abstractmethod
+    def _break_foreign_wait(self, coroutine: object) -> None:
+        """Let the task that runs it end by its cancellation, shielded or not."""
 
     @abstractmethod
     def _new_waiter(self) -> Waiter: ...
@@ -217,8 +237,8 @@ class _Shield:
         kernel = self._kernel
         self._scope = anyio.CancelScope(shield=True)
         self._timer = Call(self._scope.cancel, "the end of a shielded scope")
-        if self._seconds < math.inf:
-            kernel.push(kernel.time + self._seconds, self._timer)
+        if (until := kernel.time + max(0.0, self._seconds)) < math.inf:
+            kernel.push(until, self._timer)
         self._scope.__enter__()
         return self
 

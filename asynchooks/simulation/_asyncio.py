@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import math
 import selectors
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
 import anyio
 
-from .._errors import OutsideWorkError
+from .._errors import OutsideWorkError, SimulationError
 from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
 
@@ -27,7 +30,8 @@ class AsyncioKernel(AnyioKernel):
     def _all_tasks(self) -> list[tuple[str, object]]:
         driver = self._driver
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not driver]
-        return sorted((task.get_name(), task.get_coro()) for task in tasks)
+        named = [(task.get_name(), task.get_coro()) for task in tasks]
+        return sorted(named, key=lambda each: each[0])  # coroutines have no order
 
     def is_being_cancelled(self) -> bool:
         task = asyncio.current_task()  # else what it awaits was cancelled, and said so
@@ -47,6 +51,10 @@ class AsyncioKernel(AnyioKernel):
         self._released = loop.create_future()
 
     async def _until_released(self) -> None:
+        if self._released.cancelled():  # with whoever waited for it before
+            self._released = self._loop.create_future()
+            if not self.live:
+                return
         await self._released
 
     def _release(self) -> None:
@@ -61,7 +69,13 @@ class AsyncioKernel(AnyioKernel):
         running.add_done_callback(self._loop.tasks.discard)
 
     def _ring(self) -> None:
-        self._loop.call_soon_threadsafe(self.deliver)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.deliver)
+
+    def _break_foreign_wait(self, coroutine: object) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            if task.get_coro() is coroutine:
+                task.cancel()  # asyncio's own knows no shields
 
     def _count_busy_threads(self) -> int:
         return self._loop.num_in_executors + _busy_workers()
@@ -113,6 +127,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, kernel: AsyncioKernel) -> None:
         self.kernel = kernel
         self.num_in_executors = 0
+        self._executor: Any = None  # the default one
         self.tasks: set[asyncio.Task[None]] = set()
         super().__init__(_Selector(kernel))
 
@@ -123,19 +138,39 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
-        timer.kernel = self.kernel
-        self.kernel.push(max(when, self.kernel.time), timer)
+        timer.kernel, timer.due = self.kernel, 0
+        if math.isnan(when):
+            raise SimulationError("a timer is to come after nan seconds; give a number >= 0")
+        if when < math.inf:
+            self.kernel.push(max(when, self.kernel.time), timer)
         return timer
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> asyncio.Future[Any]:
-        future = super().run_in_executor(executor, func, *args)
+        if executor is None:
+            if self._executor is None:
+                self.set_default_executor(
+                    concurrent.futures.ThreadPoolExecutor(thread_name_prefix="simulated")
+                )
+            executor = self._executor
+        call = executor.submit(func, *args)
         self.num_in_executors += 1
-        future.add_done_callback(self._has_left_executor)
+        future = asyncio.wrap_future(call, loop=self)
+        # of the thread, not of who awaits it and may be cancelled; after the future's own, so
+        # that time stands still until the outcome is there
+        call.add_done_callback(self._leaves_executor)
         return future
 
-    def _has_left_executor(self, _: object) -> None:
+    def set_default_executor(self, executor: Any) -> None:
+        super().set_default_executor(executor)
+        self._executor = executor
+
+    def _leaves_executor(self, _: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self.call_soon_threadsafe(self._has_left_executor)
+
+    def _has_left_executor(self) -> None:
         self.num_in_executors -= 1
 
 

@@ -17,6 +17,10 @@ _WORDS = (
 )
 
 
+_NO_LOOP = ("has no attribute 'create_future'", "'runcontext' object has no attribute")
+"""What asyncio's and trio's own code stumbles over where no event loop runs."""
+
+
 def foreign_await(coroutine: Any, yielded: object) -> ForeignAwaitError:
     """The error for a coroutine that is suspended at something else than asynchooks's waits."""
     places = [(frame, line) for frame, line in frames_of(coroutine) if is_users(frame)]
@@ -31,7 +35,8 @@ def foreign_error(error: BaseException) -> BaseException:
     """The error, or what it becomes if another library's wait failed for want of an event loop."""
     text = str(error).lower()
     is_foreign = type(error).__name__ in ("NoEventLoopError", "AsyncLibraryNotFoundError") or (
-        type(error) is RuntimeError and any(words in text for words in _WORDS)
+        (type(error) is RuntimeError and any(words in text for words in _WORDS))
+        or (type(error) is AttributeError and any(words in text for words in _NO_LOOP))
     )
     if not is_foreign:
         return error

@@ -124,7 +124,7 @@ class Kernel(Engine):
         self.recording = recording
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self.is_ending = False
-        self.broken_by: DeadlockError | None = None  # why no wait is possible any more
+        self.broken_by: SimulationError | None = None  # why no wait is possible any more
         self._stop_at = math.inf  # the last moment whose entries fire
         self._condition: Callable[[], bool] | None = None  # looked at before each entry
         self._num_outside = 0  # pieces of outside work under way
@@ -133,7 +133,10 @@ class Kernel(Engine):
         self._last_orders = itertools.count(_AFTER_ALL).__next__
         self._num_stale = 0  # entries that will fire nothing
         self._max_turns = max_turns
-        self._turns_here = 0  # entries fired at this time
+        self._turns_at = -1.0  # the time at which these were counted:
+        self._turns_here = 0  # entries fired
+        self._most_live = 0  # tasks at once, as far as any of them has ended
+        self._to_end: set[KernelTask] = set()  # live, and cancelled by the end of the run
         self._thread = threading.get_ident()
         self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
         self._num_started = 0
@@ -171,9 +174,7 @@ class Kernel(Engine):
 
     def wake(self, slot: Slot, value: Any = None) -> None:
         if threading.get_ident() != self._thread:
-            self._mail.append((slot, value))
-            self.fires_freely_until = -math.inf
-            self._ring()
+            self.wake_from_signal(slot, value)
         elif not slot.is_woken:
             slot.is_woken = True
             slot.value = value
@@ -183,6 +184,12 @@ class Kernel(Engine):
                 if waiter.due:
                     self.forget_one()
                 self.push(self.entry[0], waiter)
+
+    def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
+        # the handler may have interrupted a change of the heap
+        self._mail.append((slot, value))
+        self.fires_freely_until = -math.inf
+        self._ring()
 
     def deliver(self) -> None:
         """Wake whom other threads have woken meanwhile."""
@@ -208,7 +215,7 @@ class Kernel(Engine):
 
     @abstractmethod
     def _ring(self) -> None:
-        """Have `deliver` called soon; from another thread."""
+        """Have `deliver` called soon, unless the run is over; from another thread."""
 
     @abstractmethod
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
@@ -223,7 +230,7 @@ class Kernel(Engine):
         """Nothing is left to run: let `run` return."""
 
     @abstractmethod
-    def _break_waits(self, error: DeadlockError) -> None:
+    def _break_waits(self, error: SimulationError) -> None:
         """Let every wait end by the error, shielded or not: tasks catch their cancellation."""
 
     @abstractmethod
@@ -245,15 +252,17 @@ class Kernel(Engine):
 
     def has_ended(self, task: KernelTask, error: BaseException | None) -> None:
         """A task is over; an error ends the simulation."""
+        self._most_live = max(self._most_live, len(self.live))
         del self.live[task]
+        self._to_end.discard(task)
         task.is_done = True
         waiting, task.waiting = task.waiting, None
         for slot in waiting or ():
             self.wake(slot)
         if error is not None or task.is_main:
             self.end(error)
-        if self.is_ending and not self.live:
-            self._release()
+        if self.is_ending and not self._to_end:  # those that clean-up started have no end yet
+            self._cancel_all()
 
     def end(self, error: BaseException | None = None) -> None:
         """Cancel every task, in order of starting; the run returns when the last is over."""
@@ -265,9 +274,14 @@ class Kernel(Engine):
             return
         self.is_ending = True
         self.stop_when(math.inf, None)  # clean-up may take its time
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        self._to_end.update(self.live)
         for task in list(self.live):
             task.cancel()
         if not self.live:
+            self.recording = None  # an event loop may fire entries that wake nobody as it closes
             self._release()
 
     def next_target(self, before: float = math.inf) -> Target | None:
@@ -280,8 +294,8 @@ class Kernel(Engine):
         while True:
             if self._mail:
                 self.deliver()
-            if self._condition is not None and self._condition():
-                self.end()
+            if self._condition is not None:
+                self._look_at_condition(self._condition)
             time, order, target = heap[0] if heap else (math.inf, 0, None)
             if target is not None and target.due != order:
                 heapq.heappop(heap)
@@ -289,9 +303,9 @@ class Kernel(Engine):
                 continue
             if time > before:
                 time, target = before, None
+            if time > self.entry[0] and self._is_outside_busy():
+                return None
             if time == math.inf:
-                if self._is_outside_busy():
-                    return None
                 self._nothing_left()
                 if not heap:
                     return _NOTHING if self.live else None
@@ -300,19 +314,19 @@ class Kernel(Engine):
                 self.entry = (self._stop_at, 0, None)
                 self.end()
                 continue
-            is_later = time > self.entry[0]
-            if is_later and self._is_outside_busy():
-                return None
             if target is None:
-                self.entry = (time, 0, None)
+                if time > self.entry[0]:
+                    self.entry = (time, 0, None)
                 return None
-            self._turns_here = 0 if is_later else self._turns_here + 1
+            self.count_turn(time)
+            if self._turns_here > self._max_turns and self._refuse_livelock(repr(target)):
+                if self.broken_by is not None:
+                    return _NOTHING  # tasks run now
+                continue
             self.entry = heapq.heappop(heap)
             target.due = 0
             if self.recording is not None:
                 self.recording.fired(time, target)
-            if self._turns_here > self._max_turns:
-                self._refuse_livelock(repr(target))
             fired: Target = target
             return fired
 
@@ -324,19 +338,46 @@ class Kernel(Engine):
             heapq.heapify(self._heap)
             self._num_stale = 0
 
-    def _refuse_livelock(self, what: str) -> None:
+    def _look_at_condition(self, condition: Callable[[], bool]) -> None:
+        try:
+            is_over = condition()
+        except BaseException as error:
+            self.end(error)
+        else:
+            if is_over:
+                self.end()
+
+    def count_turn(self, time: float) -> None:
+        """One more turn at this time, which the turbo kernel may have reached without a count."""
+        if time == self._turns_at:
+            self._turns_here += 1
+        else:
+            self._turns_at, self._turns_here, self._most_live = time, 0, 0
+
+    def _refuse_livelock(self, what: str) -> bool:
         """Enough turns without spending time: end, if there are not as many tasks as that."""
-        if self._turns_here <= self._max_turns * len(self.live) or self.is_ending:
-            return
+        num_tasks = max(self._most_live, len(self.live))
+        if self._turns_here <= self._max_turns * num_tasks:
+            return False
         self._turns_here = 0
-        self.end(
-            LivelockError(
-                f"{len(self.live)} tasks took more than {self._max_turns} turns each at virtual "
-                f"time {self.time!r}, the last of them {what}: they go on without spending "
-                "time. Let them sleep or compute for more than 0 s, or give Simulation a larger "
-                "max_turns."
-            )
+        error = LivelockError(
+            f"{num_tasks} tasks took more than {self._max_turns} turns each at virtual time "
+            f"{self.time!r}, the last of them {what}: they go on without spending time. Let them "
+            "sleep or compute for more than 0 s, or give Simulation a larger max_turns."
         )
+        if self.is_ending:
+            self._force_end(error)
+        else:
+            self.end(error)
+        return True
+
+    def _force_end(self, error: SimulationError) -> None:
+        """What is left would never end by its cancellation alone."""
+        if self.broken_by is not None:  # not even that has ended them
+            raise error
+        self.broken_by = error
+        self.error = self.error or error
+        self._break_waits(error)
 
     @property
     def is_outside_declared(self) -> bool:
@@ -355,14 +396,10 @@ class Kernel(Engine):
             f"{describe(self.running_tasks())}\nLet somebody wake them, or end them by a stop, a "
             "cancellation or a timeout."
         )
-        if not self.is_ending:
+        if self.is_ending:
+            self._force_end(error)
+        else:
             self.end(error)
-            return
-        if self.broken_by is not None:  # not even that has ended them
-            raise error
-        self.broken_by = error
-        self.error = self.error or error
-        self._break_waits(error)
 
     @contextmanager
     def outside_work(self) -> Iterator[None]:
@@ -391,7 +428,7 @@ class KernelTask(EngineTask):
         self.body: Any = None
         self.is_done = False
         self.is_main = False
-        self.waiting: list[Slot] | None = None  # a list only once somebody waits
+        self.waiting: dict[Slot, None] | None = None  # in order; only once somebody waits
 
     @property
     def name(self) -> str:
@@ -402,9 +439,13 @@ class KernelTask(EngineTask):
         if not self.is_done:
             slot = Slot(self.kernel, f"the end of {self.name}")
             if self.waiting is None:
-                self.waiting = []
-            self.waiting.append(slot)
-            await self.kernel.park(slot, until)
+                self.waiting = {}
+            self.waiting[slot] = None
+            try:
+                await self.kernel.park(slot, until)
+            finally:
+                if self.waiting is not None:
+                    del self.waiting[slot]
         return self.is_done
 
     def __repr__(self) -> str:
@@ -412,7 +453,14 @@ class KernelTask(EngineTask):
 
 
 def check_secs(secs: float) -> float:
-    """The seconds as a float, or an error."""
-    if not secs >= 0:
+    """The seconds as a float, or an error.
+
+    NumPy's narrow floats are converted before they meet the time, which they would round.
+    """
+    try:
+        checked = float(secs)
+    except (TypeError, ValueError, OverflowError):
+        checked = -1.0
+    if not checked >= 0 or isinstance(secs, str):
         raise SimulationError(f"secs is {secs!r}; give virtual seconds >= 0")
-    return float(secs)
+    return checked

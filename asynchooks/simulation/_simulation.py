@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -89,6 +90,7 @@ class Simulation:
         )(orders, max_turns, self.recording)
         self._kernel: Kernel | None = None
         self._value: Any = None
+        self._is_over = False
 
     def run(
         self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
@@ -128,6 +130,7 @@ class Simulation:
             with no_real_sleep():
                 kernel.run(run_main)
         finally:
+            self._is_over = True
             _running.reset(token)
         return self._value
 
@@ -137,10 +140,17 @@ class Simulation:
         return 0.0 if self._kernel is None else self._kernel.time
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs in another thread than this one."""
+        return self._kernel is not None and self._kernel.is_elsewhere
+
+    @property
     def kernel(self) -> Kernel:
         """The engine, while it runs."""
         if self._kernel is None:
             raise SimulationError("the simulation has not begun; call this in what `run` runs")
+        if self._is_over:
+            raise SimulationError("the simulation is over; call this in what `run` runs")
         return self._kernel
 
     def sleep(self, secs: float) -> Awaitable[None]:
@@ -225,7 +235,8 @@ def _check_until(until: Until | None) -> tuple[float, Callable[[], bool] | None]
 
 
 def _refuse_nesting() -> None:
-    if _running.get() is not None:
+    running = _running.get()
+    if running is not None and not running.is_elsewhere:
         raise SimulationError(
             "a simulation runs already; start tasks in it by `start`, or run this one afterwards"
         )
@@ -234,7 +245,9 @@ def _refuse_nesting() -> None:
     try:
         library = current_async_library()
     except AsyncLibraryNotFoundError:
-        return
+        if "asyncio" not in sys.modules or sys.modules["asyncio"]._get_running_loop() is None:
+            return
+        library = "asyncio"  # in a callback, where no task runs
     raise SimulationError(
         f"an event loop of {library} runs in this thread, and its time is real; call "
         "Simulation.run outside of it, or in a thread"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -30,15 +31,10 @@ class TrioKernel(AnyioKernel):
     _is_released = False
 
     def _all_tasks(self) -> list[tuple[str, object]]:
-        root = trio.lowlevel.current_root_task()
-        tasks = [] if root is None else [root]
-        for task in tasks:  # grows meanwhile
-            for nursery in task.child_nurseries:
-                tasks.extend(nursery.child_tasks)
         return [
             (task.name, task.coro)
-            for task in tasks
-            if task not in (root, self._driver) and not task.name.startswith(_TRIOS_OWN)
+            for task in _tasks_of_run()[1:]
+            if task is not self._driver and not task.name.startswith(_TRIOS_OWN)
         ]
 
     def _new_waiter(self) -> Waiter:
@@ -46,13 +42,19 @@ class TrioKernel(AnyioKernel):
 
     def _run_loop(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         options = {"clock": _Clock(self)}
-        anyio.run(fn, *args, backend="trio", backend_options=options)
+        try:
+            anyio.run(fn, *args, backend="trio", backend_options=options)
+        except trio.TrioInternalError as error:  # what the clock raised, when all else failed
+            raise self.error or error from error
 
     def _enter(self) -> None:
         self._current_task = trio.lowlevel.current_task
         self._driver = trio.lowlevel.current_task()
         self._token = trio.lowlevel.current_trio_token()
         self._event = trio.Event()
+        # trio shows it nowhere; without it, `wait_all_tasks_blocked` ends when time has passed
+        context = getattr(trio._core._run, "GLOBAL_RUN_CONTEXT", None)
+        self._runner = getattr(context, "runner", None)
 
     async def _until_released(self) -> None:
         await self._event.wait()
@@ -69,21 +71,38 @@ class TrioKernel(AnyioKernel):
         task.coroutine = spawned.coro
 
     def _ring(self) -> None:
-        self._token.run_sync_soon(self.deliver)
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self.deliver)
+
+    def _break_foreign_wait(self, coroutine: object) -> None:
+        for task in _tasks_of_run():
+            # trio shows scopes nowhere; without this, the task would wait for ever
+            status = getattr(task, "_cancel_status", None) if task.coro is coroutine else None
+            while status is not None:
+                status._scope.shield = False
+                status = status.parent
 
     def _count_busy_threads(self) -> int:
-        return trio.testing.active_thread_count()
+        # trio forgets a thread that was abandoned; its token is not back until it has worked
+        tokens = trio.to_thread.current_default_thread_limiter().borrowed_tokens
+        return max(trio.testing.active_thread_count(), tokens)
 
     def sleep_secs(self, deadline: float) -> float:
         """Fire the next entry, or let trio's next deadline come; how long trio is to sleep."""
         self._num_looks += 1
         if self._num_looks % _LOOK_EVERY == 0:
             self._refuse_io()
-        target = self.next_target(deadline)
+        if self._is_idle_awaited():
+            return math.inf
+        target = self.next_target(max(deadline, self.time))
         if target is not None:
             target.fire()
             return 0.0
         return 0.0 if self.time >= deadline or self._is_released else math.inf
+
+    def _is_idle_awaited(self) -> bool:
+        """Whether somebody waits until all tasks are blocked: trio tells them, if it may sleep."""
+        return bool(getattr(self._runner, "waiting_for_idle", False))
 
     def _nothing_left(self) -> None:
         self._refuse_io()
@@ -100,19 +119,24 @@ class _TaskWaiter(Waiter):
 
     def __init__(self, trio_task: trio.lowlevel.Task) -> None:
         super().__init__()
-        self._trio_task = trio_task
+        self._trio_task: trio.lowlevel.Task | None = trio_task  # until it is to run again
 
     def suspend(self) -> Awaitable[Any]:
         return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._trio_task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
     def fire(self) -> None:
-        trio.lowlevel.reschedule(self._trio_task)
+        task, self._trio_task = self._trio_task, None
+        assert task is not None
+        trio.lowlevel.reschedule(task)
 
     def fail(self, error: BaseException) -> None:
-        trio.lowlevel.reschedule(self._trio_task, outcome.Error(error))
+        task, self._trio_task = self._trio_task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, outcome.Error(error))
 
 
 class _Clock(trio.abc.Clock):
@@ -125,11 +149,22 @@ class _Clock(trio.abc.Clock):
         """It stands at 0 until something is to fire."""
 
     def current_time(self) -> float:
-        self._kernel.look_at_turns()
+        if not trio.lowlevel.in_trio_task():  # the loop asks, once a turn
+            self._kernel.look_at_turns()
         return self._kernel.entry[0]
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return self._kernel.sleep_secs(deadline)
+
+
+def _tasks_of_run() -> list[trio.lowlevel.Task]:
+    """The root of all tasks, and all tasks."""
+    root = trio.lowlevel.current_root_task()
+    tasks = [] if root is None else [root]
+    for task in tasks:  # grows meanwhile
+        for nursery in task.child_nurseries:
+            tasks.extend(nursery.child_tasks)
+    return tasks
 
 
 def _num_waiting_for_io() -> int:

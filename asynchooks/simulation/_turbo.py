@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import heapq
 import math
+import queue
+import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context, copy_context
 from types import TracebackType, coroutine
 from typing import Any
 
 from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
-from .._errors import DeadlockError, LivelockError
+from .._errors import LivelockError, SimulationError
 from ._foreign import foreign_await, foreign_error
 from ._kernel import Call, Kernel, KernelTask, check_secs
 
@@ -30,6 +32,10 @@ class Cancelled(BaseException):
     def __init__(self, scope: object) -> None:
         super().__init__("cancelled")
         self.scope = scope
+
+
+class _HasChangedContext(Exception):  # noqa: N818 - it never leaves where it is raised
+    """A task has set a variable in the context that is common."""
 
 
 class TurboTask(KernelTask):
@@ -73,13 +79,15 @@ class TurboKernel(Kernel):
     """Resumes coroutines one after the other; the fastest, for sweeps over many workers."""
 
     _is_released = False
+    _is_interrupted = False
     _common: Context
+    _is_shared: bool  # whether tasks may share the common context
     _entered: Context
     _owner: TurboTask | None = None
 
     def _new_task(self, name: str | int) -> KernelTask:
         task, context = TurboTask(self, name), copy_context()
-        if context != self._common:
+        if not self._is_shared or differ(context, self._common):
             task.run = context.run
         return task
 
@@ -88,7 +96,7 @@ class TurboKernel(Kernel):
         if not slot.is_woken:
             slot.waiter = self.entry[2]
             try:
-                yield until
+                yield until if until > self.entry[0] else self.entry[0]
             finally:
                 slot.waiter = None
             if not slot.is_woken:
@@ -98,8 +106,8 @@ class TurboKernel(Kernel):
 
     @coroutine
     def sleep(self, secs: float) -> Generator[float, None, None]:
-        if not secs >= 0:
-            check_secs(secs)
+        if type(secs) is not float or not secs >= 0.0:
+            secs = check_secs(secs)
         yield self.entry[0] + secs
 
     def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
@@ -113,11 +121,12 @@ class TurboKernel(Kernel):
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
         hooks = sys.get_asyncgen_hooks()
-        self._news = threading.Event()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put
         try:
             sys.set_asyncgen_hooks(finalizer=self._close_later)
-            with use_engine(self):
+            with use_engine(self), self._heeding_interrupts():
                 self._common = copy_context()
+                self._is_shared = all(map(_differs_if_other, self._common.values()))
                 self.start(main, name="main").is_main = True
                 while not self._is_released:
                     self._entered, self._owner = self._common.copy(), None
@@ -126,6 +135,28 @@ class TurboKernel(Kernel):
             sys.set_asyncgen_hooks(*hooks)
         if self.error is not None:
             raise self.error
+
+    @contextmanager
+    def _heeding_interrupts(self) -> Iterator[None]:
+        """Ctrl-C ends the run at its next entry, as on an event loop; a second one at once."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+
+        def interrupt(*_: object) -> None:
+            if self._is_interrupted:
+                raise KeyboardInterrupt
+            self._is_interrupted = True
+            slot = Slot(self, "an interrupt")
+            slot.waiter = Call(lambda: self.end(KeyboardInterrupt()), "an interrupt")
+            self.wake_from_signal(slot)
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _close_later(self, generator: Any) -> None:
         self.start(generator.aclose, name=f"the end of {generator.__qualname__}")
@@ -138,7 +169,7 @@ class TurboKernel(Kernel):
         """
         heap, next_order, replace = self._heap, self._next_order, heapq.heapreplace
         last, turns, most_turns = -1.0, 0, self._max_turns
-        entered, common = self._entered, self._common
+        entered, common, never = self._entered, self._common, math.inf
         while not self._is_released:
             # not `while heap`: CPython 3.11 warms code up at unconditional jumps back only
             while True:
@@ -160,16 +191,22 @@ class TurboKernel(Kernel):
                     until = task.body.send(None) if run is None else run(task.body.send, None)
                 except BaseException as error:
                     self._unplace(task)
+                    if run is None and differ(entered, common):
+                        self._owner = task  # nobody goes on in what it has changed
                     self._has_left(task, error)
                     break
-                if run is None and entered != common:
+                try:
+                    if run is None and entered != common:
+                        raise _HasChangedContext
+                except Exception:  # that, or values that cannot be compared, such as arrays
                     self._unplace(task)
-                    self._give_context(task)
-                    self._park(task, until)
+                    if task.__class__ is TurboTask:
+                        self._give_context(task)
+                        self._park(task, until)
                     return
                 # another may be first now, by another order than first come, or after a sweep
-                if until.__class__ is float and heap[0] is entry and not task.is_guarded:
-                    if until < math.inf:
+                if type(until) is float and heap[0] is entry and not task.is_guarded:
+                    if until < never:
                         task.due = order = next_order()
                         replace(heap, (until, order, task))
                     else:
@@ -179,7 +216,7 @@ class TurboKernel(Kernel):
                     self._unplace(task)
                     if task.__class__ is TurboTask:
                         self._park(task, until)
-            if self._is_released:
+            if self._is_released or self._owner is not None:
                 break
             target = self.next_target()
             if target is not None:
@@ -187,8 +224,7 @@ class TurboKernel(Kernel):
                 if self._owner is not None:
                     return
             elif not self._is_released:  # until outside work is over, or has woken somebody
-                self._news.wait()
-                self._news.clear()
+                self._news.get()
 
     def resume(self, task: TurboTask, how: Callable[[Any], Any], value: Any) -> None:
         """Run the task, by `send` or `throw`, until it waits again."""
@@ -206,7 +242,7 @@ class TurboKernel(Kernel):
         try:
             return how(value)
         finally:
-            if task.run is None and self._entered != self._common:
+            if task.run is None and differ(self._entered, self._common):
                 self._give_context(task)
 
     def _give_context(self, task: TurboTask) -> None:
@@ -234,6 +270,8 @@ class TurboKernel(Kernel):
                 error: BaseException = self.broken_by
             elif scope is not None:
                 error = Cancelled(scope)
+                if isinstance(until, (float, int)) and until < math.inf:
+                    self._next_order()  # on an event loop it has asked for its time, too
             elif isinstance(until, (float, int)):
                 if until < math.inf:
                     self.push(float(until), task)
@@ -248,7 +286,9 @@ class TurboKernel(Kernel):
         self._has_left(task, LivelockError(f"{task!r} goes on waiting though it is cancelled"))
 
     def _has_left(self, task: TurboTask, error: BaseException) -> None:
-        if isinstance(error, (StopIteration, Cancelled)):
+        if task.__class__ is not TurboTask:  # a function that an entry calls has failed
+            self.end(error)
+        elif isinstance(error, (StopIteration, Cancelled)):
             self.has_ended(task, None)
         else:
             self.has_ended(task, foreign_error(error))
@@ -256,19 +296,42 @@ class TurboKernel(Kernel):
     def begin(self, task: KernelTask) -> None:
         assert isinstance(task, TurboTask)
         fn, args = task.body
-        task.body = as_coroutine(self._call(task, lambda _: fn(*args), None))
+        try:
+            task.body = as_coroutine(self._call(task, lambda _: fn(*args), None))
+        except BaseException as error:  # e.g. other arguments than it takes
+            self._has_left(task, error)
+            return
         self.resume(task, task.body.send, None)
 
-    def _break_waits(self, error: DeadlockError) -> None:
+    def _break_waits(self, error: SimulationError) -> None:
         for task in list(self.live):
             assert isinstance(task, TurboTask)
-            self.resume(task, task.body.throw, error)
+            if type(task.body) is not tuple and not task.is_done:  # else it has not begun
+                if task.due:
+                    self._unplace(task)
+                self.resume(task, task.body.throw, error)
 
     def _ring(self) -> None:
-        self._news.set()
+        self._news.put(None)
 
     def _release(self) -> None:
         self._is_released = True
+
+
+def differ(one: Context, other: Context) -> bool:
+    """Whether a variable has another value in one of them."""
+    try:
+        return one != other
+    except Exception:  # of values that cannot be compared, such as arrays
+        return True
+
+
+def _differs_if_other(value: object) -> bool:
+    """Whether no other object passes for it: contexts compare values as `==` does.
+
+    A task that sets a variable to a list of its own, equal to the common one, must not share it.
+    """
+    return type(value).__eq__ is object.__eq__ or type(value) in (str, type(None))
 
 
 def as_coroutine(awaitable: Any) -> Coroutine[Any, Any, Any]:
@@ -297,8 +360,8 @@ class _Shield:
         self._task, self.outer, task.shield = task, task.shield, self
         task.is_guarded = True
         self._timer = Call(self._end, "the end of a shielded scope")
-        if self._seconds < math.inf:
-            kernel.push(kernel.time + self._seconds, self._timer)
+        if (until := kernel.time + max(0.0, self._seconds)) < math.inf:
+            kernel.push(until, self._timer)
         return self
 
     def _end(self) -> None:

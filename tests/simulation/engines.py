@@ -1,0 +1,38 @@
+"""The engines that tests run a program on. Nothing is tested here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from subprocess import run
+from typing import Any, get_args
+
+import pytest
+
+from asynchooks.simulation import Simulation
+from asynchooks.simulation._simulation import Backend
+
+BACKENDS: tuple[Any, ...] = get_args(Backend)
+
+on_every_engine = pytest.mark.parametrize("backend", BACKENDS)
+on_event_loops = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+_ROOT = Path(__file__).parents[2]
+
+
+def outcome_of(simulation: Simulation, main: Callable[[], Awaitable[Any]]) -> Any:
+    """What the run returned, or the type of the error that left it."""
+    try:
+        return simulation.run(main)
+    except Exception as error:
+        return type(error)
+
+
+def output_of(program: str, **environment: str) -> list[str]:
+    """What a program prints in a process of its own, which may leave no error or warning."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    variables = {"PYTHONPATH": str(_ROOT), **environment}
+    done = run(command, capture_output=True, text=True, timeout=60, env=variables, check=False)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
