@@ -115,7 +115,7 @@ class Kernel(Engine):
     def __init__(
         self,
         orders: Iterator[int] | None = None,
-        max_turns: int = 100_000,
+        max_turns: int = 10_000,
         recording: Recording | None = None,
     ) -> None:
         self.entry: tuple[float, int, Any] = (0.0, 0, None)  # fired last: the present moment
@@ -462,5 +462,5 @@ def check_secs(secs: float) -> float:
     except (TypeError, ValueError, OverflowError):
         checked = -1.0
     if not checked >= 0 or isinstance(secs, str):
-        raise SimulationError(f"secs is {secs!r}; give virtual seconds >= 0")
+        raise ValueError(f"secs is {secs!r}; give virtual seconds >= 0")
     return checked

@@ -72,7 +72,7 @@ class Simulation:
         backend: Backend = "asyncio",
         *,
         shuffle_ties: bool = False,
-        max_turns: int = 100_000,
+        max_turns: int = 10_000,
         keep_trace: bool = False,
     ) -> None:
         if backend not in get_args(Backend):
