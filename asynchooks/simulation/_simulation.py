@@ -22,6 +22,7 @@ from ._cluster import Cluster
 from ._delays import Delay
 from ._kernel import Kernel
 from ._network import Queue
+from ._rare_collections import rare_collections
 from ._real_sleep import no_real_sleep
 from ._recording import Recording
 from ._streams import Streams
@@ -127,7 +128,7 @@ class Simulation:
 
         token = _running.set(self)
         try:
-            with no_real_sleep():
+            with no_real_sleep(), rare_collections():
                 kernel.run(run_main)
         finally:
             self._is_over = True
