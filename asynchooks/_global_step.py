@@ -237,6 +237,13 @@ class GlobalStep(StepRuns):
             lost = self._waiters.take_lost()
         wake_all([(each.slot, _UNREACHABLE) for each in lost])
 
+    def set_idle(self, worker: Worker, is_idle: bool) -> None:
+        """Say that an open worker moves no step for now; waiters that it leaves alone end."""
+        with self._lock:
+            self._waiters.set_idle(worker, is_idle)
+            lost = self._waiters.take_lost()
+        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+
     def close(self) -> None:
         """Say that the step will not move again: everybody who waits for it, or will, ends."""
         with self._lock:

@@ -66,6 +66,13 @@ class Waiters:
             self.workers.remove(worker)
             self._num_idle -= worker.waits > 0
 
+    def set_idle(self, worker: Worker, is_idle: bool) -> None:
+        """An open worker moves no step for now, or may do so again."""
+        was_idle = worker.waits > 0
+        worker.waits += 1 if is_idle else -1
+        if worker in self.workers:
+            self._num_idle += (worker.waits > 0) - was_idle
+
     def add(self, step: int, slot: Slot, worker: Worker | None) -> Waiter:
         waiter = Waiter(slot, worker)
         heapq.heappush(self._heap, (step, self._order, waiter))

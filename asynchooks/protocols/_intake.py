@@ -62,6 +62,8 @@ class Intake:
         self._collected = Collected()
         self._staleness = StalenessCounts(num_workers)
         self._waits = Waits(global_step, num_workers)
+        self.when_over: Callable[[], object] | None = None
+        """Called at the last update, by the limit, before anybody else hears of it."""
         self._is_closed = False
         self._num_applied = 0
         self._num_discarded = 0
@@ -213,6 +215,8 @@ class Intake:
         gate, waits = self._gate, self._waits
         self.global_step.publish(gate.value + 1)
         is_over = gate.limit is not None and gate.value >= gate.limit
+        if is_over and self.when_over is not None:
+            self.when_over()
         if waits.watchers and (is_over or self.protocol.abandons_stale):
             waits.abandon(self._is_useless)
         if waits.for_next:

@@ -67,6 +67,8 @@ class ParameterServer(Intake):
         # most protocols leave one of them alone, or both
         self._waits_before = type(protocol).begin_step is not Protocol.begin_step
         self._waits_after = type(protocol).end_step is not Protocol.end_step
+        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
+        """Awaited with a worker and what it is about to wait for, in place of that: a stopwatch."""
 
     async def begin_step(self, worker: int) -> None:
         """Wait until the protocol lets this worker pull. Cancellation safe.
@@ -78,7 +80,7 @@ class ParameterServer(Intake):
         if self._collected:  # before a restore, perhaps of more workers than there are now
             self._update_if_due()
         if self._waits_before:
-            await self.protocol.begin_step(self, worker)
+            await self._wait(worker, self.protocol.begin_step(self, worker))
             self._check_goes_on(worker)
 
     async def end_step(self, worker: int) -> None:
@@ -88,7 +90,10 @@ class ParameterServer(Intake):
         """
         if self._waits_after:
             with suppress(StopTraining):  # which no after_run may raise; begin_step says it again
-                await self.protocol.end_step(self, worker)
+                await self._wait(worker, self.protocol.end_step(self, worker))
+
+    def _wait(self, worker: int, waiting: Awaitable[None]) -> Awaitable[None]:
+        return waiting if self.around_wait is None else self.around_wait(worker, waiting)
 
     async def wait_for_update(self, worker: int) -> None:
         """Wait while a gradient of this worker is collected; for protocols. Cancellation safe.

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._engine import EngineTask, Slot, current_engine
-from .._errors import SimulationError, StepUnreachableError, is_clean_end
+from .._errors import SimulationError, is_clean_end
 from .._global_step import GlobalStep
 from ..protocols import Asynchronous, ParameterServer, Protocol
 from ._arguments import checked_positive
-from ._delays import Constant, Delay, Exponential, checked_delay
-from ._failures import Failure
+from ._delays import Delay, Exponential
+from ._failures import Failure, checked_failures
 from ._kernel import Kernel
+from ._losses import Losses
 from ._network import Queue
+from ._presence import Presence
+from ._programs import Gradient, Loss, Program, Training, as_awaitable, zeros_like
 from ._report import Report, report_of
 from ._timeline import NoTimeline, Timeline
+from ._timings import checked_timings
 from ._worker import Worker
 
 if TYPE_CHECKING:
     from ._simulation import Simulation, Until
-
-Program = Callable[[Worker], Awaitable[Any]]
-Gradient = Callable[[Any, Worker], Any]
-
-
-@dataclass(frozen=True)
-class Delays:
-    """What takes how long: computing a gradient, and its way to the server and back."""
-
-    compute: Delay
-    pull: Delay | None
-    push: Delay | None
 
 
 class Cluster:
@@ -67,12 +58,9 @@ class Cluster:
         keep_timeline: bool = False,
     ) -> None:
         self.simulation = simulation
-        self.num_workers = num_workers
-        self.delays = Delays(
-            checked_delay("compute", Exponential(1.0) if compute is None else compute),
-            _delay_or_none("pull", pull),
-            _delay_or_none("push", push),
-        )
+        self.num_workers = checked_positive("num_workers", num_workers)
+        compute = Exponential(1.0) if compute is None else compute
+        self.delays = checked_timings(self.num_workers, compute, pull, push, service)
         self.server = ParameterServer(
             np.zeros(1) if parameters is None else parameters,
             Asynchronous() if protocol is None else protocol,
@@ -81,13 +69,10 @@ class Cluster:
             update=update,
             global_step=GlobalStep(num_workers=num_workers, keeps_limit=True),
         )
-        self.nothing = _zeros_like(self.server.parameters)
+        self.server.when_over = self._has_made_all
+        self.nothing = zeros_like(self.server.parameters)
         """A gradient that changes nothing."""
-        for each in failures:
-            if not isinstance(each, Failure):
-                raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
-            each.check(num_workers)
-        self.failures = list(failures)
+        self.failures = checked_failures(failures, self.num_workers)
         self.timeline = Timeline() if keep_timeline else NoTimeline()
         self.losses: list[tuple[float, int, float]] = []
         """(Virtual seconds, updates, loss), as often as `loss_every` said."""
@@ -95,16 +80,17 @@ class Cluster:
         self.workers: list[Worker] = []
         self.num_active = 0
         """Workers whose program runs now."""
-        self._service = _delay_or_none("service", service)
         self._program: Program | None = None
+        self._presence: Presence
         self._beside: list[EngineTask] = []
         self._change: Slot
         self._num_unfinished = 0
         self.updates: int | None = None
         """How many were asked for."""
-        self.last_update_at = 0.0
+        self.began_at = 0.0
+        """Virtual seconds at which training began."""
         self.ended_at: float | None = None
-        """Virtual seconds of the last update, once training has ended by itself."""
+        """Virtual seconds at which it ended: by the last update asked for, or else."""
 
     @property
     def kernel(self) -> Kernel:
@@ -116,6 +102,10 @@ class Cluster:
         """Counts the updates."""
         return self.server.global_step
 
+    def clock(self) -> float:
+        """Virtual seconds; it stands still once training has ended."""
+        return self.simulation.now if self.ended_at is None else self.ended_at
+
     def run(
         self,
         program: Program | None = None,
@@ -123,7 +113,7 @@ class Cluster:
         gradient: Gradient | None = None,
         updates: int | None = None,
         until: Until | None = None,
-        loss: Callable[[Any], float] | None = None,
+        loss: Loss | None = None,
         loss_every: int = 1,
     ) -> Report:
         """Run the simulation: every worker runs the program until training is over.
@@ -131,7 +121,8 @@ class Cluster:
         Args:
             program: what a worker does, an async function of it; None: pull, compute, push.
             gradient: without a program: of (parameters, worker); None: zeros, for laws of time.
-            updates: so many are made, exactly; None: as many as `until` lets happen.
+            updates: so many are made, exactly, unless all workers end or leave before; None: as
+                many as `until` lets happen.
             until: as for `Simulation.run`.
             loss: of the parameters; taken down with its time.
             loss_every: updates between two losses, >= 1.
@@ -140,18 +131,15 @@ class Cluster:
             What came of it.
 
         Raises:
-            ValueError: neither `updates` nor `until` nor a program that ends by itself is given.
+            TypeError, ValueError: an argument is not what it should be, or neither `updates` nor
+                `until` nor a program that ends by itself is given; then nothing has run.
             BaseException: as `Simulation.run`.
         """
+        training = Training(program, gradient, updates, loss, loss_every)
         if program is None and updates is None and until is None:
             raise ValueError("this would run for ever; give updates, until, or a program that ends")
 
-        async def main() -> None:
-            await self.train(
-                program, gradient=gradient, updates=updates, loss=loss, loss_every=loss_every
-            )
-
-        self.simulation.run(main, until=until)
+        self.simulation.run(self._train, training, until=until)
         return self.report()
 
     async def train(
@@ -160,135 +148,124 @@ class Cluster:
         *,
         gradient: Gradient | None = None,
         updates: int | None = None,
-        loss: Callable[[Any], float] | None = None,
+        loss: Loss | None = None,
         loss_every: int = 1,
     ) -> None:
         """As `run`, within a simulation that runs: returns when every worker has ended.
 
         Cancellation cancels the workers.
         """
+        await self._train(Training(program, gradient, updates, loss, loss_every))
+
+    async def _train(self, training: Training) -> None:
         kernel = self.kernel
         if current_engine() is not kernel:
             raise SimulationError("a cluster trains within its own simulation; call this there")
         if self.workers:
             raise SimulationError("this cluster has trained; make another one")
-        if updates is not None:
-            self.updates = checked_positive("updates", updates)
-            self.global_step.raise_limit(updates)
-        if self._service is not None:
-            self.queue = Queue(kernel, self.simulation.streams, self._service, 1, "the server")
-        self._program = _plain_program(gradient) if program is None else program
+        self.updates, self.began_at = training.updates, kernel.time
+        if self.updates is not None:
+            self.global_step.raise_limit(self.updates)
+        if (service := self.delays.service) is not None:
+            self.queue = Queue(kernel, self.simulation.streams, service, 1, "the server")
+        self._program = training.program_for(self.nothing)
         self.workers = [Worker(self, index) for index in range(self.num_workers)]
+        self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self._num_unfinished = self.num_workers
+        self._presence = Presence(self.global_step, kernel, self.num_workers)
+        self._change = Slot(kernel, "the end of training")
         for worker in self.workers:
             for failure in self.failures:
                 if failure.concerns(worker.index):
                     failure.prepare(worker)
-            self.start_worker(worker)
+            self._start_worker(worker)
         for worker in self.workers:
             for failure in self.failures:
                 if failure.concerns(worker.index):
                     self._start_beside(failure.play, self, worker)
-        if loss is not None:
-            every = checked_positive("loss_every", loss_every)
-            self._start_beside(self._record_losses, loss, every)
-        self._change = Slot(kernel, "the end of training")
+        losses = None
+        if training.loss is not None:
+            losses = Losses(self.server, self.clock, training.loss, self.losses)
+            self._start_beside(losses.record, training.loss_every)
         try:
             while self.num_active or not (self._num_unfinished == 0 or self.server.is_over):
                 await kernel.park(self._change)
                 self._change = Slot(kernel, "the end of training")
-            self.ended_at = self.last_update_at
-            if loss is not None:
-                self._add_loss(loss)
+            if losses is not None:
+                losses.add()
+            self._presence.end()
         finally:
+            for worker in self.workers:
+                worker.books.come_up()
+            self.ended_at = self.clock()
             for task in [*self._beside, *(worker.task for worker in self.workers)]:
                 if task is not None:
                     task.cancel()
+
+    def _has_made_all(self) -> None:
+        self.ended_at = self.kernel.time
 
     def report(self) -> Report:
         """What came of it up to now."""
         return report_of(self)
 
-    def start_worker(self, worker: Worker) -> None:
-        """Let a worker begin its program; for failures."""
-        self.num_active += 1
-        worker._is_in_session = False
-        worker.task = self.kernel.start(self._work, worker, name=f"worker {worker.index}")
+    async def take_down(self, worker: Worker, *, loses_work: bool = True) -> None:
+        """Let a worker crash, or stand still where it is; for failures.
 
-    async def stop_worker(self, worker: Worker) -> None:
-        """Cancel a worker's program, and wait until it has ended; for failures."""
-        assert worker.task is not None
-        worker.task.cancel()
-        await worker.task.wait()
+        Returns when its program, if it is cancelled, has ended. Each call needs a `bring_back`;
+        where failures overlap, the worker works again after the last of them.
+        """
+        worker.go_down(loses_work=loses_work)
+        if loses_work:
+            assert worker.task is not None
+            if not worker.is_finished:
+                self._presence.expect(worker)
+            worker.task.cancel()
+            await worker.task.wait()
+
+    def bring_back(self, worker: Worker, *, loses_work: bool = True) -> None:
+        """Let a worker begin its program anew, or go on; for failures, as `take_down`."""
+        worker.come_up(loses_work=loses_work)
+        if loses_work and not (worker.num_stops or worker.is_finished):
+            self._start_worker(worker)
+
+    def is_back(self, worker: Worker) -> None:
+        """The session of a worker is open: what it waits for, others need not expect of it."""
+        self._presence.is_back(worker)
+
+    def _start_worker(self, worker: Worker) -> None:
+        self.num_active += 1
+        worker.begins_anew()
+        worker.task = self.kernel.start(self._work, worker, name=f"worker {worker.index}")
 
     async def _work(self, worker: Worker) -> None:
         assert self._program is not None
-        begun = self.kernel.time
+        begun, has_ended = self.kernel.time, False
         try:
-            await self._program(worker)
+            await as_awaitable(self._program(worker))
+            has_ended = True
         except Exception as error:
-            if not is_clean_end(error):
+            has_ended = is_clean_end(error)
+            if not has_ended:
                 error.add_note(f"in the program of worker {worker.index}")
                 raise
-            worker.is_finished = True
-        else:
-            worker.is_finished = True
         finally:
             self.num_active -= 1
             self.timeline.ran(worker.index, begun, self.kernel.time)
-            if worker.is_finished:
-                self._num_unfinished -= 1
-                self.server.leave(worker.index)
+            if has_ended:
+                self.let_go(worker)
             self._change.wake()
 
-    def has_left(self, worker: Worker) -> None:
-        """Count a worker whose program was stopped as gone for good; for failures."""
+    def let_go(self, worker: Worker) -> None:
+        """Count a worker whose program has ended as gone for good; for failures."""
+        if worker.is_finished:
+            return
         worker.is_finished = True
+        worker.books.come_up()
         self._num_unfinished -= 1
         self.server.leave(worker.index)
+        self._presence.is_back(worker)
         self._change.wake()
 
     def _start_beside(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         self._beside.append(self.kernel.start(fn, *args))
-
-    async def _record_losses(self, loss: Callable[[Any], float], every: int) -> None:
-        step = self.global_step
-        while True:
-            self._add_loss(loss)
-            try:
-                await step.wait_for(step.value + every)
-            except StepUnreachableError:  # the last session has closed
-                return
-
-    def _add_loss(self, loss: Callable[[Any], float]) -> None:
-        server = self.server
-        if not self.losses or self.losses[-1][1] != server.version:
-            value = float(loss(server.parameters))
-            self.losses.append((self.kernel.time, server.version, value))
-
-
-def _plain_program(gradient: Gradient | None) -> Program:
-    """Pull, compute, push; without a gradient zeros are pushed."""
-
-    async def program(worker: Worker) -> None:
-        nothing = worker.cluster.nothing
-        while True:
-            snapshot = await worker.pull()
-            if await worker.compute():
-                value = nothing if gradient is None else gradient(snapshot.parameters, worker)
-                await worker.push(value, snapshot.version)
-
-    return program
-
-
-def _zeros_like(parameters: Any) -> Any:
-    if isinstance(parameters, dict):
-        return {name: np.zeros_like(value) for name, value in parameters.items()}
-    return np.zeros_like(parameters)
-
-
-def _delay_or_none(name: str, delay: Delay | None) -> Delay | None:
-    """The delay, unless it takes no time at all."""
-    if delay is None or checked_delay(name, delay) == Constant(0.0):
-        return None
-    return delay

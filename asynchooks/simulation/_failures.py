@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from .._engine import Slot
 from ._arguments import checked_secs
-from ._delays import Delay, checked_delay
+from ._delays import Constant, Delay, checked_delay
 from ._network import Closures
 from ._slowdowns import Slowdowns
 
@@ -25,10 +26,17 @@ class Failure(ABC):
     workers: Collection[int] | None
 
     def check(self, num_workers: int) -> None:
-        """Raise ValueError if it is for workers that are not there."""
-        for each in self.workers or ():
+        """Raise TypeError or ValueError if it is for workers that are not there."""
+        if self.workers is None:
+            return
+        allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
+        if isinstance(self.workers, str) or not isinstance(self.workers, Collection):
+            raise TypeError(f"workers of {self!r} is {self.workers!r}; {allowed}")
+        for each in self.workers:
+            if isinstance(each, bool) or not isinstance(each, Integral):
+                raise TypeError(f"{self!r} is for worker {each!r}; {allowed}")
             if not 0 <= each < num_workers:
-                raise ValueError(f"{self!r} is for worker {each}; give 0 to {num_workers - 1}")
+                raise ValueError(f"{self!r} is for worker {each}; {allowed}")
 
     def concerns(self, worker: int) -> bool:
         """Whether it happens to this worker."""
@@ -66,28 +74,23 @@ class Crashes(Failure):
     workers: Collection[int] | None = None
 
     def __post_init__(self) -> None:
-        checked_delay("mtbf", self.mtbf)
+        if checked_delay("mtbf", self.mtbf) == Constant(0.0):
+            raise ValueError("mtbf is Constant(0.0), with which it never works; give seconds > 0")
         checked_delay("repair", self.repair)
 
     async def play(self, cluster: Cluster, worker: Worker) -> None:
         streams, kernel = cluster.simulation.streams, cluster.kernel
-        up = streams.delays(worker.index, "mtbf", self.mtbf)
-        down = streams.delays(worker.index, "repair", self.repair)
+        # several of them crash one worker at times of their own
+        place = next(i for i, each in enumerate(cluster.failures) if each is self)
+        up = streams.delays(worker.index, f"mtbf of failure {place}", self.mtbf)
+        down = streams.delays(worker.index, f"repair of failure {place}", self.repair)
         while True:
             await kernel.sleep(up.next())
-            begun = kernel.time
             if worker.is_finished:
                 return
-            if self.loses_work:
-                await cluster.stop_worker(worker)
-            else:
-                worker.pause()
+            await cluster.take_down(worker, loses_work=self.loses_work)
             await kernel.sleep(down.next())
-            worker.has_been_down(begun)
-            if self.loses_work:
-                cluster.start_worker(worker)
-            else:
-                worker.resume()
+            cluster.bring_back(worker, loses_work=self.loses_work)
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,9 @@ class Preemption(Failure):
     """A worker is taken away at a time, for good or for a while; its work in flight is lost.
 
     Args:
-        at: virtual seconds, >= 0.
-        secs: seconds until it begins anew; `math.inf`: it has left, and nobody waits for it.
+        at: virtual seconds, >= 0; if training begins only after that, it is preempted at once.
+        secs: seconds from `at` until it begins anew; `math.inf`: it has left, and nobody waits
+            for it.
         workers: which of them, by number; None: all.
 
     Example:
@@ -113,17 +117,18 @@ class Preemption(Failure):
 
     async def play(self, cluster: Cluster, worker: Worker) -> None:
         kernel = cluster.kernel
-        await kernel.park(Slot(kernel, "a preemption"), self.at)
+        ends = self.at + self.secs
+        if ends <= kernel.time:  # before training began
+            return
+        await kernel.sleep(max(0.0, self.at - kernel.time))
         if worker.is_finished:
             return
-        begun = kernel.time
-        await cluster.stop_worker(worker)
-        if self.secs == math.inf:
-            cluster.has_left(worker)
+        await cluster.take_down(worker)
+        if ends == math.inf:
+            cluster.let_go(worker)
             return
-        await kernel.sleep(self.secs)
-        worker.has_been_down(begun)
-        cluster.start_worker(worker)
+        await kernel.park(Slot(kernel, "the end of a preemption"), max(ends, kernel.time))
+        cluster.bring_back(worker)
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,11 @@ class Slowdown(Failure):
     def __post_init__(self) -> None:
         _check_time("at", self.at)
         _check_time("secs", self.secs, may_last=True)
+        allowed = "a number >= 1, or math.inf for a pause"
+        if isinstance(self.factor, bool) or not isinstance(self.factor, Real):
+            raise TypeError(f"factor is {self.factor!r}; give {allowed}")
         if not self.factor >= 1:
-            raise ValueError(f"factor is {self.factor!r}; give a number >= 1")
+            raise ValueError(f"factor is {self.factor!r}; give {allowed}")
         if math.inf == self.factor == self.secs:
             raise ValueError("a pause that never ends is a Preemption; give one of these")
 
@@ -162,7 +170,8 @@ class Slowdown(Failure):
 class Partition(Failure):
     """Workers are cut off the parameter server for a while: messages arrive when it is over.
 
-    It holds back what is sent over links, so give the cluster `pull` or `push` delays.
+    So do those that are under way when it begins. What is pulled while it lasts is as it is at its
+    end: what was asked for has not arrived before.
 
     Args:
         at: virtual seconds, >= 0.
@@ -186,6 +195,17 @@ class Partition(Failure):
     def prepare(self, worker: Worker) -> None:
         worker.closures = worker.closures or Closures()
         worker.closures.add(self.at, self.at + self.secs)
+
+
+def checked_failures(failures: object, num_workers: int) -> list[Failure]:
+    """The failures, if they are such, of workers that are there."""
+    if isinstance(failures, str) or not isinstance(failures, Sequence):
+        raise TypeError(f"failures is {failures!r}; give a list, as in failures=[Preemption(60.0)]")
+    for each in failures:
+        if not isinstance(each, Failure):
+            raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
+        each.check(num_workers)
+    return list(failures)
 
 
 def _check_time(name: str, value: float, *, may_last: bool = False) -> None:

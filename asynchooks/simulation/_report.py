@@ -12,15 +12,20 @@ if TYPE_CHECKING:
     from ._timeline import Timeline
     from ._worker import Worker
 
-KINDS = ("computed", "lost", "waited", "pulled", "pushed", "down")
-"""Where a worker's seconds go; what is left of them it was idle."""
+SPENT = {
+    "computed": "compute", "lost": "lost", "waited": "wait", "pulled": "pull", "pushed": "push",
+    "down": "down",
+}  # fmt: skip
+"""Where a worker's seconds go, and the kinds of spans; what is left of them it was idle."""
 
 
 @dataclass(frozen=True)
 class WorkerReport:
     """Of one worker; all times in virtual seconds.
 
-    `secs_lost` went into computations that came to nothing, `secs_waited` into waiting for others.
+    `secs_lost` went into computations that came to nothing, `secs_waited` into waiting for others,
+    as the protocol says; in `secs_idle` its program did something else, or nothing any more. What
+    is under way counts once it is done.
     """
 
     worker: int
@@ -40,8 +45,9 @@ class Report:
     """Of a simulated training; all times in virtual seconds. `Cluster.run` makes it.
 
     `staleness` counts, by staleness, the gradients that took part in an update. The `*_rows` are
-    lists of flat dicts, as `pandas.DataFrame` takes them. `timeline` is what every worker did when,
-    if the cluster kept it.
+    lists of flat dicts, as `pandas.DataFrame` takes them. `secs` is the time from the begin of
+    training to the last update, if their number was given and has been made; else to its end.
+    `timeline` is what every worker did when, if the cluster kept it.
     """
 
     protocol: str
@@ -83,7 +89,7 @@ class Report:
                 "worker": each.worker,
                 "gradients": each.gradients,
                 "mean_staleness": _mean(each.staleness),
-                **{f"secs_{kind}": getattr(each, f"secs_{kind}") for kind in (*KINDS, "idle")},
+                **{f"secs_{kind}": getattr(each, f"secs_{kind}") for kind in (*SPENT, "idle")},
             }
             for each in self.workers
         ]
@@ -105,7 +111,7 @@ class Report:
 
     def summary_row(self) -> dict[str, Any]:
         """One row for all, to compare protocols."""
-        spent = {kind: self._share(f"secs_{kind}") for kind in (*KINDS, "idle")}
+        spent = {kind: self._share(f"secs_{kind}") for kind in (*SPENT, "idle")}
         return {
             "protocol": self.protocol,
             "workers": self.num_workers,
@@ -126,7 +132,7 @@ class Report:
 
 def report_of(cluster: Cluster) -> Report:
     """What has come of it up to now."""
-    secs = cluster.simulation.now if cluster.ended_at is None else cluster.ended_at
+    secs = cluster.clock() - cluster.began_at
     server = cluster.server
     return Report(
         protocol=str(server.protocol),
@@ -143,7 +149,8 @@ def report_of(cluster: Cluster) -> Report:
 
 
 def _report_of_worker(cluster: Cluster, worker: Worker, secs: float) -> WorkerReport:
-    times = {f"secs_{kind}": float(getattr(worker, f"secs_{kind}")) for kind in KINDS}
+    secs_of = worker.books.secs
+    times = {f"secs_{name}": secs_of.get(kind, 0.0) for name, kind in SPENT.items()}
     return WorkerReport(
         worker=worker.index,
         gradients=worker.num_computed,

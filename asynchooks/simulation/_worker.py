@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._engine import TIMED_OUT, EngineTask, Slot
-from .._function_session import FunctionSessionCreator
 from .._session import MonitoredSession
 from .._signal import Signal
-from ..hooks import StopAtStepHook
-from ..protocols import Fate, ProtocolHook, Pushed, Snapshot
+from ..protocols import Pushed, Snapshot
+from ._arguments import checked_secs
+from ._books import SERVED, Books
 from ._network import Closures
-from ._slowdowns import Slowdowns
+from ._slowdowns import Slowdowns, stretched, work_done
 from ._streams import DelayStream
+from ._worker_session import session_of
 
 if TYPE_CHECKING:
     from ._cluster import Cluster
@@ -38,28 +39,9 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute",
-        "_is_in_session",
-        "_paused_since",
-        "_pulls",
-        "_pushes",
-        "_rng",
-        "_slot",
-        "_until",
-        "closures",
-        "cluster",
-        "index",
-        "is_finished",
-        "num_computed",
-        "secs_computed",
-        "secs_down",
-        "secs_lost",
-        "secs_pulled",
-        "secs_pushed",
-        "secs_waited",
-        "slowdowns",
-        "task",
-        "version",
+        "_compute", "_is_in_session", "_pulls", "_pushes", "_rng", "_slot", "_until", "books",
+        "closures", "cluster", "index", "is_finished", "num_computed", "num_pauses", "num_stops",
+        "slowdowns", "task", "version",
     )  # fmt: skip
 
     def __init__(self, cluster: Cluster, index: int) -> None:
@@ -76,17 +58,18 @@ class Worker:
         self._rng: np.random.Generator | None = None
         self._is_in_session = False
         self._slot: Slot | None = None  # where it computes
-        self._paused_since: float | None = None
         self._until: Slot | None = None  # where it waits for its repair
         self.is_finished = False
         self.closures: Closures | None = None
         self.slowdowns: Slowdowns | None = None
         self.task: EngineTask | None = None
+        # failures overlap: it works only while neither its program is stopped nor stands still
+        self.num_stops = 0
+        self.num_pauses = 0
         self.version = 0
         """Of the last snapshot that it pulled."""
         self.num_computed = 0
-        self.secs_computed = self.secs_lost = self.secs_waited = 0.0
-        self.secs_pulled = self.secs_pushed = self.secs_down = 0.0
+        self.books = Books(index, cluster.clock, cluster.timeline)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -104,12 +87,18 @@ class Worker:
             StopTraining: training is over.
         """
         cluster = self.cluster
+        if self.num_pauses:
+            await self._until_repaired()
         if not self._is_in_session:
-            await self._wait(cluster.server.begin_step(self.index))
+            await cluster.server.begin_step(self.index)
+            if self.num_pauses:
+                await self._until_repaired()
+        if self.closures is not None:  # what it asks for is a message, too
+            await self._transfer("pull", None)
         snapshot = cluster.server.pull(self.index)
         self.version = snapshot.version
         if self._pulls is not None:
-            self.secs_pulled += await self._transfer("pull", self._pulls)
+            await self._transfer("pull", self._pulls)
         return snapshot
 
     async def compute(self, secs: float | None = None) -> bool:
@@ -123,45 +112,41 @@ class Worker:
         Returns:
             Whether it was finished; False if an update has made it useless meanwhile, or training
             is over: then push nothing.
+
+        Raises:
+            TypeError, ValueError: `secs` is no such number.
         """
         cluster = self.cluster
-        kernel = cluster.kernel
-        begun = kernel.time
-        if self._paused_since is not None:
+        if self.num_pauses:
             await self._until_repaired()
-        stream = self._compute
-        if secs is None:
-            secs = stream.next()
-        if stream.delay.changes_with_time:
-            secs = stream.delay.stretch(kernel.time, secs)
-        if self.slowdowns is not None:
-            secs = self.slowdowns.stretch(kernel.time, secs)
-        ends = kernel.time + secs
+        begun = cluster.clock()
+        work = self._compute.next() if secs is None else checked_secs("secs", secs)
         is_done = False
         try:
-            while True:
-                self._slot = slot = Slot(kernel, "the end of its computation")
-                forget = cluster.server.watch_update(self.version, slot)
-                try:
-                    value = await kernel.park(slot, ends)
-                finally:
-                    forget()
-                if value is not _PAUSED:
-                    break
-                left = ends - kernel.time
-                await self._until_repaired()
-                ends = kernel.time + left
-            is_done = value is TIMED_OUT
+            is_done = await self._work(work)
         finally:
             self._slot = None
-            spent = kernel.time - begun
-            if is_done:
-                self.num_computed += 1
-                self.secs_computed += spent
-            else:
-                self.secs_lost += spent
-            cluster.timeline.add(self.index, "compute" if is_done else "lost", begun, kernel.time)
+            self.num_computed += is_done
+            self.books.book("compute" if is_done else "lost", begun)
         return is_done
+
+    async def _work(self, work: float) -> bool:
+        """Whether so many seconds of work were finished."""
+        kernel, server, delay = self.cluster.kernel, self.cluster.server, self._compute.delay
+        while True:
+            start, takes = kernel.time, work
+            if delay.changes_with_time or self.slowdowns is not None:
+                takes = stretched(delay, self.slowdowns, start, work)
+            self._slot = slot = Slot(kernel, "the end of its computation")
+            forget = server.watch_update(self.version, slot)
+            try:
+                value = await kernel.park(slot, start + takes)
+            finally:
+                forget()
+            if value is not _PAUSED:
+                return value is TIMED_OUT
+            work -= work_done(delay, self.slowdowns, start, kernel.time - start, work)
+            await self._until_repaired()
 
     async def push(self, gradient: Any, version: int | None = None) -> Pushed:
         """Send a gradient, and wait as the protocol says once it is there. Cancellation safe.
@@ -175,18 +160,20 @@ class Worker:
         """
         cluster = self.cluster
         version = self.version if version is None else version
-        if self._pushes is not None:
-            self.secs_pushed += await self._transfer("push", self._pushes)
+        if self.num_pauses:
+            await self._until_repaired()
+        if self._pushes is not None or self.closures is not None:
+            await self._transfer("push", self._pushes)
         if cluster.queue is not None:
-            begun = cluster.kernel.time
-            self.secs_pushed += await cluster.queue.serve()
-            cluster.timeline.add(self.index, "served", begun, cluster.kernel.time)
+            begun = cluster.clock()
+            try:
+                await cluster.queue.serve()
+            finally:
+                self.books.book(SERVED, begun)
         pushed = cluster.server.push(self.index, gradient, version)
-        if pushed.fate is Fate.APPLIED:
-            cluster.last_update_at = cluster.kernel.time
         cluster.timeline.pushed(self.index, cluster.kernel.time, pushed, cluster.server.version)
         if not self._is_in_session:
-            await self._wait(cluster.server.end_step(self.index))
+            await cluster.server.end_step(self.index)
         return pushed
 
     def session(
@@ -210,88 +197,64 @@ class Worker:
                 in vain), "staleness" and "fate" (None where nothing was pushed).
             options: of `MonitoredSession`.
         """
-        server = self.cluster.server
-        own: list[Any] = [ProtocolHook(server, self.index)]
-        if self.cluster.updates is not None:
-            own.append(StopAtStepHook(last_step=self.cluster.updates))
         self._is_in_session = True
-        creator = FunctionSessionCreator(
-            self._step_function(gradient, step), global_step=server.global_step
-        )
-        return MonitoredSession([*own, *hooks], creator, **options)
+        return session_of(self, hooks, gradient, step, options)
 
-    def _step_function(self, gradient: Any, step: Any) -> Callable[[], Awaitable[Any]]:
-        server = self.cluster.server
+    def begins_anew(self) -> None:
+        """Its program is about to start; for the cluster."""
+        self._is_in_session = False
 
-        async def plain() -> dict[str, Any]:
-            snapshot = await self.pull()
-            pushed = None
-            is_computed = await self.compute()
-            if is_computed:
-                value = (
-                    self.cluster.nothing
-                    if gradient is None
-                    else gradient(snapshot.parameters, self)
-                )
-                pushed = await self.push(value, snapshot.version)
-            return {
-                "computed": is_computed,
-                "staleness": pushed and pushed.staleness,
-                "fate": pushed and pushed.fate.value,
-                "global_step": server.version,
-            }
-
-        async def given() -> dict[str, Any]:
-            return {**await step(), "global_step": server.version}
-
-        return plain if step is None else given
-
-    def pause(self) -> None:
-        """It computes no further, from now until `resume`; what it has done is not lost."""
-        self._paused_since = self.cluster.kernel.time
+    def go_down(self, *, loses_work: bool) -> None:
+        """It works no further: its program is stopped, or stands still; for failures."""
+        self.books.go_down()
+        if loses_work:
+            self.num_stops += 1
+            return
+        self.num_pauses += 1
         if self._slot is not None:
             self._slot.wake(_PAUSED)
 
-    def resume(self) -> None:
-        """It goes on with what it computed."""
-        self._paused_since = None
-        if self._until is not None:
-            self._until.wake()
+    def come_up(self, *, loses_work: bool) -> None:
+        """One failure is over; it works again once all are. For failures."""
+        if loses_work:
+            self.num_stops -= 1
+        else:
+            self.num_pauses -= 1
+            if not self.num_pauses and self._until is not None:
+                self._until.wake()
+        if not (self.num_stops or self.num_pauses):
+            self.books.come_up()
 
-    def has_been_down(self, begun: float) -> None:
-        """Take down that it worked not from then until now; for failures."""
-        now = self.cluster.kernel.time
-        self.secs_down += now - begun
-        self.cluster.timeline.add(self.index, "down", begun, now)
+    async def wait(self, waiting: Awaitable[None]) -> None:
+        """Wait for others, and count that as such; for the server."""
+        begun = self.cluster.clock()
+        try:
+            await waiting
+        finally:
+            self.books.book("wait", begun)
 
     async def _until_repaired(self) -> None:
         kernel = self.cluster.kernel
-        while self._paused_since is not None:
+        while self.num_pauses:
             self._until = Slot(kernel, "its repair")
             await kernel.park(self._until)
         self._until = None
 
-    async def _wait(self, waiting: Any) -> None:
+    async def _transfer(self, what: str, stream: DelayStream | None) -> None:
+        """Send a message, and wait until it arrives; without a stream it takes no time itself."""
         kernel = self.cluster.kernel
-        begun = kernel.time
-        try:
-            await waiting
-        finally:
-            if kernel.time > begun:
-                self.secs_waited += kernel.time - begun
-                self.cluster.timeline.add(self.index, "wait", begun, kernel.time)
-
-    async def _transfer(self, what: str, stream: DelayStream) -> float:
-        """Send a message, and wait until it arrives; returns the seconds that took."""
-        kernel = self.cluster.kernel
-        sent = kernel.time
-        arrives = sent + stream.delay.stretch(sent, stream.next())
+        sent = arrives = kernel.time
+        if stream is not None:
+            arrives += stream.delay.stretch(sent, stream.next())
         if self.closures is not None:
             arrives = self.closures.arrival(sent, arrives)
-        if arrives > sent:
+        if arrives <= sent:
+            return
+        begun = self.cluster.clock()
+        try:
             await kernel.park(Slot(kernel, "a message"), arrives)
-            self.cluster.timeline.add(self.index, what, sent, kernel.time)
-        return arrives - sent
+        finally:
+            self.books.book(what, begun)
 
     def __repr__(self) -> str:
         return f"<worker {self.index} of {self.cluster.num_workers}>"

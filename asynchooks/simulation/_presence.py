@@ -1,0 +1,48 @@
+"""Who of a cluster may yet move the global step without having a session open. It waits for nobody.
+
+Real workers that crash and come back are other processes: a step that waits for them cannot know.
+Here it can, so that nobody gives a step up for lost, nor forgets its limit, meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._engine import Engine
+from .._global_step import GlobalStep
+
+if TYPE_CHECKING:
+    from ._worker import Worker
+
+
+class Presence:
+    """Stands for all workers without a session among the step's own; the cluster makes it.
+
+    A worker that never opens one is away until its program ends.
+    """
+
+    __slots__ = ("_away", "_global_step", "_stand_in")
+
+    def __init__(self, global_step: GlobalStep, engine: Engine, num_workers: int) -> None:
+        self._global_step = global_step
+        self._away = set(range(num_workers))
+        self._stand_in = global_step.open_worker(engine)
+
+    def expect(self, worker: Worker) -> None:
+        """It has crashed, and will be back."""
+        if not self._away:
+            self._global_step.set_idle(self._stand_in, False)
+        self._away.add(worker.index)
+
+    def is_back(self, worker: Worker) -> None:
+        """Its session is open, or it has ended for good."""
+        if worker.index in self._away:
+            self._away.remove(worker.index)
+            if not self._away:
+                self._global_step.set_idle(self._stand_in, True)
+
+    def end(self) -> None:
+        """Training is over: whoever waits for a further step ends."""
+        if self._away:
+            self._away.clear()
+            self._global_step.set_idle(self._stand_in, True)

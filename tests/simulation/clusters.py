@@ -1,0 +1,64 @@
+"""Clusters of a few workers, and what holds for every report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+
+from asynchooks.simulation import (
+    Cluster,
+    Constant,
+    Delay,
+    PerWorker,
+    Report,
+    Simulation,
+    Worker,
+    WorkerReport,
+)
+from asynchooks.simulation._simulation import Backend
+
+BACKENDS: tuple[Any, ...] = get_args(Backend)
+KINDS = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
+
+
+def new_cluster(num_workers: int, backend: Any = "turbo", seed: int = 1, **options: Any) -> Cluster:
+    return Simulation(seed, backend).cluster(num_workers, **options)
+
+
+def speeds(*secs: float) -> Delay:
+    """Each worker takes always as long."""
+    return PerWorker([Constant(each) for each in secs])
+
+
+def spent(worker: WorkerReport) -> dict[str, float]:
+    """A worker's seconds by kind, without those that are 0."""
+    secs = {kind: getattr(worker, f"secs_{kind}") for kind in KINDS}
+    return {kind: value for kind, value in secs.items() if value}
+
+
+async def with_session(worker: Worker) -> None:
+    """A program: one session until training is over."""
+    async with worker.session() as session:
+        while not session.should_stop():
+            await session.run("computed")
+
+
+def check_report(report: Report) -> None:
+    """The seconds of each worker add up to the whole, and the counts fit together."""
+    for each in report.workers:
+        secs = spent(each)
+        assert min(secs.values(), default=0.0) >= 0
+        assert sum(secs.values()) == pytest.approx(report.secs, rel=1e-9, abs=1e-9)
+    assert sum(report.staleness.values()) == report.applied
+    assert sum(sum(each.staleness.values()) for each in report.workers) == report.applied
+    num_computed = sum(each.gradients for each in report.workers)
+    assert num_computed >= report.applied + report.discarded or not num_computed
+    check_row(report.summary_row())
+
+
+def check_row(row: dict[str, Any], kinds: Sequence[str] = KINDS) -> None:
+    """The shares of a summary are those of a whole."""
+    if row["secs"]:
+        assert sum(row[f"share_{kind}"] for kind in kinds) == pytest.approx(1.0)

@@ -1,0 +1,220 @@
+"""Clusters: when training ends, what was asked for, and what is refused before time begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynchooks.protocols import KSync, Synchronous
+from asynchooks.simulation import (
+    Cluster,
+    Constant,
+    PerWorker,
+    Preemption,
+    Simulation,
+    SimulationError,
+    Worker,
+    at_step,
+)
+
+from .clusters import BACKENDS, check_report, new_cluster, speeds, spent, with_session
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_ends_with_the_update_that_was_asked_for(backend: Any) -> None:
+    cluster = new_cluster(2, backend, compute=speeds(1.0, 10.0), push=Constant(0.25))
+    report = cluster.run(updates=3)
+    assert (report.updates, report.secs) == (3, 3.75)
+    assert spent(report.workers[0]) == {"computed": 3.0, "pushed": 0.75}
+    assert spent(report.workers[1]) == {"lost": 3.75}
+
+
+def test_what_is_still_under_way_then_counts_no_further() -> None:
+    cluster = new_cluster(2, compute=speeds(1.0, 1.5), push=speeds(1.0, 40.0), keep_timeline=True)
+    report = cluster.run(updates=2)
+    assert report.secs == 4.0
+    assert spent(report.workers[1]) == {"computed": 1.5, "pushed": 2.5}
+    assert max(span.end for span in cluster.timeline.spans) == 4.0
+    assert report.discarded == 1
+    check_report(report)
+
+
+def test_an_update_that_comes_because_a_worker_left_is_the_last_one_as_well() -> None:
+    gone = Preemption(5.0, workers=[1])
+    cluster = new_cluster(2, protocol=Synchronous(), compute=speeds(1.0, 1e6), failures=[gone])
+    report = cluster.run(updates=1)
+    assert report.secs == 5.0
+    assert spent(report.workers[0]) == {"computed": 1.0, "waited": 4.0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_a_number_training_lasts_until_the_end_of_all_programs(backend: Any) -> None:
+    async def program(worker: Worker) -> None:
+        await worker.pull()
+        await worker.compute(1.0 + worker.index)
+
+    report = new_cluster(3, backend).run(program)
+    assert (report.updates, report.secs) == (0, 3.0)
+    assert spent(report.workers[0]) == {"computed": 1.0, "idle": 2.0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_until_ends_training_at_its_time(backend: Any) -> None:
+    report = new_cluster(2, backend, compute=speeds(1.0, 2.0)).run(until=2.5)
+    assert (report.updates, report.secs) == (3, 2.5)
+    assert spent(report.workers[0]) == {"computed": 2.0, "lost": 0.5}
+    check_report(report)
+
+
+def test_until_may_be_a_condition() -> None:
+    cluster = new_cluster(2, compute=speeds(1.0, 2.0))
+    report = cluster.run(until=at_step(cluster.global_step, 4))
+    assert (report.updates, report.secs) == (4, 3.0)
+
+
+def test_clean_up_after_until_takes_no_time_of_the_training() -> None:
+    cluster = new_cluster(1, compute=Constant(1.0))
+
+    async def program(worker: Worker) -> None:
+        try:
+            await with_session(worker)
+        finally:
+            with cluster.kernel.shielded(100.0):
+                await cluster.simulation.sleep(7.0)
+
+    report = cluster.run(program, until=2.5)
+    assert cluster.simulation.now == 9.5
+    assert report.secs == 2.5
+
+
+def test_a_training_that_begins_later_counts_from_its_begin() -> None:
+    simulation = Simulation(backend="turbo")
+    cluster = simulation.cluster(1, compute=Constant(1.0))
+
+    async def main() -> None:
+        await simulation.sleep(100.0)
+        await cluster.train(updates=5)
+
+    simulation.run(main)
+    assert cluster.report().secs == 5.0
+    assert cluster.report().updates_per_second == 1.0
+
+
+def test_a_worker_with_a_session_waits_as_much_as_one_without() -> None:
+    def waited(program: Any) -> list[dict[str, float]]:
+        cluster = new_cluster(2, protocol=Synchronous(), compute=speeds(1.0, 3.0))
+        return [spent(each) for each in cluster.run(program, updates=4).workers]
+
+    assert waited(None) == waited(with_session) == [
+        {"computed": 4.0, "waited": 8.0}, {"computed": 12.0},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_number_of_updates_holds_for_workers_without_a_session_beside_others(
+    backend: Any,
+) -> None:
+    async def program(worker: Worker) -> None:
+        if worker.index == 0:
+            await with_session(worker)
+        while True:
+            snapshot = await worker.pull()
+            if await worker.compute():
+                await worker.push(np.zeros(1), snapshot.version)
+
+    away = Preemption(3.0, secs=1e6, workers=[0])  # the only session closes
+    report = new_cluster(2, backend, failures=[away]).run(program, updates=20, until=1e9)
+    assert report.updates == 20
+
+
+def test_losses_are_taken_down_with_their_times() -> None:
+    cluster = new_cluster(1, parameters=np.ones(1), compute=Constant(1.0), learning_rate=0.5)
+    cluster.run(gradient=lambda p, _: p, updates=5, loss=lambda p: p[0], loss_every=2)
+    assert cluster.report().losses == [(0.0, 0, 1.0), (2.0, 2, 0.25), (4.0, 4, 1 / 16),
+                                       (5.0, 5, 1 / 32)]  # fmt: skip
+
+
+def test_an_error_of_a_program_leaves_as_itself_and_names_the_worker() -> None:
+    async def program(worker: Worker) -> None:
+        await worker.pull()
+        if worker.index == 1:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        new_cluster(2).run(program)
+    assert caught.value.__notes__ == ["in the program of worker 1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({}, ValueError, "would run for ever; give updates, until, or a program that ends"),
+        ({"updates": 0}, ValueError, "updates is 0; give a whole number >= 1"),
+        ({"updates": 1.5}, TypeError, r"updates is 1\.5; give a whole number"),
+        ({"program": 3}, TypeError, "program is 3; give a function, or None"),
+        ({"gradient": 3, "updates": 1}, TypeError, "gradient is 3; give a function, or None"),
+        ({"loss": 3, "updates": 1}, TypeError, "loss is 3; give a function, or None"),
+        ({"loss_every": 0, "updates": 1}, ValueError, "loss_every is 0; give a whole number >= 1"),
+        (
+            {"program": with_session, "gradient": lambda p, w: p},
+            ValueError,
+            r"a program and a gradient, which would not be used; .* worker\.session\(gradient=",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(
+    arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    cluster = new_cluster(2)
+    with pytest.raises(error, match=match):
+        cluster.run(**arguments)
+    assert cluster.run(updates=2).updates == 2  # nothing has run before
+
+
+def test_a_program_that_is_not_async_is_refused_by_what_it_returned() -> None:
+    with pytest.raises(TypeError, match="the program returned None; give an async function"):
+        new_cluster(1).run(lambda worker: None)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"num_workers": 0}, ValueError, "num_workers is 0; give a whole number >= 1"),
+        ({"num_workers": 2.5}, TypeError, r"num_workers is 2\.5; give a whole number"),
+        ({"compute": 3}, TypeError, r"compute is 3; give a delay, as in compute=Exponential"),
+        ({"pull": "x"}, TypeError, "pull is 'x'; give a delay"),
+        ({"service": 1.0}, TypeError, r"service is 1\.0; give a delay"),
+        ({"push": PerWorker([Constant(1.0)])}, ValueError, "no delay for worker 1: .* has 1"),
+        ({"protocol": KSync(3)}, ValueError, r"KSync\(k=3\) for 2 workers; give k from 1 to 2"),
+        ({"protocol": "sync"}, TypeError, "protocol is 'sync'; give one, such as Asynchronous"),
+        ({"failures": Preemption(1.0)}, TypeError, r"failures is Preemption.*; give a list"),
+        ({"failures": ["crash"]}, TypeError, "failures hold 'crash'; give Crashes, Preemption"),
+        ({"learning_rate": -1.0}, ValueError, r"learning_rate is -1\.0"),
+    ],
+)
+def test_a_cluster_of_wrong_parts_is_refused(
+    options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    given: dict[str, Any] = {"num_workers": 2, **options}
+    with pytest.raises(error, match=match):
+        Simulation().cluster(given.pop("num_workers"), **given)
+
+
+def test_a_cluster_trains_once_and_in_its_own_simulation() -> None:
+    cluster = new_cluster(1)
+    cluster.run(updates=1)
+    with pytest.raises(SimulationError, match="has run; make another one"):
+        cluster.run(updates=1)
+    other = Simulation(backend="turbo")
+
+    async def main(clusters: list[Cluster]) -> None:
+        for each in clusters:
+            await each.train(updates=1)
+
+    with pytest.raises(SimulationError, match="trains within its own simulation"):
+        other.run(main, [cluster])
+    simulation = Simulation(backend="turbo")
+    with pytest.raises(SimulationError, match="this cluster has trained; make another one"):
+        simulation.run(main, [simulation.cluster(1)] * 2)

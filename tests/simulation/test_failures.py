@@ -1,0 +1,333 @@
+"""Crashes, preemptions, slowdowns and partitions: what is lost, what waits, who is back when."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynchooks import StopTraining
+from asynchooks.protocols import Asynchronous, KSync, StaleSynchronous, Synchronous
+from asynchooks.simulation import (
+    Constant,
+    Crashes,
+    Exponential,
+    Failure,
+    Partition,
+    Phases,
+    Preemption,
+    Slowdown,
+    Worker,
+)
+
+from .clusters import BACKENDS, check_report, new_cluster, speeds, spent, with_session
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_crash_loses_what_was_computed(backend: Any) -> None:
+    crash = Crashes(mtbf=Constant(2.5), repair=Constant(0.5))
+    cluster = new_cluster(1, backend, compute=Constant(1.0), failures=[crash])
+    report = cluster.run(updates=4)
+    assert report.secs == 5.0
+    assert spent(report.workers[0]) == {"computed": 4.0, "lost": 0.5, "down": 0.5}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_crash_that_loses_no_work_only_costs_the_repair(backend: Any) -> None:
+    crash = Crashes(mtbf=Constant(2.5), repair=Constant(0.5), loses_work=False)
+    cluster = new_cluster(1, backend, compute=Constant(1.0), failures=[crash], keep_timeline=True)
+    report = cluster.run(updates=4)
+    assert report.secs == 4.5
+    assert spent(report.workers[0]) == {"computed": 4.0, "down": 0.5}
+    spans = [(span.kind, span.begin, span.end) for span in cluster.timeline.spans][2:5]
+    assert spans == [("down", 2.5, 3.0), ("compute", 2.0, 2.5), ("compute", 3.0, 3.5)]
+
+
+def test_several_failures_of_one_worker_leave_it_with_one_program() -> None:
+    failures = [Crashes(Constant(3.0), Constant(5.0)), Crashes(Constant(4.0), Constant(7.0))]
+    cluster = new_cluster(1, compute=Constant(1.0), failures=failures)
+    running = 0
+
+    async def program(worker: Worker) -> None:
+        nonlocal running
+        running += 1
+        try:
+            assert running == 1
+            while True:
+                await worker.pull()
+                await worker.compute()
+                await worker.push(np.zeros(1))
+        finally:
+            running -= 1
+
+    report = cluster.run(program, updates=4)
+    # down from 3 to 8 and from 4 to 11, from 11 to 16, from 15 to 22, from 19 to 24, ...
+    assert report.updates == 4
+    assert spent(report.workers[0])["computed"] == 4.0
+    check_report(report)
+
+
+def test_crashes_of_equal_laws_come_at_times_of_their_own() -> None:
+    crashes = [Crashes(Exponential(10.0), Constant(0.0), workers=[0]) for _ in range(2)]
+    cluster = new_cluster(1, compute=Constant(0.001), failures=crashes, keep_timeline=True)
+    begun: list[float] = []
+
+    async def program(worker: Worker) -> None:
+        begun.append(cluster.simulation.now)
+        await worker.compute(1e9)
+
+    cluster.run(program, until=1000.0)
+    assert len(set(begun)) == len(begun)
+    assert 140 < len(begun) < 260  # twice as many as of one
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_is_preempted_for_good_while_it_is_down_does_not_come_back(backend: Any) -> None:
+    failures = [Crashes(Constant(3.0), Constant(5.0), workers=[0]), Preemption(4.0, workers=[0])]
+    cluster = new_cluster(2, backend, compute=Constant(1.0), failures=failures)
+    starts = [0, 0]
+
+    async def program(worker: Worker) -> None:
+        starts[worker.index] += 1
+        await with_session(worker)
+
+    report = cluster.run(program, updates=20)
+    assert starts == [1, 1]
+    assert report.updates == 20
+    assert spent(report.workers[0])["down"] == 1.0
+    check_report(report)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", [None, with_session])
+def test_all_but_one_may_leave_for_good(backend: Any, program: Any) -> None:
+    gone = [Preemption(float(index), workers=[index]) for index in range(1, 4)]
+    cluster = new_cluster(4, backend, protocol=Synchronous(), compute=Constant(1.0), failures=gone)
+    report = cluster.run(program, updates=10)
+    assert (report.updates, report.secs) == (10, 10.0)
+    check_report(report)
+
+
+def test_training_ends_when_all_have_left() -> None:
+    report = new_cluster(3, compute=Constant(1.0), failures=[Preemption(4.5)]).run(updates=500)
+    assert (report.updates, report.secs) == (12, 4.5)
+
+
+def test_k_sync_goes_on_without_one_that_crashed_and_synchronous_waits_for_it() -> None:
+    away = [Preemption(0.5, secs=10.0, workers=[2])]
+
+    def secs(protocol: Any) -> float:
+        cluster = new_cluster(3, protocol=protocol, compute=Constant(1.0), failures=away)
+        return cluster.run(updates=5).secs
+
+    assert secs(KSync(2)) == 5.0
+    assert secs(KSync(3)) == secs(Synchronous()) == 15.5
+    assert secs(StaleSynchronous(2)) == 3.0  # three steps ahead, two updates each time
+    assert secs(StaleSynchronous(1)) == 11.5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_preemption_that_was_over_before_training_began_changes_nothing(backend: Any) -> None:
+    failures = [Preemption(5.0, secs=20.0, workers=[0]), Preemption(5.0, secs=2.0, workers=[1])]
+    cluster = new_cluster(2, backend, compute=Constant(1.0), failures=failures)
+    simulation = cluster.simulation
+
+    async def main() -> None:
+        await simulation.sleep(10.0)
+        await cluster.train(updates=20)
+
+    simulation.run(main)
+    report = cluster.report()
+    assert spent(report.workers[0])["down"] == 15.0  # it had begun before: until 25
+    assert "down" not in spent(report.workers[1])
+    assert report.updates == 20
+
+
+def test_failures_at_equal_times_happen_all() -> None:
+    failures: list[Failure] = [Preemption(2.0, secs=3.0), Preemption(2.0, secs=5.0),
+                               Slowdown(2.0, 3.0, 2.0), Partition(2.0, 3.0)]  # fmt: skip
+    report = new_cluster(2, compute=Constant(1.0), failures=failures).run(updates=8)
+    # what they had computed by 2 met the cut, and was lost with their crash
+    assert [spent(each) for each in report.workers] == [{"computed": 5.0, "down": 5.0}] * 2
+    assert report.updates == 8
+
+
+def test_a_worker_that_has_finished_does_not_crash() -> None:
+    async def program(worker: Worker) -> None:
+        await worker.compute(1.0 if worker.index == 0 else 100.0)
+
+    crash = Crashes(Constant(10.0), Constant(1.0), workers=[0])
+    report = new_cluster(2, failures=[crash]).run(program)
+    assert spent(report.workers[0]) == {"computed": 1.0, "idle": 99.0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_that_finishes_while_it_is_stopped_is_not_started_again(backend: Any) -> None:
+    starts = 0
+
+    async def program(worker: Worker) -> None:
+        nonlocal starts
+        starts += 1
+        try:
+            await worker.compute(10.0)
+        finally:
+            raise StopTraining("it had finished anyway")
+
+    report = new_cluster(1, backend, failures=[Preemption(2.0, secs=3.0)]).run(program)
+    assert starts == 1
+    assert report.secs == 2.0
+
+
+@pytest.mark.parametrize("at", [0.5, 1.5, 2.5, 3.25, 4.5])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_crash_at_any_moment_of_a_step_costs_that_step(backend: Any, at: float) -> None:
+    """While it pulls, computes, pushes, is served, and waits for the other one."""
+    cluster = new_cluster(
+        2, backend, protocol=Synchronous(), compute=speeds(1.0, 3.0), pull=Constant(1.0),
+        push=Constant(1.0), service=Constant(0.5), failures=[Preemption(at, 0.25, workers=[0])],
+    )  # fmt: skip
+    report = cluster.run(updates=3)
+    assert report.updates == 3
+    assert report.applied == 6
+    check_report(report)
+    assert spent(report.workers[0])["down"] == 0.25
+
+
+def test_seconds_of_a_message_that_a_crash_ends_count_as_spent_on_it() -> None:
+    cluster = new_cluster(1, compute=Constant(1.0), pull=Constant(2.0), push=Constant(4.0),
+                          failures=[Preemption(1.0, 1.0), Preemption(6.0, 1.0)])  # fmt: skip
+    report = cluster.run(updates=1)
+    # pulls 0-1 | down | pulls 2-4, computes 4-5, pushes 5-6 | down | 7-9, 9-10, 10-14
+    assert report.secs == 14.0
+    assert spent(report.workers[0]) == {
+        "pulled": 5.0, "computed": 2.0, "pushed": 5.0, "down": 2.0,
+    }  # fmt: skip
+
+
+def test_a_repair_that_is_under_way_at_the_end_counts_as_far_as_it_went() -> None:
+    report = new_cluster(1, failures=[Preemption(1.0, 100.0)]).run(until=11.0)
+    assert spent(report.workers[0])["down"] == 10.0
+    check_report(report)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_that_stands_still_neither_pulls_nor_sends(backend: Any) -> None:
+    pause = Crashes(Constant(1.5), Constant(10.0), loses_work=False, workers=[0])
+    cluster = new_cluster(
+        2, backend, compute=speeds(1.0, 1.0), pull=Constant(1.0), failures=[pause]
+    )
+    pulls: list[tuple[float, int]] = []
+
+    async def program(worker: Worker) -> None:
+        while True:
+            version = (await worker.pull()).version
+            pulls.append((worker.cluster.simulation.now, worker.index))
+            if await worker.compute():
+                await worker.push(np.zeros(1), version)
+
+    report = cluster.run(program, updates=8)
+    assert [time for time, index in pulls if index == 0] == [1.0, 13.0]
+    check_report(report)
+
+
+def test_overlapping_slowdowns_multiply() -> None:
+    slow = [Slowdown(1.0, 4.0, 2.0), Slowdown(2.0, 2.0, 3.0)]
+    report = new_cluster(1, compute=Constant(3.0), failures=slow).run(updates=1)
+    # 1 s of work at once, 0.5 in [1, 2), 2/6 in [2, 4), 0.5 in [4, 5), the rest at once
+    assert report.secs == pytest.approx(5.0 + 3.0 - (1.0 + 0.5 + 2 / 6 + 0.5))
+
+
+def test_slowdowns_and_phases_hold_together() -> None:
+    phases = Phases(Constant(8.0), [(10.0, 1.0), (10.0, 2.0)])
+    report = new_cluster(1, compute=phases, failures=[Slowdown(0.0, 5.0, 2.0)]).run(updates=1)
+    # 2.5 s of work until 5, 5 until 10, and the last half takes twice as long
+    assert report.secs == pytest.approx(11.0)
+
+
+def test_a_repair_resumes_the_work_that_was_left_and_not_the_time() -> None:
+    crash = Crashes(Constant(2.0), Constant(100.0), loses_work=False)
+    failures: list[Failure] = [Slowdown(5.0, 10.0, 2.0), crash]
+    cluster = new_cluster(1, compute=Constant(3.0), failures=failures)
+    assert cluster.run(updates=1).secs == pytest.approx(103.0)
+    failures = [Slowdown(1.0, 10.0, 4.0), Crashes(Constant(5.0), Constant(100.0), loses_work=False)]
+    cluster = new_cluster(1, compute=Constant(4.0), failures=failures)
+    # one second of work until 1, one until 5; the other two after the repair, at full speed
+    assert cluster.run(updates=1).secs == pytest.approx(107.0)
+
+
+def test_a_pause_holds_up_what_takes_time_and_nothing_else() -> None:
+    pause = Slowdown(1.0, 9.0, math.inf)
+    assert new_cluster(1, compute=Constant(3.0), failures=[pause]).run(updates=1).secs == 12.0
+    assert new_cluster(1, compute=Constant(1.0), failures=[pause]).run(updates=1).secs == 1.0
+
+    async def program(worker: Worker) -> None:
+        await worker.cluster.simulation.sleep(2.0)
+        await worker.compute(0.0)
+
+    assert new_cluster(1, failures=[pause]).run(program).secs == 2.0
+
+
+@pytest.mark.parametrize("links", [{}, {"pull": Constant(2.0), "push": Constant(1.0)}])
+def test_a_partition_holds_up_messages(links: dict[str, Any]) -> None:
+    cuts = [Partition(4.5, 2.0)]
+    cluster = new_cluster(1, compute=Constant(3.0), failures=cuts, **links)
+    report = cluster.run(updates=2)
+    if links:  # pulls 0-2, computes 2-5, sent within the cut; pulls 6.5-8.5, 8.5-11.5, 11.5-12.5
+        assert report.secs == 12.5
+        assert spent(report.workers[0]) == {"pulled": 4.0, "computed": 6.0, "pushed": 2.5}
+    else:  # 0-3, 3-6, and what is sent at 6 arrives at 6.5
+        assert report.secs == 6.5
+
+
+def test_what_is_pulled_during_a_partition_is_as_it_is_at_its_end() -> None:
+    cluster = new_cluster(2, compute=speeds(1.0, 1.0), failures=[Partition(0.0, 3.5, workers=[1])])
+    report = cluster.run(updates=5)  # at 1, 2, 3, 4 by worker 0, at 4.5 by worker 1
+    assert report.secs == 4.5
+    assert report.workers[1].staleness == {1: 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: Preemption(-1.0), ValueError, r"at is -1\.0; give seconds, >= 0"),
+        (lambda: Preemption(math.nan), ValueError, "at is nan; give seconds"),
+        (lambda: Preemption("soon"), TypeError, "at is 'soon'; give seconds"),  # type: ignore[arg-type]
+        (lambda: Preemption(1.0, -1.0), ValueError, r"secs is -1\.0; give seconds"),
+        (lambda: Slowdown(1.0, 1.0, 0.5), ValueError, r"factor is 0\.5; give a number >= 1"),
+        (lambda: Slowdown(1.0, 1.0, math.nan), ValueError, "factor is nan; give a number >= 1"),
+        (lambda: Slowdown(1.0, 1.0, "x"), TypeError, "factor is 'x'; give a number >= 1"),  # type: ignore[arg-type]
+        (lambda: Slowdown(1.0, math.inf, math.inf), ValueError, "never ends is a Preemption"),
+        (lambda: Partition(1.0, math.inf), ValueError, "never ends is a Preemption"),
+        (lambda: Crashes(3.0, Constant(1.0)), TypeError, r"mtbf is 3\.0; give a delay"),  # type: ignore[arg-type]
+        (lambda: Crashes(Constant(0.0), Constant(1.0)), ValueError, "with which it never works"),
+        (lambda: Crashes(Constant(1.0), None), TypeError, "repair is None; give a delay"),  # type: ignore[arg-type]
+    ],
+)
+def test_failures_refuse_what_cannot_happen(make: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("workers", "error", "match"),
+    [
+        ([2], ValueError, r"is for worker 2; give numbers from 0 to 1, as in workers=\[0\]"),
+        ([-1], ValueError, "is for worker -1; give numbers from 0 to 1"),
+        ([0.5], TypeError, r"is for worker 0\.5; give numbers from 0 to 1"),
+        ("01", TypeError, "is '01'; give numbers from 0 to 1"),
+        (1, TypeError, "is 1; give numbers from 0 to 1"),
+    ],
+)
+def test_failures_of_workers_that_are_not_there_are_refused(
+    workers: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        new_cluster(2, failures=[Preemption(1.0, workers=workers)])
+
+
+def test_asynchronous_training_goes_on_while_one_is_down() -> None:
+    away = Preemption(1.5, 10.0, workers=[0])
+    cluster = new_cluster(2, protocol=Asynchronous(), compute=Constant(1.0), failures=[away])
+    assert cluster.run(until=11.0).updates == 1 + 11
