@@ -198,9 +198,12 @@ class Cluster:
             for worker in self.workers:
                 worker.books.come_up()
             self.ended_at = self.clock()
-            for task in [*self._beside, *(worker.task for worker in self.workers)]:
-                if task is not None:
-                    task.cancel()
+            if not kernel.is_ending:  # else it has cancelled all
+                for task in [*self._beside, *(worker.task for worker in self.workers)]:
+                    if task is not None:
+                        task.cancel()
+        for task in self._beside:
+            await task.wait()
 
     def _has_made_all(self) -> None:
         self.ended_at = self.kernel.time

@@ -39,9 +39,9 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute", "_is_in_session", "_pulls", "_pushes", "_rng", "_slot", "_until", "books",
-        "closures", "cluster", "index", "is_finished", "num_computed", "num_pauses", "num_stops",
-        "slowdowns", "task", "version",
+        "_compute", "_epoch", "_is_in_session", "_is_undone", "_pulls", "_pushes", "_rng", "_slot",
+        "_until", "books", "closures", "cluster", "index", "is_finished", "num_computed",
+        "num_pauses", "num_stops", "slowdowns", "task", "version",
     )  # fmt: skip
 
     def __init__(self, cluster: Cluster, index: int) -> None:
@@ -57,6 +57,8 @@ class Worker:
             self._pushes = streams.delays(index, "push", delays.push)
         self._rng: np.random.Generator | None = None
         self._is_in_session = False
+        self._epoch = cluster.global_step.epoch  # in which the protocol let it pull
+        self._is_undone = False  # the server went back between that and the pull
         self._slot: Slot | None = None  # where it computes
         self._until: Slot | None = None  # where it waits for its repair
         self.is_finished = False
@@ -97,6 +99,8 @@ class Worker:
             await self._transfer("pull", None)
         snapshot = cluster.server.pull(self.index)
         self.version = snapshot.version
+        is_late = self._epoch != cluster.global_step.epoch
+        self._is_undone = is_late and cluster.server._waits_before
         if self._pulls is not None:
             await self._transfer("pull", self._pulls)
         return snapshot
@@ -110,8 +114,9 @@ class Worker:
             secs: seconds >= 0 on an unhindered worker; None: drawn from the cluster's delay.
 
         Returns:
-            Whether it was finished; False if an update has made it useless meanwhile, or training
-            is over: then push nothing.
+            Whether it was finished; False if an update has made it useless meanwhile, training is
+            over, or the server was restored after the protocol had let this worker begin, so that
+            it might be too far ahead now: then push nothing.
 
         Raises:
             TypeError, ValueError: `secs` is no such number.
@@ -123,7 +128,7 @@ class Worker:
         work = self._compute.next() if secs is None else checked_secs("secs", secs)
         is_done = False
         try:
-            is_done = await self._work(work)
+            is_done = not self._is_undone and await self._work(work)
         finally:
             self._slot = None
             self.num_computed += is_done
@@ -231,6 +236,7 @@ class Worker:
         try:
             await waiting
         finally:
+            self._epoch = self.cluster.global_step.epoch
             self.books.book("wait", begun)
 
     async def _until_repaired(self) -> None:
