@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any, get_args
 
 from .._errors import DeterminismError
+from ._arguments import checked_positive
 from ._recording import Event, Recording
 from ._simulation import Backend, Simulation, Until
 
@@ -39,17 +40,22 @@ def check_determinism(
         The digest of what happened, the same in every process: compare it with a stored one.
 
     Raises:
+        TypeError, ValueError: an argument is not what it should be.
         DeterminismError: two runs differ; it shows the first event that does.
         BaseException: what the program raises.
     """
+    allowed = ", ".join(get_args(Backend))
+    if isinstance(backends, str):
+        raise TypeError(f"backends is {backends!r}; give a list, as in [{backends!r}]")
+    if not backends:
+        raise ValueError(f"backends is empty; give at least one of {allowed}")
+    runs = checked_positive("runs", runs)
     traces: list[tuple[str, Recording]] = []
     for backend in backends:
         for number in range(1, runs + 1):
             simulation = Simulation(seed, backend, keep_trace=True, **options)
             simulation.run(main, simulation, *args, until=until)
             traces.append((f'run {number} on "{backend}"', simulation.trace))
-    if not traces:
-        raise ValueError("nothing was run; give at least one backend, and runs >= 1")
     (first, expected), *others = traces
     for name, trace in others:
         if trace.events != expected.events:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import sqrt
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
+from asynchooks.protocols import Protocol
 from asynchooks.simulation import (
     Cluster,
     Constant,
@@ -20,6 +24,8 @@ from asynchooks.simulation import (
 from asynchooks.simulation._simulation import Backend
 
 BACKENDS: tuple[Any, ...] = get_args(Backend)
+NUM_BATCHES = 40
+P = 8
 KINDS = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
 
 
@@ -62,3 +68,31 @@ def check_row(row: dict[str, Any], kinds: Sequence[str] = KINDS) -> None:
     """The shares of a summary are those of a whole."""
     if row["secs"]:
         assert sum(row[f"share_{kind}"] for kind in kinds) == pytest.approx(1.0)
+
+
+def check_mean(values: Sequence[float], expected: float) -> None:
+    """The mean of the values, in order of time, is as expected, within four standard errors.
+
+    The standard error is that of the means of consecutive batches, which outlasts correlations.
+    """
+    size = len(values) // NUM_BATCHES
+    assert size >= 2
+    means = [float(np.mean(values[i * size : (i + 1) * size])) for i in range(NUM_BATCHES)]
+    error = float(np.std(means, ddof=1)) / sqrt(NUM_BATCHES)
+    is_near = abs(np.mean(means) - expected) <= 4 * error + 1e-9 * expected
+    assert is_near, (np.mean(means), expected, error)
+
+
+def trained(
+    backend: Any, protocol: Protocol, updates: int, num_workers: int = P, **options: Any
+) -> Cluster:
+    cluster = new_cluster(
+        num_workers, backend, 20, protocol=protocol, keep_timeline=True, **options
+    )
+    cluster.run(updates=updates)
+    return cluster
+
+
+def secs_per_update(cluster: Cluster) -> list[float]:
+    times = [each.time for each in cluster.timeline.pushes if each.fate == "applied"]
+    return [later - earlier for earlier, later in pairwise([0.0, *times])]

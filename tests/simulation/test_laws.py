@@ -5,9 +5,8 @@ The standard error is that of the means of consecutive batches, which outlasts c
 
 from __future__ import annotations
 
-from itertools import pairwise
-from math import log, sqrt
-from typing import Any, get_args
+from math import log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,44 +22,15 @@ from asynchooks.protocols import (
     StaleSynchronous,
     Synchronous,
 )
-from asynchooks.simulation import Cluster, Constant, Crashes, Exponential, PerWorker, Simulation
-from asynchooks.simulation._simulation import Backend
+from asynchooks.simulation import Constant, Crashes, Exponential, PerWorker, Simulation
 
-BACKENDS: tuple[Any, ...] = get_args(Backend)
-NUM_BATCHES = 40
-P = 8
+from .clusters import BACKENDS, NUM_BATCHES, P, check_mean, secs_per_update, trained
+from .order_statistics import harmonic
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Any:
     return request.param
-
-
-def harmonic(n: int) -> float:
-    return sum(1 / i for i in range(1, n + 1))
-
-
-def check_mean(values: list[float], expected: float) -> None:
-    """The mean of the values, in order of time, is as expected, within four standard errors."""
-    size = len(values) // NUM_BATCHES
-    assert size >= 2
-    means = [float(np.mean(values[i * size : (i + 1) * size])) for i in range(NUM_BATCHES)]
-    error = float(np.std(means, ddof=1)) / sqrt(NUM_BATCHES)
-    assert abs(np.mean(means) - expected) <= 4 * error, (np.mean(means), expected, error)
-
-
-def trained(
-    backend: Any, protocol: Protocol, updates: int, num_workers: int = P, **options: Any
-) -> Cluster:
-    simulation = Simulation(seed=20, backend=backend)
-    cluster = simulation.cluster(num_workers, protocol=protocol, keep_timeline=True, **options)
-    cluster.run(updates=updates)
-    return cluster
-
-
-def secs_per_update(cluster: Cluster) -> list[float]:
-    times = [each.time for each in cluster.timeline.pushes if each.fate == "applied"]
-    return [later - earlier for earlier, later in pairwise([0.0, *times])]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""Queues serve in order, and cut links let messages through at the end of the cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation
+from asynchooks.simulation._network import Closures
+
+from .clusters import BACKENDS
+
+
+def served(backend: Any, num_servers: int, arrivals: list[float]) -> tuple[list[float], Queue]:
+    """When each leaves, of services of 1 s."""
+    simulation = Simulation(backend=backend)
+    ends = [0.0] * len(arrivals)
+    queues: list[Queue] = []
+
+    async def main() -> None:
+        queue = simulation.queue(Constant(1.0), num_servers=num_servers)
+        queues.append(queue)
+
+        async def customer(number: int) -> None:
+            await simulation.sleep(arrivals[number])
+            took = await queue.serve()
+            ends[number] = simulation.now
+            assert took == simulation.now - arrivals[number]
+
+        tasks = [simulation.start(customer, number) for number in range(len(arrivals))]
+        for task in tasks:
+            await task.wait()
+
+    simulation.run(main)
+    return ends, queues[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_comes_first_is_served_first(backend: Any) -> None:
+    ends, queue = served(backend, 1, [0.0, 0.0, 0.5, 5.0])
+    assert ends == [1.0, 2.0, 3.0, 6.0]
+    assert (queue.num_served, queue.secs_busy, queue.secs_queued) == (4, 4.0, 1.0 + 1.5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_several_servers_serve_side_by_side(backend: Any) -> None:
+    assert served(backend, 2, [0.0, 0.0, 0.5, 0.75])[0] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_who_is_cancelled_is_served_all_the_same() -> None:
+    simulation = Simulation(backend="turbo")
+
+    async def main() -> float:
+        queue = simulation.queue(Constant(2.0))
+        first = simulation.start(queue.serve)
+        await simulation.sleep(0.5)
+        first.cancel()
+        await queue.serve()
+        return simulation.now
+
+    assert simulation.run(main) == 4.0
+
+
+def test_a_server_may_have_phases() -> None:
+    simulation = Simulation(backend="turbo")
+
+    async def main() -> float:
+        queue = simulation.queue(Phases(Constant(1.0), [(1.5, 1.0), (100.0, 2.0)]))
+        await queue.serve()
+        return await queue.serve()
+
+    assert simulation.run(main) == 0.5 + 1.0
+
+
+@pytest.mark.parametrize("num_servers", [0, -1, 1.5])
+def test_a_queue_without_servers_is_refused(num_servers: Any) -> None:
+    simulation = Simulation(backend="turbo")
+
+    async def main() -> None:
+        simulation.queue(Constant(1.0), num_servers=num_servers)
+
+    with pytest.raises(ValueError, match=f"num_servers is {num_servers}; give an integer >= 1"):
+        simulation.run(main)
+
+
+def test_a_service_of_each_worker_is_that_of_the_first() -> None:
+    service = PerWorker([Constant(2.0), Constant(99.0)])
+    simulation = Simulation(backend="turbo")
+    report = simulation.cluster(1, compute=Constant(1.0), service=service).run(updates=2)
+    assert report.secs == 6.0
+
+
+@pytest.mark.parametrize(
+    ("spans", "sent", "arrives", "expected"),
+    [
+        ([(2.0, 5.0)], 0.0, 1.0, 1.0),
+        ([(2.0, 5.0)], 0.0, 3.0, 5.0),  # under way as the cut begins
+        ([(2.0, 5.0)], 3.0, 4.0, 5.0),
+        ([(2.0, 5.0)], 3.0, 9.0, 9.0),
+        ([(2.0, 5.0)], 5.0, 6.0, 6.0),
+        ([(2.0, 5.0)], 0.0, 2.0, 5.0),  # it arrives as the cut begins
+        ([(4.0, 7.0), (2.0, 5.0)], 3.0, 3.5, 7.0),  # held up by one cut until the next
+        ([(0.0, 100.0), (1.0, 2.0)], 1.5, 1.5, 100.0),
+    ],
+)
+def test_a_message_that_meets_a_cut_arrives_at_its_end(
+    spans: list[tuple[float, float]], sent: float, arrives: float, expected: float
+) -> None:
+    closures = Closures()
+    for begin, end in spans:
+        closures.add(begin, end)
+    assert closures.arrival(sent, arrives) == expected
+
+
+TIMES = st.integers(0, 20).map(float)
+
+
+@given(st.lists(st.tuples(TIMES, TIMES.map(lambda secs: secs / 2)), max_size=5), TIMES, TIMES)
+def test_no_message_arrives_within_a_cut_nor_too_early(
+    spans: list[tuple[float, float]], sent: float, secs: float
+) -> None:
+    closures = Closures()
+    for begin, length in spans:
+        closures.add(begin, begin + length)
+    arrives = closures.arrival(sent, sent + secs)
+    ends = {begin + length for begin, length in spans}
+    assert arrives == sent + secs or arrives in ends
+    assert arrives >= sent + secs
+    assert not any(begin <= arrives < begin + length and sent < begin + length
+                   for begin, length in spans)  # fmt: skip

@@ -1,0 +1,100 @@
+"""Reports: rows that pandas takes as they are, shares of a whole, and what counts when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asynchooks.protocols import DiscardStale, KBatchAsync, Synchronous
+from asynchooks.simulation import Constant, Exponential, Report, Worker
+
+from .clusters import KINDS, check_report, check_row, new_cluster, speeds, with_session
+
+
+@pytest.fixture
+def report() -> Report:
+    cluster = new_cluster(
+        3, protocol=DiscardStale(KBatchAsync(2), 1), parameters=np.ones(1),
+        compute=speeds(1.0, 2.0, 5.0), pull=Constant(0.25), push=Exponential(0.25),
+    )  # fmt: skip
+    return cluster.run(gradient=lambda p, _: p, updates=20, loss=lambda p: float(p[0]))
+
+
+def test_rows_are_flat_and_have_the_same_columns(report: Report) -> None:
+    for rows in (report.worker_rows(), report.staleness_rows(), report.loss_rows()):
+        assert rows
+        assert all(row.keys() == rows[0].keys() for row in rows)
+        cells = [cell for row in rows for cell in row.values()]
+        assert all(isinstance(cell, (str, int, float)) for cell in cells)
+
+
+def test_rows_of_workers_hold_all_their_seconds(report: Report) -> None:
+    check_report(report)
+    for row, worker in zip(report.worker_rows(), report.workers, strict=True):
+        assert row["worker"] == worker.worker
+        assert sum(row[f"secs_{kind}"] for kind in KINDS) == pytest.approx(report.secs)
+
+
+def test_rows_of_staleness_add_up_to_the_gradients_that_made_updates(report: Report) -> None:
+    assert sum(row["count"] for row in report.staleness_rows()) == report.applied == 40
+    assert max(row["staleness"] for row in report.staleness_rows()) <= 1
+
+
+def test_rows_of_losses_begin_before_training_and_end_with_it(report: Report) -> None:
+    rows = report.loss_rows()
+    assert [rows[0][name] for name in ("secs", "updates", "loss")] == [0.0, 0, 1.0]
+    assert [rows[-1][name] for name in ("secs", "updates")] == [report.secs, 20]
+    assert [row["updates"] for row in rows] == list(range(21))
+
+
+def test_the_summary_is_one_row_to_compare_protocols_by(report: Report) -> None:
+    row = report.summary_row()
+    check_row(row)
+    assert row["protocol"] == "DiscardStale(protocol=KBatchAsync(k=2), bound=1)"
+    assert row["updates_per_second"] == report.updates / report.secs
+    assert row["discarded"] == report.discarded > 0
+    assert row["loss"] == report.losses[-1][2]
+
+
+def test_mean_and_variance_of_staleness_are_those_of_all_gradients() -> None:
+    report = new_cluster(4, compute=Exponential(1.0)).run(updates=500)
+    every = [value for value, count in report.staleness.items() for _ in range(count)]
+    assert report.mean_staleness == pytest.approx(np.mean(every))
+    assert report.staleness_variance == pytest.approx(np.var(every))
+
+
+def test_nothing_has_happened_before_training() -> None:
+    report = new_cluster(2).report()
+    assert (report.secs, report.updates, report.workers) == (0.0, 0, [])
+    assert (report.updates_per_second, report.mean_staleness) == (0.0, 0.0)
+    assert report.staleness_variance == 0.0
+    assert report.summary_row()["loss"] is None
+    assert report.summary_row()["max_staleness"] == 0
+
+
+def test_a_report_may_be_made_while_training_goes_on() -> None:
+    cluster = new_cluster(2, protocol=Synchronous(), compute=speeds(1.0, 2.0))
+    reports: list[Report] = []
+
+    async def program(worker: Worker) -> None:
+        while True:
+            await worker.pull()
+            reports.append(cluster.report())
+            if await worker.compute():
+                await worker.push(np.zeros(1))
+
+    final = cluster.run(program, updates=3)
+    assert [each.updates for each in reports] == [0, 0, 1, 1, 2, 2]
+    assert [each.secs for each in reports] == [0.0, 0.0, 2.0, 2.0, 4.0, 4.0]
+    for each in [*reports, final]:
+        check_report(each)
+
+
+def test_the_seconds_of_sessions_are_counted_as_those_of_bare_workers() -> None:
+    def of(program: object) -> Report:
+        cluster = new_cluster(
+            4, seed=3, protocol=KBatchAsync(2), pull=Exponential(0.5), push=Exponential(0.25)
+        )
+        return cluster.run(program, updates=30)  # type: ignore[arg-type]
+
+    assert of(None) == of(with_session)
