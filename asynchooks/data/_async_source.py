@@ -99,13 +99,15 @@ class AsyncSource(Skipping):
             await self._lock.wait()
         before, asked = len(items), self._clocks.ask(self._engine)
         try:
-            return await self._add(items, size)
+            try:
+                return await self._add(items, size)
+            finally:  # counted first: the note of an error says how many there were
+                self._num_out += len(items) - before
+                self._clocks.answer(self._engine, asked, items[before:])
         except Exception as error:
             self._explain(error)
             raise
         finally:
-            self._num_out += len(items) - before
-            self._clocks.answer(self._engine, asked, items[before:])
             self._lock.leave()
 
     async def _add(self, items: list[Any], size: int) -> bool:

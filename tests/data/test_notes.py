@@ -37,6 +37,17 @@ async def test_an_error_of_the_source_names_the_source_alone(
     assert await notes_of(around(source)) == [f"in {source!r}, after 4 items"]
 
 
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
+@pytest.mark.parametrize("num_items", [0, 1, 3, 5])
+@pytest.mark.parametrize("batch_size", [2, 8])
+async def test_the_note_counts_the_items_of_a_batch_that_is_not_full(
+    kind: str, num_items: int, batch_size: int
+) -> None:
+    source = getattr(Source(num_items, BadRecordError()), kind)()
+    expected = [f"in {source!r}, after {num_items} items"]
+    assert await notes_of(batch(source, batch_size)) == expected
+
+
 async def test_an_error_of_collate_names_the_batch_as_counted_from_the_first_run() -> None:
     assert await notes_of(batch(range(9), 2, collate=failing)) == ["in batch, after 4 items"]
     assert await notes_of(batch(range(5), 2, collate=failing)) == ["in batch, after 4 items"]
