@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._connection import Connection
 from ._engine import Engine
@@ -20,6 +20,9 @@ from ._session_creator import Lease
 from ._side_tasks import OnFailure, SideTask
 from ._stop import Stop
 from ._stop_reason import StopReason, reason_for
+
+if TYPE_CHECKING:
+    from .data import Batches
 
 logger = logging.getLogger("asynchooks")
 
@@ -92,13 +95,13 @@ class Supervised(ABC):
         self._phase.check_open("start_soon", in_opening=True)
         self._connection.start_soon(fn, args, on_failure, name)
 
-    def batches(self, source: Any) -> AsyncIterator[Any]:
+    def batches(self, source: Any) -> Batches:
         """The items of a source, for as long as training goes on: `async for x in ...`.
 
         It reads one item ahead, or as many as the source's own `prefetch`; it ends with the
         source, and when the session should stop, also while it waits. The session opens the source
-        (unless that was done) and closes it at its own end. What the loop was given and no
-        run has used is not lost: see `InputPositionHook`.
+        (unless that was done) and closes it at its own end; `aclose` does so earlier. What the
+        loop was given and no run has used is not lost: see `InputPositionHook`.
 
         Args:
             source: see `asynchooks.data`.

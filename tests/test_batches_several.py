@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from contextlib import aclosing
 
 import pytest
 
@@ -18,12 +18,25 @@ pytestmark = pytest.mark.anyio
 async def test_a_loop_that_was_closed_early_is_closed_once() -> None:
     source = Counted()
     async with MonitoredSession([], Diary().creator) as session:
-        batches: Any = session.batches(source)
+        batches = session.batches(source)
         assert await anext(batches) == 0
         await batches.aclose()
         assert source.log == ["open", "closed"]
         await batches.aclose()
     assert source.log == ["open", "closed"]
+
+
+async def test_a_loop_that_is_left_early_lets_go_of_its_source_where_it_is_told_to() -> None:
+    source, diary = Counted(), Diary()
+    async with MonitoredSession([], diary.creator) as session:
+        async with aclosing(session.batches(source)) as batches:
+            async for item in batches:
+                await session.run([], {"x": item})
+                if item == 2:
+                    break
+            assert source.log == ["open"]
+        assert source.log == ["open", "closed"]
+    assert diary.items == [0, 1, 2]
 
 
 async def test_what_a_session_took_out_stays_its_own_when_another_begins_a_loop() -> None:

@@ -25,7 +25,7 @@ CLASSES += [
     getattr(checkpoints, name) for name in checkpoints.__all__ if name not in asynchooks.__all__
 ]
 CLASSES += [getattr(protocols, name) for name in protocols.__all__]
-CLASSES = [each for each in CLASSES if inspect.isclass(each)]
+CLASSES = [each for each in [*CLASSES, data.Batches] if inspect.isclass(each)]
 
 # made by the library for its users, or told apart by one sentence
 WITHOUT_EXAMPLE = {

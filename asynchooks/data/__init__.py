@@ -10,6 +10,7 @@ stage; or a function that returns one of these, for `repeat`. `prefetch` and `ma
 tasks: a pipeline with one of them is opened with `async with`, at its last stage.
 """
 
+from ._batches import Batches
 from ._interleave import interleave
 from ._map import map_concurrent
 from ._plain import batch, shard, take
@@ -20,6 +21,7 @@ from ._stage import Stage
 from ._statistics import StageStatistics
 
 __all__ = [
+    "Batches",
     "Stage",
     "StageStatistics",
     "batch",

@@ -15,9 +15,16 @@ from ._training_end import TrainingEnd
 
 
 class Batches:
-    """An async iterator over a source, made by `session.batches`, which closes it at its end.
+    """An async iterator over a source, made by `session.batches`; the session closes it at its end.
 
     It ends with the source, and when the session should stop, also while it waits.
+
+    Example:
+        async with MonitoredSession(hooks, creator) as session:
+            batches = session.batches(records)
+            async for images in batches:
+                await session.run("loss", {"images": images})
+            await batches.aclose()  # the source is closed here, not at the end of the session
     """
 
     def __init__(
