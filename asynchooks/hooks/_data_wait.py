@@ -68,6 +68,7 @@ class DataWaitHook(SessionRunHook):
 
     async def begin(self) -> None:
         self._last = None
+        self._timer.reset()  # the step may begin at 0 again
         self._output.open()
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:

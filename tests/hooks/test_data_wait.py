@@ -193,3 +193,21 @@ def test_a_second_session_begins_its_count_anew() -> None:
     assert [(step, value) for _, value, step in writer.written] == [
         (step, 0.5) for step in (2, 3, 4, 6, 7, 8)
     ]
+
+
+def test_a_second_session_whose_step_begins_at_0_is_logged_from_there() -> None:
+    writer = Writer()
+
+    async def main(engine: Engine) -> None:
+        async with prefetch(numbers(1.0), 1) as source:
+            waits = DataWaitHook(source, 5, summary_writer=writer)
+            for _ in range(2):
+                creator = FunctionSessionCreator(step_of(0.5))
+                async with MonitoredSession([FeedHook(source, "x"), waits], creator) as session:
+                    for _ in range(12):
+                        await session.run([])
+
+    on_trampoline(main)
+    assert [(step, value) for _, value, step in writer.written] == [
+        (step, 0.5) for step in (6, 11, 6, 11)
+    ]
