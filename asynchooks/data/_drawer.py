@@ -1,4 +1,7 @@
-"""Drawer: one who takes items from a pipeline, one at a time, and says when they were used."""
+"""Drawer: one who takes items from a pipeline, one at a time, and says when they were used.
+
+Waits: how long the drawers of one owner waited.
+"""
 
 from __future__ import annotations
 
@@ -98,3 +101,30 @@ class Drawer:
         if self._has_joined:
             self._has_joined = False
             await self.draws.leave(self)
+
+
+class Waits:
+    """How long all drawers of one owner waited, those among them who have left since this is open.
+
+    Whoever asks makes it, and closes it.
+    """
+
+    def __init__(self, draws: Draws, owner: object) -> None:
+        self._draws = draws
+        self._owner = owner
+        self._secs_of_left = 0.0
+        draws.waits.append(self)
+
+    @property
+    def secs(self) -> float:
+        here = (each.wait_secs for each in self._draws.drawers if each.owner is self._owner)
+        return self._secs_of_left + sum(here)
+
+    def keep(self, drawer: Drawer) -> None:
+        """It leaves."""
+        if drawer.owner is self._owner:
+            self._secs_of_left += drawer.wait_secs
+
+    def close(self) -> None:
+        if self in self._draws.waits:
+            self._draws.waits.remove(self)

@@ -14,7 +14,7 @@ from .._errors import InputError
 from .._lock import Lock
 from .._stop import Stop
 from ._buffered import Buffered
-from ._drawer import Draw, Drawer
+from ._drawer import Draw, Drawer, Waits
 from ._position import BEYOND, Phase
 from ._prefetch import Prefetch
 from ._sources import stage_of
@@ -42,6 +42,7 @@ class Draws:
         self.stage = stage
         self._reader: Buffered | None = None  # from the first draw on
         self.drawers: list[Drawer] = []
+        self.waits: list[Waits] = []  # of those who watch how long the drawers wait
         self._opening = Lock("the opening of a pipeline")
         # places: how many items came before one, since the position was loaded
         self._num_drawn = 0
@@ -60,6 +61,8 @@ class Draws:
 
     async def leave(self, drawer: Drawer) -> None:
         self.drawers.remove(drawer)
+        for each in self.waits:
+            each.keep(drawer)
         # what is read ahead of a stage that somebody else has opened stays for the next session
         if not self.drawers and (self._reader is self.stage or self.stage._num_users <= 1):
             await self.close()

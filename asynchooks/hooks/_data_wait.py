@@ -10,6 +10,7 @@ from .._engine import now
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._session_stop import SessionStop
 from .._timer import SecondOrStepTimer
+from ..data._drawer import Waits
 from ..data._draws import draws_of
 from ..data._stage import Stage
 from ._input import checked_stage
@@ -61,23 +62,25 @@ class DataWaitHook(SessionRunHook):
         self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
         self._output = Output(output_dir, summary_writer)
         self._stops: SessionStop | None = None
+        self._waits: Waits | None = None  # of this session, while it is open
         self._last: tuple[float, float] | None = None  # when, and how long was waited till then
 
     def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
         self._stops = stops
 
     async def begin(self) -> None:
+        self._stop_watching()  # of a session that was told of no end
+        self._waits = Waits(self._draws, self._stops)
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
         self._output.open()
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value
-        if not self._timer.should_trigger_for_step(step):
+        if self._waits is None or not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
-        own = [each for each in self._draws.drawers if each.owner is self._stops]
-        at, waited = now(), sum(each.wait_secs for each in own)
+        at, waited = now(), self._waits.secs
         if self._last is not None and at > self._last[0]:
             self._record((waited - self._last[1]) / (at - self._last[0]), step)
         self._last = (at, waited)
@@ -93,8 +96,15 @@ class DataWaitHook(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
 
+    def _stop_watching(self) -> None:
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            waits.close()
+
     async def end(self, session: Any) -> None:
+        self._stop_watching()
         await self._output.finish()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
+        self._stop_watching()
         await self._output.finish()

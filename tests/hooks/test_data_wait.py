@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from asynchooks import (
     DataWaitHook,
     FeedHook,
     FunctionSessionCreator,
+    InputPositionHook,
     MonitoredSession,
     SharedSessionCreator,
 )
 from asynchooks._engine import Engine, Slot, current_engine
 from asynchooks.data import prefetch
+from asynchooks.data._draws import draws_of
 
 from .test_step_counter import Writer, on_trampoline
 
@@ -101,6 +104,43 @@ def test_it_counts_the_waits_of_a_loop_and_only_of_its_own_session() -> None:
     assert [value for _, value, _ in writers[0].written] == [0.5, 0.5]
     assert [value for _, value, _ in writers[1].written] == [0.0, 0.0]
     assert [writer.flushes for writer in writers] == [1, 1]
+
+
+def test_the_waits_of_a_loop_that_was_closed_early_count() -> None:
+    writer = Writer()
+
+    async def main(engine: Engine) -> None:
+        async with prefetch(numbers(1.0), 1) as source:
+            waits = DataWaitHook(source, 1, summary_writer=writer)
+            hooks = [InputPositionHook(source), waits]
+            creator = FunctionSessionCreator(step_of(0.25))
+            async with MonitoredSession(hooks, creator) as session:
+                for _ in range(3):
+                    batches = session.batches(source)
+                    for _ in range(2):
+                        await session.run([], {"x": await anext(batches)})
+                    await batches.aclose()
+
+    on_trampoline(main)
+    assert [(step, value) for _, value, step in writer.written] == [
+        (step, 0.75) for step in range(2, 7)
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_the_hook_stays_at_the_source_after_the_session(fails: bool) -> None:
+    source = prefetch(numbers(1.0), 1)
+    hook = DataWaitHook(source, 1)
+
+    async def main(engine: Engine) -> None:
+        async with MonitoredSession([hook], FunctionSessionCreator(step_of(0.25))):
+            assert len(draws_of(source).waits) == 1
+            if fails:
+                raise KeyError("in the block")
+
+    with pytest.raises(KeyError) if fails else nullcontext():
+        on_trampoline(main)
+    assert draws_of(source).waits == []
 
 
 def test_a_clock_that_stands_still_gives_no_share() -> None:
