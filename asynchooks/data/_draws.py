@@ -157,7 +157,11 @@ class Draws:
 
     def give_back(self, draw: Draw) -> None:
         """It was not used: somebody else may have it, first of all."""
-        if draw.generation == self._generation and self._reader is not None:
+        if draw.generation != self._generation:
+            return
+        if draw.place in self._carried:  # it comes once more, as nobody has it now
+            self._carried.discard(draw.place)
+        elif self._reader is not None:
             self._returned.append(draw.place)
             self._reader.put_back(draw.item)
             self._num_seen = self.stage._num_out

@@ -141,6 +141,25 @@ async def test_what_a_loop_has_in_hand_comes_once_wherever_the_pipeline_goes_bac
     await batches.leave()
 
 
+@pytest.mark.parametrize("is_drawn_from", [False, True])
+async def test_what_a_loop_gives_back_after_the_way_back_comes_once_more(
+    is_drawn_from: bool,
+) -> None:
+    draws, hook, batches = drawn_from(6)
+    await use_next(hook, 1)
+    saved = draws.state_dict()
+    await use_next(hook, 2)
+    assert await batches.take(None) == 3
+    draws.load_state_dict(saved)
+    if is_drawn_from:
+        assert await use_next(hook, 1) == [1]
+    batches.give_back()  # the loop was left
+    assert await use_next(hook, 4 if is_drawn_from else 5) == [1, 2, 3, 4, 5][is_drawn_from:]
+    assert draws.state_dict() == {"stage": "sequence", "items": 6}
+    await hook.leave()
+    await batches.leave()
+
+
 async def test_a_second_way_back_forgets_what_was_made_again_after_the_first() -> None:
     draws, hook, batches = drawn_from(8)
     await use_next(hook, 2)
