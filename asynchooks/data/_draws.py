@@ -6,7 +6,6 @@ It knows nothing of sessions; hooks and `session.batches` are its users.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +16,15 @@ from ._buffered import Buffered
 from ._drawer import Draw, Drawer, Waits
 from ._position import BEYOND, Phase
 from ._prefetch import Prefetch
+from ._saved import fingerprint
 from ._sources import stage_of
 from ._stage import KEEP_EVERY, Stage
 
 logger = logging.getLogger("asynchooks")
 
-_NUM_SAVED = 8
-"""Of how many saved positions we know where they were."""
+_NUM_SAVED = 4096
+"""Of how many saved positions we know where they were: of more than checkpoints are kept, and than
+are asked for between two of them."""
 
 
 def draws_of(source: Any) -> Draws:
@@ -57,7 +58,8 @@ class Draws:
         # of items that loops had in hand then, whose runs are made again, by their new places
         self._carried: set[int] = set()
         self._carried_used: set[int] = set()
-        self._saved: deque[tuple[dict[str, Any], int]] = deque(maxlen=_NUM_SAVED)
+        # where saved positions were, by their fingerprints; below 0 before the one that was loaded
+        self._saved: dict[bytes, int] = {}
 
     async def leave(self, drawer: Drawer) -> None:
         self.drawers.remove(drawer)
@@ -173,25 +175,36 @@ class Draws:
     def state_dict(self) -> dict[str, Any]:
         if self._back_to is not None:
             used = {*self._back_to.get(BEYOND, ()), *self._carried_used}
-            return {**self._back_to, BEYOND: sorted(used)} if used else dict(self._back_to)
+            state = {**self._back_to, BEYOND: sorted(used)} if used else dict(self._back_to)
+            self._remember(state, 0)
+            return state
         self.stage._check_alone()
         used = self._used_beyond | {each.place_run for each in self.drawers}
-        # where nothing was drawn yet, somebody may have looked at a few
-        num_used = self._num_used if self._num_seen >= 0 else self.stage._num_out
+        num_used = self._num_used
+        if self._num_seen < 0:  # nothing was drawn yet; somebody may have looked at a few
+            num_used, used = self.stage._num_out, used | self.stage._used_beyond
         while num_used < self._num_drawn and num_used in used:
             num_used += 1
         state = self.stage._described(num_used)
         beyond = sorted(place - num_used for place in used if place >= num_used)
         if beyond:
             state[BEYOND] = beyond
-        self._saved.append((state, num_used))
-        return dict(state)
+        self._remember(state, num_used)
+        return state
+
+    def _remember(self, state: Mapping[str, Any], place: int) -> None:
+        key = fingerprint(state)
+        self._saved.pop(key, None)  # the last place counts, and is forgotten last
+        self._saved[key] = place
+        if len(self._saved) > _NUM_SAVED:
+            del self._saved[next(iter(self._saved))]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: at once where nothing was drawn yet, else from the next draw on."""
         if self.stage._phase is Phase.NEW:
             self._load(self.stage, state)
-        elif not _is_same(state, self.state_dict()):
+            self._saved.clear()
+        elif fingerprint(state) != fingerprint(self.state_dict()):
             try:
                 self.stage._check_again()
             except TypeError as error:
@@ -205,18 +218,19 @@ class Draws:
             self._back_to = state
         else:
             return
-        self._saved.append((dict(state), 0))
+        self._remember(state, 0)
 
     def _carry(self, state: Mapping[str, Any]) -> None:
         """Loops make their runs again with what they have in hand: it must not come once more."""
         self._carried.clear()
         self._carried_used.clear()
-        base = next(
-            (place for saved, place in reversed(self._saved) if _is_same(saved, state)), None
-        )
-        self._saved.clear()
-        for drawer in self.drawers if base is not None else ():
-            place = drawer.carry(self._generation, base or 0)
+        base = self._saved.get(fingerprint(state))
+        if base is None:  # nobody knows where that is
+            self._saved.clear()
+            return
+        self._saved = {key: place - base for key, place in self._saved.items()}
+        for drawer in self.drawers:
+            place = drawer.carry(self._generation, base)
             if place is not None:
                 self._carried.add(place)
 
@@ -227,10 +241,3 @@ class Draws:
         self._num_drawn = self._num_used = self._num_seen = 0
         self._returned.clear()
         self._keep_next = KEEP_EVERY
-
-
-def _is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    try:
-        return bool(state == other)
-    except ValueError:  # arrays, of a source that has a state of its own
-        return False

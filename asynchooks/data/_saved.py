@@ -1,8 +1,12 @@
-"""States of other libraries' iterators, as they are saved: JSON, and arrays."""
+"""States as they are saved: those of other libraries' iterators, and by what one is known again.
+
+It reads and writes no files.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -81,4 +85,21 @@ def decoded(state: Any) -> Any:
         return {key: decoded(each) for key, each in state.items()}
     if isinstance(state, list):
         return [decoded(each) for each in state]
+    return state
+
+
+def fingerprint(state: Any) -> bytes:
+    """16 bytes that are equal for a state and for what a checkpoint gives back of it."""
+    return hashlib.blake2b(repr(_comparable(state)).encode(), digest_size=16).digest()
+
+
+def _comparable(state: Any) -> Any:
+    """The state, with the order of keys, and lists for tuples, as text knows them."""
+    if isinstance(state, Mapping):
+        pairs = ((str(key), _comparable(each)) for key, each in state.items())
+        return sorted(pairs, key=lambda pair: pair[0])
+    if isinstance(state, (list, tuple)):
+        return [_comparable(each) for each in state]
+    if hasattr(state, "dtype") and hasattr(state, "tobytes"):  # `repr` leaves out a part of it
+        return [str(state.dtype), list(state.shape), state.tobytes()]
     return state

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asynchooks import InputStateError
+from asynchooks._hook_state import _decoded, _encoded
 from asynchooks.data import Stage, batch, prefetch, take
+from asynchooks.data._saved import fingerprint
 
 from .sources import BadRecordError, StatefulSync, position, read_all, read_some
 
@@ -62,3 +66,29 @@ def test_a_state_of_other_stages_is_told_in_one_sentence_and_a_damaged_one_with_
         take(range(3), 2).load_state_dict(source)
     with pytest.raises(InputStateError, match=r"^take\(.*cannot go on from .*KeyError\('taken'\)"):
         take(range(3), 2).load_state_dict({"stage": "take", "source": source})
+
+
+LONG = np.arange(5000)
+STATES: list[Any] = [
+    {"a": 1, "b": (2, [3.5, None])},
+    {"a": 1, "b": (2, [3.5, True])},
+    {"a": 2, "b": (2, [3.5, None])},
+    {"a": {"1": "x"}},
+    {"a": LONG},
+    {"a": np.where(LONG == 2500, 0, LONG)},
+    {"a": LONG.reshape(50, 100)},
+    {"a": LONG.astype(np.float64)},
+    {"a": np.int64(3)},
+    {"a": "3"},
+    {},
+]
+
+
+def test_a_fingerprint_is_that_of_the_state_that_a_file_gives_back_and_of_no_other() -> None:
+    again = [
+        json.loads(json.dumps(each, default=_encoded, sort_keys=True), object_hook=_decoded)
+        for each in STATES
+    ]
+    assert [fingerprint(each) for each in again] == [fingerprint(each) for each in STATES]
+    assert len({fingerprint(each) for each in STATES}) == len(STATES)
+    assert fingerprint({"b": 1, "a": 2}) == fingerprint({"a": 2, "b": 1})

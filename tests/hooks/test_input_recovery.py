@@ -173,7 +173,7 @@ async def test_a_checkpoint_of_another_worker_holds_as_many_items_as_steps(tmp_p
     assert sorted(later.items) == list(range(9))
 
 
-@pytest.mark.parametrize("calls", [(7,), (3,), (3, 6)])
+@pytest.mark.parametrize("calls", [(7,), (3,), (3, 6), (1, 2), (7, 9)])
 async def test_a_loop_over_batches_that_goes_back_uses_nothing_twice(
     calls: tuple[int, ...], tmp_path: Path
 ) -> None:
