@@ -67,11 +67,11 @@ class ReadingThread:
                 self._asked.put(missing)
         self._is_patient = True  # all that was asked for may come at once: one wake-up for all
         while not (self.items or self.is_over):
-            self._slot = Slot(self._engine, "an item that a thread reads")
+            slot = self._slot = Slot(self._engine, "an item that a thread reads")
             if self.items or self.is_over:  # looked at after the slot is there
                 return
             until = self._engine.now() + _PATIENCE_SECS if self._is_patient else math.inf
-            await self._engine.park(self._slot, until)
+            await self._engine.park(slot, until)  # the thread may have taken it from `self` by now
             self._is_patient = False
 
     def _begin(self) -> None:

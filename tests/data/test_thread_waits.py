@@ -10,7 +10,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from asynchooks._engine import Engine
 from asynchooks.data import prefetch, take
+from asynchooks.data._reading_thread import ReadingThread
 
 from ..helpers import settle
 
@@ -96,3 +98,30 @@ async def test_leaving_waits_for_the_call_under_way_and_for_no_other() -> None:
             assert await source.until_asked(0)
             group.start_soon(let_all_go)
     assert not source.are_asked[1].is_set()
+
+
+class ClockOfAWait:
+    """An engine on which a thread goes on, and has woken whoever waits, when the time is asked."""
+
+    def __init__(self, engine: Engine, thread: ReadingThread, gate: threading.Event) -> None:
+        self._engine, self._of, self._gate = engine, thread, gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def now(self) -> float:
+        self._gate.set()
+        until = self._engine.now() + 10
+        while self._of._slot is not None:
+            assert self._engine.now() < until
+        return self._engine.now()
+
+
+async def test_an_item_that_comes_just_before_the_wait_for_it_begins_is_given_out() -> None:
+    source = Gates(1)
+    stage: Any = take(source, 1)
+    async with stage:
+        thread = stage._sources[0]._thread
+        thread._engine = ClockOfAWait(thread._engine, thread, source.gates[0])
+        with anyio.fail_after(10):
+            assert await anext(stage) == 0
