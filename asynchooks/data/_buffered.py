@@ -98,6 +98,7 @@ class Buffered(Stage[Any]):
             if not ready:  # another one has taken it
                 return await self.take(stop)
         item = ready.popleft()
+        self._is_an_end = True
         self._num_out += 1
         self._clocks.count((item,))
         self._taken()

@@ -122,6 +122,7 @@ class Draws:
             reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
             if reader is not stage:
                 stage._num_parents -= 1  # it is none of the pipeline
+                stage._is_an_end = True
             reader._open()
             self._reader = reader
         if stage._num_out != self._num_seen:  # somebody else has taken some, or loaded it

@@ -39,6 +39,7 @@ class Positioned(ABC):
         self._is_loaded = False
         self._epoch: tuple[int, ...] = ()  # which pass it is, where `repeat` makes several
         self._num_out = 0  # items that left it since it was made or its state was loaded
+        self._is_an_end = False  # whether somebody who is no stage has taken items from it
 
     @abstractmethod
     def _anew(self, sources: Sequence[Any]) -> Any:
@@ -61,7 +62,8 @@ class Positioned(ABC):
         With a `FeedHook` or an `InputPositionHook`, behind the last item that a run has used.
 
         Raises:
-            InputStateError: a stage has no order, or feeds several others.
+            InputStateError: a stage has no order, feeds several others, or has given items to
+                others than the stage around it.
         """
         self._check_alone()
         if self._draws is not None:
@@ -79,12 +81,17 @@ class Positioned(ABC):
                     f"{stage!r} feeds {stage._num_parents} stages, so that none of them knows its "
                     "position; save that of this stage, and let its readers share it as it is"
                 )
+            if stage._is_an_end:
+                raise InputStateError(
+                    f"{self!r} does not know its position: it reads {stage!r}, of which items were "
+                    "also taken by others; take all items from the last stage"
+                )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a pipeline of the same stages was; sizes of buffers may differ.
 
         Raises:
-            RuntimeError: it has begun already.
+            RuntimeError: it has begun already, or what it reads has.
             InputStateError: the state is that of other stages, or none.
         """
         self._check_new()
@@ -109,8 +116,12 @@ class Positioned(ABC):
         self._load(state)
 
     def _check_new(self) -> None:
-        if self._phase is not Phase.NEW:
-            raise RuntimeError(f"{self!r} has begun; load its state before it is opened or read")
+        for stage in self._walk():
+            # one below that only gives what it is asked for may be open
+            may_be_open = stage is not self and not stage.runs_tasks
+            if stage._num_out or not (may_be_open or stage._phase is Phase.NEW):
+                what = repr(self) if stage is self else f"{stage!r}, which {self!r} reads,"
+                raise RuntimeError(f"{what} has begun; load its state before it is opened or read")
 
     def _walk(self) -> list[Any]:
         """This stage and all below."""

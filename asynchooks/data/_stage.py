@@ -120,6 +120,7 @@ class Stage(Positioned, Generic[T]):
         if self._heir is not None:
             item: T = await anext(self._heir)
             return item
+        self._is_an_end = True
         while True:
             items = await self._read(1)
             if not items:

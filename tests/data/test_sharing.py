@@ -7,11 +7,12 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import InputStateError
+from asynchooks import FeedHook, InputStateError, MonitoredSession
 from asynchooks.data import Stage, batch, interleave, prefetch, repeat, shuffle, take
 
 from ..afterwards import nothing_left
 from ..helpers import settle
+from ..hooks.inputs import Diary
 from .sources import BadRecordError, Source, read_all
 
 pytestmark = pytest.mark.anyio
@@ -112,3 +113,71 @@ async def test_a_stage_that_feeds_two_has_no_position_in_either() -> None:
     shared = prefetch(range(6), 2)
     with pytest.raises(InputStateError, match="feeds 2 stages"):
         interleave([batch(shared, 1), batch(shared, 2)]).state_dict()
+
+
+OTHERS = "does not know its position: it reads .*, of which items were also taken by others"
+INNER: dict[str, Any] = {
+    "plain": lambda: batch(range(20), 1),
+    "with a task": lambda: prefetch(batch(range(20), 1), 2),
+}
+AROUND: dict[str, Any] = {
+    "plain": lambda inner: batch(inner, 1),
+    "with a task": lambda inner: prefetch(inner, 2),
+    "far": lambda inner: prefetch(shuffle(take(inner, 9), 1, seed=0), 2),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_stage_around_one_that_others_read_has_no_position(
+    when: str, inner: str, around: str
+) -> None:
+    async with INNER[inner]() as below:
+        if when == "before":
+            assert await anext(below) == [0]
+        async with AROUND[around](below) as rest:
+            await anext(rest)
+            if when == "meanwhile":
+                rest.state_dict()
+                await anext(below)
+            with pytest.raises(InputStateError, match=OTHERS):
+                rest.state_dict()
+
+
+@pytest.mark.parametrize("inner", INNER)
+async def test_a_stage_around_one_that_a_hook_has_read_has_no_position(inner: str) -> None:
+    async with INNER[inner]() as below:
+        async with MonitoredSession([FeedHook(below, "x")], Diary().creator) as session:
+            await session.run([])
+        assert below.state_dict()["source"] == {"stage": "sequence", "items": 1}
+        async with prefetch(below, 2) as rest:
+            await anext(rest)
+            with pytest.raises(InputStateError, match=OTHERS):
+                rest.state_dict()
+
+
+async def test_a_stage_around_one_that_is_open_and_was_not_read_has_its_position() -> None:
+    state = {"stage": "batch", "items": 3, "source": {"stage": "sequence", "items": 3}}
+    async with batch(range(5), 1) as below, prefetch(below, 2) as rest:
+        assert [await anext(rest) for _ in range(3)] == [[0], [1], [2]]
+        assert rest.state_dict() == state
+    async with batch(range(5), 1) as below:
+        again = prefetch(below, 2)
+        again.load_state_dict(state)
+        assert await read_all(again) == [[3], [4]]
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_no_state_is_loaded_around_a_stage_that_has_begun(inner: str, is_read: bool) -> None:
+    async with INNER[inner]() as below:
+        if is_read:
+            await anext(below)
+        rest = prefetch(below, 2)
+        state = prefetch(INNER[inner](), 2).state_dict()
+        if is_read or inner == "with a task":
+            with pytest.raises(RuntimeError, match=r"which prefetch\(.* reads, has begun"):
+                rest.load_state_dict(state)
+        else:
+            rest.load_state_dict(state)
