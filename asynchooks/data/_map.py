@@ -14,13 +14,12 @@ from .._runner import is_async
 from .._work_thread import WorkThread
 from ._arguments import check_count
 from ._buffered import Buffered, Worker
+from ._hop import HOP_SECS, Hop, Work
 from ._sources import stage_of
 from ._stage import Stage
 
-_HOP_SECS = 5e-4
-"""How long a thread works on, before it hands over what is done: that takes 30 to 100 us."""
 _STEAL_SECS = 1e-3
-"""After how long somebody else takes what a thread was to take next."""
+"""After how long somebody else takes what a thread was to take next, and what it has done."""
 _GRACE_SECS = 10.0
 """What a call in a thread gets to end when nobody wants it any more."""
 
@@ -53,19 +52,6 @@ def map_concurrent(
     return Mapped(fn, stage_of(source), concurrency, ordered)
 
 
-class _Work:
-    """One item on its way."""
-
-    __slots__ = ("error", "is_done", "item", "place", "result")
-
-    def __init__(self, item: Any, place: int) -> None:
-        self.item = item
-        self.place = place
-        self.is_done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-
 class Mapped(Buffered):
     kind = "map_concurrent"
 
@@ -77,8 +63,8 @@ class Mapped(Buffered):
         self._is_async = is_async(fn)
         self._concurrency = concurrency
         self._ordered = ordered
-        self._under_way: deque[_Work] = deque()  # in order of their items
-        self._left: deque[_Work] = deque()  # of these, those that nobody works on
+        self._under_way: deque[Work] = deque()  # in order of their items
+        self._left: deque[Work] = deque()  # of these, those that nobody works on
         self._is_awaited = self._is_async
         self._per_hop = 1  # how many items a thread is given at a time
         self._num_in = 0
@@ -87,7 +73,8 @@ class Mapped(Buffered):
         self._failed_place: int | None = None  # of the first item that made a call fail
         self._room: Slot | None = None
         self._idle: deque[Slot] = deque()  # of tasks that wait for an item
-        self._num_calling = 0  # threads that call the function just now
+        self._hops: list[Hop] = []  # of threads that call the function just now
+        self._is_watched = False  # whether a task looks soon at what they have done
 
     def _start(self) -> None:
         self._begin_worker()  # the first one reads, so that one task alone enters the source
@@ -121,7 +108,7 @@ class Mapped(Buffered):
                     self._has_all, self._source_error = True, error
                     break
                 clocks.input_wait += engine.tick() - before
-                works = [_Work(item, self._num_in + place) for place, item in enumerate(items)]
+                works = [Work(item, self._num_in + place) for place, item in enumerate(items)]
                 self._has_all = self._has_all or not works
                 if self._failed_place is None:
                     self._num_in += len(works)
@@ -137,7 +124,7 @@ class Mapped(Buffered):
         """Somebody shall look at what is left."""
         if self._idle:
             self._idle.popleft().wake()
-        elif self._left and len(self._workers) <= self._concurrency:
+        elif (self._left or self._holds_back()) and len(self._workers) <= self._concurrency:
             self._begin_worker()
 
     async def _map(self, worker: Worker) -> None:
@@ -146,14 +133,17 @@ class Mapped(Buffered):
         try:
             while not self._is_over:
                 if not left:
-                    if self._has_all:
+                    if self._holds_back() and not self._is_watched:
+                        await self._watch(worker)
+                    elif self._has_all:
                         return
-                    await self._rest_until_called(worker, math.inf)
+                    else:
+                        await self._rest_until_called(worker, math.inf)
                     continue
                 head = left[0]
-                if self._num_calling and self._per_hop > 1:
+                if self._hops and (self._per_hop > 1 or self._holds_back()):
                     # a thread is about to take it, unless the item that it has takes long
-                    await self._rest_until_called(worker, self._engine.now() + _STEAL_SECS)
+                    await self._watch(worker)
                     if not left or left[0] is not head:
                         continue
                 try:
@@ -161,30 +151,56 @@ class Mapped(Buffered):
                 except IndexError:  # a thread took it just now
                     continue
                 worker.place = work.place
-                if left:
+                if left or self._holds_back():
                     self._call_mapper()
-                if thread is None or self._engine.is_virtual:
-                    done, _ = self._call_some(work, self._per_hop > 1)
+                if thread is None:
+                    work.call(self._fn)
+                    await self._complete(work, worker)
                 else:
-                    self._num_calling += 1
-                    try:
-                        # decided now: a thread whose item lets others wait gives it out first,
-                        # though theirs were quick meanwhile
-                        call = partial(self._call_some, work, self._per_hop > 1)
-                        done, secs = await thread.run(call, _GRACE_SECS)
-                    finally:
-                        self._num_calling -= 1
-                    self._adapt(len(done), secs)
-                for each in done:
-                    await self._complete(each, worker)
+                    hop = Hop(self._engine, work, self._per_hop > 1)
+                    await self._call_some(hop, thread, worker)
         finally:
             if thread is not None:
                 thread.close()
+
+    async def _call_some(self, hop: Hop, thread: WorkThread, worker: Worker) -> None:
+        if self._engine.is_virtual:
+            hop.call(self._fn, self._left)
+        else:
+            self._hops.append(hop)
+            try:
+                await thread.run(partial(hop.call, self._fn, self._left), _GRACE_SECS)
+            finally:
+                self._hops.remove(hop)
+            self._adapt(hop)
+        await self._complete_all(hop, worker)
+
+    def _holds_back(self) -> bool:
+        # asked after a look at what is left: a thread that holds something back later takes an item
+        # for that which comes later, and for each that comes a task is called
+        return bool(self._hops) and any(hop.holds_back for hop in self._hops)
+
+    async def _watch(self, worker: Worker) -> None:
+        """Take from the threads what they have done, after a while."""
+        self._is_watched = True
+        try:
+            await self._rest_until_called(worker, self._engine.now() + _STEAL_SECS)
+        finally:
+            self._is_watched = False
+        for hop in [each for each in self._hops if each.is_late]:
+            await self._complete_all(hop, worker)
+
+    async def _complete_all(self, hop: Hop, worker: Worker) -> None:
+        while hop.done:
+            work = hop.done.popleft()
+            worker.place = work.place
+            await self._complete(work, worker)
 
     async def _rest_until_called(self, worker: Worker, until: float) -> None:
         slot = Slot(self._engine, "an item for map_concurrent")
         self._idle.append(slot)
         worker.is_at_rest = True
+        worker.place = -1
         try:
             await self._engine.park(slot, until)
         finally:
@@ -192,39 +208,21 @@ class Mapped(Buffered):
             if slot in self._idle:
                 self._idle.remove(slot)
 
-    def _call_some(self, work: _Work, may_go_on: bool) -> tuple[list[_Work], float]:
-        """Call the function; if it may, with what is left over, too, until that took long.
-
-        In the thread, if there is one. Returns what is done, and how long it took.
-        """
-        begun, done = self._engine.tick(), [work]
-        while True:
-            try:
-                work.result = self._fn(work.item)
-            except (Exception, GeneratorExit) as error:
-                work.error = error
-            secs = self._engine.tick() - begun
-            if not may_go_on or self._per_hop == 1 or work.error is not None or secs > _HOP_SECS:
-                return done, secs
-            try:
-                work = self._left.popleft()
-            except IndexError:
-                return done, secs
-            done.append(work)
-
-    def _adapt(self, num_done: int, secs: float) -> None:
+    def _adapt(self, hop: Hop) -> None:
         """Give a thread several items at a time where each takes less than handing it over."""
         if self._is_awaited:
             return
-        if secs > _HOP_SECS / 2:
-            self._per_hop = max(1, num_done // 2)
-        elif num_done >= self._per_hop:
+        if hop.secs > HOP_SECS / 2:
+            self._per_hop = max(1, hop.num_done // 2)
+        elif hop.num_done >= self._per_hop:
             self._per_hop = min(2 * self._per_hop, self._concurrency)
 
-    async def _complete(self, work: _Work, own: Worker) -> None:
+    async def _complete(self, work: Work, own: Worker) -> None:
         if work.error is None and isinstance(work.result, Awaitable):
             # what a plain function returns is awaited here, one for each task
             self._per_hop, self._is_awaited = 1, True
+            for hop in self._hops:
+                hop.takes_more = False
             try:
                 work.result = await work.result
             except (Exception, GeneratorExit) as error:
@@ -240,7 +238,7 @@ class Mapped(Buffered):
             self._put((work.result,))
         self._give_out()
 
-    def _fail_at(self, work: _Work, error: BaseException, own: Worker) -> None:
+    def _fail_at(self, work: Work, error: BaseException, own: Worker) -> None:
         """Nothing more is begun, and what is made of later items is not wanted any more."""
         if is_input_end(error) or isinstance(error, GeneratorExit):  # it would pass for an end
             work.error = RuntimeError(f"map_concurrent called what raised {error!r}")
@@ -303,5 +301,5 @@ class Mapped(Buffered):
         return self._num_held, self._concurrency
 
 
-def _failed_of(under_way: Iterable[_Work]) -> _Work | None:
+def _failed_of(under_way: Iterable[Work]) -> Work | None:
     return next((work for work in under_way if work.is_done and work.error is not None), None)
