@@ -83,8 +83,8 @@ async def test_a_plain_function_runs_in_several_threads_at_once() -> None:
 async def test_a_thread_that_was_given_one_item_gives_it_out_before_it_begins_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("_HOP_SECS", "_STEAL_SECS"):
-        monkeypatch.setattr(f"asynchooks.data._map.{name}", 10)
+    for name in ("_hop.HOP_SECS", "_map._STEAL_SECS"):
+        monkeypatch.setattr(f"asynchooks.data.{name}", 10)
     may_end = {1: threading.Event(), 2: threading.Event()}
 
     def work(item: int) -> int:

@@ -213,7 +213,7 @@ def test_a_cluster_trains_once_and_in_its_own_simulation() -> None:
         for each in clusters:
             await each.train(updates=1)
 
-    with pytest.raises(SimulationError, match="trains within its own simulation"):
+    with pytest.raises(SimulationError, match="the simulation is over; call this in"):
         other.run(main, [cluster])
     simulation = Simulation(backend="turbo")
     with pytest.raises(SimulationError, match="this cluster has trained; make another one"):
