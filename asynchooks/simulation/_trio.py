@@ -94,7 +94,7 @@ class TrioKernel(AnyioKernel):
             self._refuse_io()
         if self._is_idle_awaited():
             return math.inf
-        target = self.next_target(max(deadline, self.time))
+        target = self.next_target(deadline)
         if target is not None:
             target.fire()
             return 0.0

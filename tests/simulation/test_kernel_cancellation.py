@@ -106,6 +106,30 @@ def test_a_shield_whose_time_came_before_the_cancellation_is_left_by_its_own(bac
     assert log == [(1.0, True), 1.0]
 
 
+def test_a_cancellation_that_is_raised_again_in_a_shield_leaves_it(backend: Any) -> None:
+    simulation = Simulation(backend=backend)
+    log: list[str] = []
+
+    async def worker() -> None:
+        try:
+            await simulation.sleep(5)
+        except BaseException:
+            with simulation.kernel.shielded(10):
+                await simulation.sleep(1)
+                log.append("cleaned")
+                raise
+            log.append("never")
+
+    async def main() -> None:
+        task = simulation.start(worker)
+        await simulation.sleep(1)
+        task.cancel()
+        await task.wait()
+
+    simulation.run(main)
+    assert log == ["cleaned"]
+
+
 def test_a_task_that_is_cancelled_before_it_begins_runs_to_its_first_wait(backend: Any) -> None:
     simulation = Simulation(backend=backend)
     log: list[str] = []

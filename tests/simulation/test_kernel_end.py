@@ -69,6 +69,28 @@ def test_a_task_that_spends_no_time_is_refused(backend: Any, is_shielded: bool) 
         simulation.run(main)
 
 
+def test_tasks_that_spin_in_shields_all_end(backend: Any) -> None:
+    simulation = Simulation(backend=backend, max_turns=20)
+    ended: list[int] = []
+
+    async def spin(number: int) -> None:
+        try:
+            with simulation.kernel.shielded(math.inf):
+                while True:
+                    await simulation.sleep(0)
+        finally:
+            ended.append(number)
+
+    async def main() -> None:
+        for number in range(3):
+            simulation.start(spin, number)
+        await simulation.sleep(3)
+
+    with pytest.raises(LivelockError, match="4 tasks took more than 20 turns"):
+        simulation.run(main)
+    assert sorted(ended) == [0, 1, 2]  # in no order: trio wakes them all at once
+
+
 def test_turns_are_counted_anew_at_each_time(backend: Any) -> None:
     simulation = Simulation(backend=backend, max_turns=100)
     slots: list[Slot] = []
@@ -119,6 +141,7 @@ def test_until_a_time_lets_its_events_happen_and_none_later(backend: Any) -> Non
         try:
             while True:
                 await simulation.sleep(1)
+                await simulation.sleep(0)
                 times.append(simulation.now)
         finally:
             with simulation.kernel.shielded(10):
