@@ -213,3 +213,18 @@ def test_quiescence_comes_last_at_its_time(backend: Any) -> None:
 
     assert simulation.run(main) == 1.0
     assert log == ["turn 0", "turn 1", "turn 2", "quiet"]
+
+
+def test_many_tasks_that_end_at_once_are_no_livelock(backend: Any) -> None:
+    simulation = Simulation(backend=backend, max_turns=10)
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> float:
+        for _ in range(500):
+            simulation.start(nothing)
+        await simulation.sleep(1)
+        return simulation.now
+
+    assert simulation.run(main) == 1.0

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from asynchooks._engine import Slot
-from asynchooks._errors import DeadlockError, LivelockError, SimulationError
+from asynchooks._errors import DeadlockError, LivelockError
 from asynchooks.simulation import Simulation
 
-from .engines import on_every_engine, outcome_of
+from .engines import on_every_engine
 
 pytestmark = on_every_engine
 
@@ -116,21 +116,6 @@ def test_turns_are_counted_anew_at_each_time(backend: Any) -> None:
         return simulation.now
 
     assert simulation.run(main) == 600
-
-
-def test_many_tasks_that_end_at_once_are_no_livelock(backend: Any) -> None:
-    simulation = Simulation(backend=backend, max_turns=10)
-
-    async def nothing() -> None:
-        pass
-
-    async def main() -> float:
-        for _ in range(500):
-            simulation.start(nothing)
-        await simulation.sleep(1)
-        return simulation.now
-
-    assert simulation.run(main) == 1.0
 
 
 def test_until_a_time_lets_its_events_happen_and_none_later(backend: Any) -> None:
@@ -256,10 +241,3 @@ def test_the_first_error_leaves_and_later_ones_are_its_notes(backend: Any) -> No
     with pytest.raises(KeyError, match="1") as caught:
         simulation.run(main)
     assert caught.value.__notes__ == ["later: KeyError(2)"]
-
-
-def test_a_kernel_that_is_over_takes_no_more(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-    assert outcome_of(simulation, lambda: simulation.sleep(1)) is None
-    with pytest.raises(SimulationError, match="the simulation is over"):
-        simulation.start(simulation.sleep, 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asynchooks._engine import Slot
 from asynchooks.simulation import Simulation
 
 from .engines import BACKENDS, outcome_of
@@ -23,7 +25,7 @@ def run_on(
     return run, outcome_of(simulation, run.main)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS, st.booleans())
 def test_every_engine_does_the_same_and_loses_nothing(
     scripts: list[list[Op]], shuffle_ties: bool
@@ -43,6 +45,34 @@ def test_every_engine_does_the_same_and_loses_nothing(
         assert set(run.begun.values()) <= {1}
         assert run.num_woken <= run.num_wakes
         assert all(getattr(task, "is_done", False) for task in run.started)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_wake_up_is_lost_that_a_shuffle_puts_before_its_waker(backend: Any) -> None:
+    simulation = Simulation(3, backend, shuffle_ties=True)
+    slots: dict[int, Slot] = {}
+    num_woken = 0
+
+    async def wait(number: int) -> None:
+        nonlocal num_woken
+        for _ in range(20):
+            slots[number] = Slot(simulation.kernel, f"a wake-up of {number}")
+            await simulation.kernel.park(slots[number])
+            num_woken += 1
+
+    async def wake(number: int) -> None:
+        for _ in range(20):
+            await simulation.sleep(1)
+            slots[number].wake()
+
+    async def main() -> None:
+        for number in range(10):
+            simulation.start(wait, number)
+            simulation.start(wake, number)
+        await simulation.sleep(30)
+
+    simulation.run(main)
+    assert num_woken == 200
 
 
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20), st.booleans())

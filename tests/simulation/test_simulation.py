@@ -112,6 +112,8 @@ def test_a_second_run_is_refused(backend: Any) -> None:
     simulation.run(lambda: simulation.sleep(1))
     with pytest.raises(SimulationError, match="has run; make another one"):
         simulation.run(lambda: simulation.sleep(1))
+    with pytest.raises(SimulationError, match="the simulation is over"):
+        simulation.start(simulation.sleep, 1)
 
 
 @on_every_engine
