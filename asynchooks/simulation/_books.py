@@ -10,7 +10,7 @@ SERVED = "served"
 
 
 class Books:
-    """One worker's time, by kind of span (see `Span`); the worker makes it, and writes it.
+    """One worker's seconds, by kind of span (see `Span`); the worker makes it, and writes it.
 
     No moment counts twice: what goes on while the worker is down counts as down. "served" counts
     as "push".
@@ -21,10 +21,11 @@ class Books:
         timeline: of all workers.
     """
 
-    __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "secs")
+    __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "compute", "down",
+                 "lost", "pull", "push", "wait")  # fmt: skip
 
     def __init__(self, worker: int, clock: Callable[[], float], timeline: Timeline) -> None:
-        self.secs: dict[str, float] = {}
+        self.compute = self.lost = self.wait = self.pull = self.push = self.down = 0.0
         self._worker = worker
         self._clock = clock
         self._timeline = timeline
@@ -62,5 +63,5 @@ class Books:
 
     def _add(self, kind: str, begin: float, end: float) -> None:
         account = "push" if kind == SERVED else kind
-        self.secs[account] = self.secs.get(account, 0.0) + (end - begin)
+        setattr(self, account, getattr(self, account) + (end - begin))
         self._timeline.add(self._worker, kind, begin, end)

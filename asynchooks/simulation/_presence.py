@@ -21,28 +21,33 @@ class Presence:
     A worker that never opens one is away until its program ends.
     """
 
-    __slots__ = ("_away", "_global_step", "_stand_in")
+    __slots__ = ("_global_step", "_num_away", "_stand_in")
 
     def __init__(self, global_step: GlobalStep, engine: Engine, num_workers: int) -> None:
         self._global_step = global_step
-        self._away = set(range(num_workers))
+        self._num_away = num_workers
         self._stand_in = global_step.open_worker(engine)
 
     def expect(self, worker: Worker) -> None:
         """It has crashed, and will be back."""
-        if not self._away:
+        if worker.is_away:
+            return
+        worker.is_away = True
+        self._num_away += 1
+        if self._num_away == 1:
             self._global_step.set_idle(self._stand_in, False)
-        self._away.add(worker.index)
 
     def is_back(self, worker: Worker) -> None:
         """Its session is open, or it has ended for good."""
-        if worker.index in self._away:
-            self._away.remove(worker.index)
-            if not self._away:
-                self._global_step.set_idle(self._stand_in, True)
+        if not worker.is_away:
+            return
+        worker.is_away = False
+        self._num_away -= 1
+        if self._num_away == 0:
+            self._global_step.set_idle(self._stand_in, True)
 
     def end(self) -> None:
         """Training is over: whoever waits for a further step ends."""
-        if self._away:
-            self._away.clear()
+        if self._num_away:
+            self._num_away = 0
             self._global_step.set_idle(self._stand_in, True)

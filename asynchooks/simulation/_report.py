@@ -149,8 +149,7 @@ def report_of(cluster: Cluster) -> Report:
 
 
 def _report_of_worker(cluster: Cluster, worker: Worker, secs: float) -> WorkerReport:
-    secs_of = worker.books.secs
-    times = {f"secs_{name}": secs_of.get(kind, 0.0) for name, kind in SPENT.items()}
+    times = {f"secs_{name}": getattr(worker.books, kind) for name, kind in SPENT.items()}
     return WorkerReport(
         worker=worker.index,
         gradients=worker.num_computed,

@@ -40,7 +40,7 @@ class Worker:
 
     __slots__ = (
         "_compute", "_epoch", "_is_in_session", "_is_undone", "_pulls", "_pushes", "_rng", "_slot",
-        "_until", "books", "closures", "cluster", "index", "is_finished", "num_computed",
+        "_until", "books", "closures", "cluster", "index", "is_away", "is_finished", "num_computed",
         "num_pauses", "num_stops", "slowdowns", "task", "version",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class Worker:
         self._slot: Slot | None = None  # where it computes
         self._until: Slot | None = None  # where it waits for its repair
         self.is_finished = False
+        self.is_away = True  # it has no session open, and may yet have one
         self.closures: Closures | None = None
         self.slowdowns: Slowdowns | None = None
         self.task: EngineTask | None = None
@@ -126,32 +127,28 @@ class Worker:
             await self._until_repaired()
         begun = cluster.clock()
         work = self._compute.next() if secs is None else checked_secs("secs", secs)
-        is_done = False
+        kernel, server, delay = cluster.kernel, cluster.server, self._compute.delay
+        value = _PAUSED
         try:
-            is_done = not self._is_undone and await self._work(work)
+            while value is _PAUSED and not self._is_undone:
+                start, takes = kernel.time, work
+                if delay.changes_with_time or self.slowdowns is not None:
+                    takes = stretched(delay, self.slowdowns, start, work)
+                self._slot = slot = Slot(kernel, "the end of its computation")
+                forget = server.watch_update(self.version, slot)
+                try:
+                    value = await kernel.park(slot, start + takes)
+                finally:
+                    forget()
+                if value is _PAUSED:
+                    work -= work_done(delay, self.slowdowns, start, kernel.time - start, work)
+                    await self._until_repaired()
         finally:
             self._slot = None
+            is_done = value is TIMED_OUT
             self.num_computed += is_done
             self.books.book("compute" if is_done else "lost", begun)
         return is_done
-
-    async def _work(self, work: float) -> bool:
-        """Whether so many seconds of work were finished."""
-        kernel, server, delay = self.cluster.kernel, self.cluster.server, self._compute.delay
-        while True:
-            start, takes = kernel.time, work
-            if delay.changes_with_time or self.slowdowns is not None:
-                takes = stretched(delay, self.slowdowns, start, work)
-            self._slot = slot = Slot(kernel, "the end of its computation")
-            forget = server.watch_update(self.version, slot)
-            try:
-                value = await kernel.park(slot, start + takes)
-            finally:
-                forget()
-            if value is not _PAUSED:
-                return value is TIMED_OUT
-            work -= work_done(delay, self.slowdowns, start, kernel.time - start, work)
-            await self._until_repaired()
 
     async def push(self, gradient: Any, version: int | None = None) -> Pushed:
         """Send a gradient, and wait as the protocol says once it is there. Cancellation safe.
