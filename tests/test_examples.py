@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import re
@@ -146,3 +147,44 @@ def test_rollouts_teach_the_policy_and_a_crash_of_an_actor_leaves_at_once(backen
     assert crashed.returncode == 1
     assert "ConnectionError: actor 3 has lost its game server" in crashed.stderr
     assert "moves of at least" not in crashed.stdout
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
+def test_a_gradual_start_keeps_the_loss_from_rising(backend: str) -> None:
+    printed = run_example("gradual_start.py", "--backend", backend)
+    rows = re.findall(r"^ *(\d+) +([\d.]+) s +([\d.]+) +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == [0, 20, 80, 160]
+    starts, highest, secs = ([float(row[i]) for row in rows] for i in (1, 2, 4))
+    assert starts == sorted(starts)
+    assert secs == sorted(secs)
+    assert highest[0] > 2 * highest[1] == 2 * highest[2]  # that of the start
+    assert "overshooting" in printed
+
+
+def test_stale_gradients_move_as_momentum_says() -> None:
+    printed = run_example("stale_gradients.py")
+    rows = re.findall(r"^ +(\d) +[\d.]+  (asynchronous|momentum) +(.*)$", printed, re.MULTILINE)
+    assert len(rows) == 6
+    for (workers, _, simulated), (_, _, expected) in zip(rows[::2], rows[1::2], strict=True):
+        pairs = zip(simulated.split(), expected.split(), strict=True)
+        # four standard errors of the mean of the runs; one worker has no chance in it
+        bound = 0.001 if workers == "1" else 0.06
+        assert all(abs(float(a) - float(b)) <= bound for a, b in pairs), printed
+
+
+def test_a_thousand_workers_learn_digits_under_every_protocol(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    options = ["--secs", "6"]
+    if importlib.util.find_spec("matplotlib"):
+        options += ["--plot", str(tmp_path / "losses.png")]
+    printed = run_example("thousand_workers.py", *options)
+    rows = re.findall(r"^(\S+) +(\d+) +[\d.]+ +([\d.]+) +(\d+)% +([\d.]+)$", printed, re.MULTILINE)
+    found = {
+        name: (int(updates), float(stale), float(loss)) for name, updates, stale, _, loss in rows
+    }
+    assert found.keys() == {"async", "ssp:3", "ksync:900", "kasync:100"}
+    assert all(loss < math.log(10) for _, _, loss in found.values())
+    assert found["async"][0] > found["ssp:3"][0] > found["kasync:100"][0] > found["ksync:900"][0]
+    assert found["ksync:900"][1] == 0.0
+    if len(options) > 2:
+        assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")

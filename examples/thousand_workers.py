@@ -1,0 +1,82 @@
+"""1,000 workers in virtual time train softmax regression on handwritten digits, under protocols.
+
+Each worker computes real gradients, in about a second of virtual time each; now and then one
+straggles. All protocols are given the same virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from asynchooks.protocols import parse_protocol
+from asynchooks.simulation import Report, ShiftedExponential, Simulation, Stragglers, Worker
+
+NUM_WORKERS, NUM_TRAIN, BATCH = 1000, 1500, 32
+# (protocol, learning rate): where many gradients make one update, it can bear a larger one
+PROTOCOLS = [("async", 0.004), ("ssp:3", 0.004), ("ksync:900", 0.5), ("kasync:100", 0.1)]
+images, digits = load_digits(return_X_y=True)
+X, Y = images / 16.0, np.eye(10)[digits]
+
+
+def softmax(scores: Any) -> Any:
+    return np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+
+
+def gradient(parameters: Any, worker: Worker) -> Any:
+    rows = worker.rng.integers(0, NUM_TRAIN, BATCH)
+    return X[rows].T @ (softmax(X[rows] @ parameters) - Y[rows]) / BATCH
+
+
+def loss(parameters: Any) -> float:
+    """Cross entropy on images that nobody trains on."""
+    chances = softmax(X[NUM_TRAIN:] @ parameters)[Y[NUM_TRAIN:] == 1]
+    return float(-np.mean(np.log(chances + 1e-12)))
+
+
+def train(protocol: str, rate: float, num_workers: int, secs: float, seed: int) -> Report:
+    compute = Stragglers(ShiftedExponential(0.5, 0.5), 0.01, 10.0)
+    cluster = Simulation(seed, "turbo").cluster(
+        num_workers, protocol=parse_protocol(protocol, num_workers), compute=compute,
+        parameters=np.zeros((64, 10)), learning_rate=rate,
+    )  # fmt: skip
+    every = num_workers // 10 if protocol.startswith(("async", "ssp")) else 1
+    return cluster.run(gradient=gradient, until=secs, loss=loss, loss_every=every)
+
+
+def draw(reports: dict[str, Report], path: str) -> None:
+    from matplotlib.figure import Figure
+
+    axes = (figure := Figure(layout="constrained")).subplots()
+    for name, report in reports.items():
+        axes.plot(*np.transpose(report.losses)[[0, 2]], label=name)
+    axes.set(xlabel="virtual seconds", ylabel="loss", yscale="log")
+    axes.legend()
+    figure.savefig(path)
+
+
+def main(num_workers: int, secs: float, seed: int, plot: str | None) -> None:
+    print("protocol     updates  updates/s  mean staleness  waited   loss")
+    reports = {name: train(name, rate, num_workers, secs, seed) for name, rate in PROTOCOLS}
+    for name, report in reports.items():
+        row = report.summary_row()
+        numbers = (
+            f"{row['updates']:9d} {row['updates_per_second']:10.1f} {row['mean_staleness']:15.1f}"
+        )
+        print(f"{name:10s} {numbers} {row['share_waited']:7.0%} {row['loss']:6.3f}")
+    print("Who waits for the slowest of many makes few updates; who never waits, stale ones.")
+    if plot is not None:
+        draw(reports, plot)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=NUM_WORKERS)
+    parser.add_argument("--secs", type=float, default=15.0, help="virtual seconds")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--plot", help="file for the losses over virtual time")
+    options = parser.parse_args()
+    main(options.workers, options.secs, options.seed, options.plot)
