@@ -16,7 +16,7 @@ from asynchooks.protocols import parse_protocol
 from asynchooks.simulation import Report, ShiftedExponential, Simulation, Stragglers, Worker
 
 NUM_WORKERS, NUM_TRAIN, BATCH = 1000, 1500, 32
-# (protocol, learning rate): where many gradients make one update, it can bear a larger one
+# and learning rates: larger ones where many gradients make one update
 PROTOCOLS = [("async", 0.004), ("ssp:3", 0.004), ("ksync:900", 0.5), ("kasync:100", 0.1)]
 images, digits = load_digits(return_X_y=True)
 X, Y = images / 16.0, np.eye(10)[digits]
@@ -33,22 +33,21 @@ def gradient(parameters: Any, worker: Worker) -> Any:
 
 def loss(parameters: Any) -> float:
     """Cross entropy on images that nobody trains on."""
-    chances = softmax(X[NUM_TRAIN:] @ parameters)[Y[NUM_TRAIN:] == 1]
-    return float(-np.mean(np.log(chances + 1e-12)))
+    return float(-np.mean(np.log(softmax(X[NUM_TRAIN:] @ parameters)[Y[NUM_TRAIN:] == 1])))
 
 
-def train(protocol: str, rate: float, num_workers: int, secs: float, seed: int) -> Report:
+def train(protocol: str, rate: float, secs: float, seed: int) -> Report:
     compute = Stragglers(ShiftedExponential(0.5, 0.5), 0.01, 10.0)
     cluster = Simulation(seed, "turbo").cluster(
-        num_workers, protocol=parse_protocol(protocol, num_workers), compute=compute,
+        NUM_WORKERS, protocol=parse_protocol(protocol, NUM_WORKERS), compute=compute,
         parameters=np.zeros((64, 10)), learning_rate=rate,
     )  # fmt: skip
-    every = num_workers // 10 if protocol.startswith(("async", "ssp")) else 1
+    every = NUM_WORKERS // 10 if protocol.startswith(("async", "ssp")) else 1
     return cluster.run(gradient=gradient, until=secs, loss=loss, loss_every=every)
 
 
 def draw(reports: dict[str, Report], path: str) -> None:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # of the extra "plot"
 
     axes = (figure := Figure(layout="constrained")).subplots()
     for name, report in reports.items():
@@ -58,15 +57,13 @@ def draw(reports: dict[str, Report], path: str) -> None:
     figure.savefig(path)
 
 
-def main(num_workers: int, secs: float, seed: int, plot: str | None) -> None:
+def main(secs: float, seed: int, plot: str | None) -> None:
     print("protocol     updates  updates/s  mean staleness  waited   loss")
-    reports = {name: train(name, rate, num_workers, secs, seed) for name, rate in PROTOCOLS}
+    reports = {name: train(name, rate, secs, seed) for name, rate in PROTOCOLS}
     for name, report in reports.items():
         row = report.summary_row()
-        numbers = (
-            f"{row['updates']:9d} {row['updates_per_second']:10.1f} {row['mean_staleness']:15.1f}"
-        )
-        print(f"{name:10s} {numbers} {row['share_waited']:7.0%} {row['loss']:6.3f}")
+        print(f"{name:10s} {report.updates:9d} {report.updates_per_second:10.1f}", end=" ")
+        print(f"{report.mean_staleness:15.1f} {row['share_waited']:7.0%} {row['loss']:6.3f}")
     print("Who waits for the slowest of many makes few updates; who never waits, stale ones.")
     if plot is not None:
         draw(reports, plot)
@@ -74,9 +71,8 @@ def main(num_workers: int, secs: float, seed: int, plot: str | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=NUM_WORKERS)
     parser.add_argument("--secs", type=float, default=15.0, help="virtual seconds")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--plot", help="file for the losses over virtual time")
     options = parser.parse_args()
-    main(options.workers, options.secs, options.seed, options.plot)
+    main(options.secs, options.seed, options.plot)
