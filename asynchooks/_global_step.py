@@ -133,6 +133,9 @@ class GlobalStep(StepRuns):
                 raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
             slot = Slot(engine, f"{self.name} {step}")
             waiter = self._waiters.add(step, slot, self._worker)
+            if self._gate.value >= step:  # since a moment ago, by a run that took no lock
+                self._waiters.leave(waiter)
+                return self._gate.value
             lost = self._waiters.take_lost()
             all_wait = self._worker is not None and self._waiters.all_wait
         if all_wait and not lost:
