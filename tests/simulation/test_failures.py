@@ -169,15 +169,33 @@ def test_one_that_finishes_while_it_is_stopped_is_not_started_again(backend: Any
 
     async def program(worker: Worker) -> None:
         nonlocal starts
-        starts += 1
+        starts += worker.index == 0
         try:
             await worker.compute(10.0)
         finally:
-            raise StopTraining("it had finished anyway")
+            if worker.index == 0:
+                raise StopTraining("it had finished anyway")
 
-    report = new_cluster(1, backend, failures=[Preemption(2.0, secs=3.0)]).run(program)
+    gone = Preemption(2.0, secs=3.0, workers=[0])
+    report = new_cluster(2, backend, failures=[gone]).run(program)
     assert starts == 1
-    assert report.secs == 2.0
+    assert spent(report.workers[0]) == {"lost": 2.0, "idle": 8.0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("in_session", [False, True])
+def test_one_that_stands_still_while_it_waits_pulls_after_its_repair(
+    backend: Any, in_session: bool
+) -> None:
+    pause = Crashes(Constant(2.0), Constant(10.0), loses_work=False, workers=[0])
+    cluster = new_cluster(
+        2, backend, protocol=StaleSynchronous(0), compute=speeds(1.0, 3.0), failures=[pause]
+    )
+    report = cluster.run(with_session if in_session else None, updates=4)
+    # it waits from 1, stands still from 2; worker 1 makes an update at 3 and at 6
+    assert report.secs == 13.0
+    assert spent(report.workers[0]) == {"computed": 2.0, "waited": 1.0, "down": 10.0}
+    assert report.workers[0].staleness == {0: 2}
 
 
 @pytest.mark.parametrize("at", [0.5, 1.5, 2.5, 3.25, 4.5])
