@@ -157,7 +157,7 @@ class StepRuns:
         try:
             gate.is_running_here = False
             gate.move(epoch, before, after)
-            news = self._news() if gate.askers or self._waiters.next_step <= gate.value else None
+            news = self._news() if gate.askers or self._waiters.next_step <= gate.value else []
         finally:
             self._release()
         if news:

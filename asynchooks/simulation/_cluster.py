@@ -20,6 +20,7 @@ from ._network import Queue
 from ._presence import Presence
 from ._programs import Gradient, Loss, Program, Training, as_awaitable, zeros_like
 from ._report import Report, report_of
+from ._streams import Streams
 from ._timeline import NoTimeline, Timeline
 from ._timings import checked_timings
 from ._worker import Worker
@@ -56,8 +57,10 @@ class Cluster:
         learning_rate: float | Callable[[int], float] = 0.1,
         update: Any = None,
         keep_timeline: bool = False,
+        streams: Streams | None = None,
     ) -> None:
         self.simulation = simulation
+        self.streams = simulation.streams if streams is None else streams
         self.num_workers = checked_positive("num_workers", num_workers)
         compute = Exponential(1.0) if compute is None else compute
         self.delays = checked_timings(self.num_workers, compute, pull, push, service)
@@ -170,7 +173,7 @@ class Cluster:
         if self.updates is not None:
             self.global_step.raise_limit(self.updates)
         if (service := self.delays.service) is not None:
-            self.queue = Queue(kernel, self.simulation.streams, service, 1, "the server")
+            self.queue = Queue(kernel, self.streams, service, 1, "the server")
         self._program = training.program_for(self.nothing)
         self.workers = [Worker(self, index) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)

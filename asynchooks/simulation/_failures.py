@@ -79,7 +79,7 @@ class Crashes(Failure):
         checked_delay("repair", self.repair)
 
     async def play(self, cluster: Cluster, worker: Worker) -> None:
-        streams, kernel = cluster.simulation.streams, cluster.kernel
+        streams, kernel = cluster.streams, cluster.kernel
         # several of them crash one worker at times of their own
         place = next(i for i, each in enumerate(cluster.failures) if each is self)
         up = streams.delays(worker.index, f"mtbf of failure {place}", self.mtbf)

@@ -91,6 +91,7 @@ class Simulation:
         )(orders, max_turns, self.recording)
         self._kernel: Kernel | None = None
         self._value: Any = None
+        self._num_clusters = self._num_queues = 0  # made so far
         self._is_over = False
 
     def run(
@@ -179,17 +180,27 @@ class Simulation:
         return self.kernel.outside_work()
 
     def cluster(self, num_workers: int, **options: Any) -> Cluster:
-        """Workers around one parameter server, simulated; the options are those of `Cluster`."""
-        return Cluster(self, num_workers, **options)
+        """Workers around one parameter server, simulated; the options are those of `Cluster`.
 
-    def queue(self, service: Delay, *, num_servers: int = 1, name: str = "a queue") -> Queue:
+        Of several in one simulation each draws random numbers of its own.
+        """
+        self._num_clusters += 1
+        streams = self.streams
+        if self._num_clusters > 1:
+            streams = Streams(self.seed, branch=f"cluster {self._num_clusters}/")
+        return Cluster(self, num_workers, streams=streams, **options)
+
+    def queue(self, service: Delay, *, num_servers: int = 1) -> Queue:
         """Servers with one queue, first come first served; within the run.
+
+        Each draws service times of its own.
 
         Args:
             service: seconds that a request takes once it is its turn.
             num_servers: how many are served side by side, >= 1.
-            name: tells queues apart: each draws service times of its own.
         """
+        self._num_queues += 1
+        name = f"queue {self._num_queues}"
         return Queue(self.kernel, self.streams, service, num_servers, name)
 
     def note(self, what: str) -> None:

@@ -28,6 +28,7 @@ class Streams:
 
     Args:
         seed: a whole number >= 0, of any size.
+        branch: streams of another branch share no draw with these, for the same seed.
 
     Raises:
         TypeError, ValueError: the seed is no such number.
@@ -41,9 +42,10 @@ class Streams:
 
     __slots__ = ("_counter", "_hash", "_key", "_nothing", "_philox", "_rng", "_state")
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, branch: str = "") -> None:
         # hexadecimal, as Python refuses to write very long numbers in decimal
-        self._hash = blake2b(b"%x/" % checked_count("seed", seed), digest_size=16)
+        root = b"%x/" % checked_count("seed", seed)
+        self._hash = blake2b(root + branch.encode(), digest_size=16)
         # one for all streams, set to the key and the block before each block: a generator for
         # each would take 600 bytes, a stream without a block takes 116
         self._philox = Philox(key=0)

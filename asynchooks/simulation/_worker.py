@@ -48,7 +48,7 @@ class Worker:
         self.cluster = cluster
         self.index = index
         """From 0."""
-        streams, delays = cluster.simulation.streams, cluster.delays
+        streams, delays = cluster.streams, cluster.delays
         self._compute = streams.delays(index, "compute", delays.compute)
         self._pulls = self._pushes = None
         if delays.pull is not None:
@@ -78,7 +78,7 @@ class Worker:
     def rng(self) -> np.random.Generator:
         """This worker's own random numbers, the same for the same seed."""
         if self._rng is None:
-            self._rng = self.cluster.simulation.streams.generator(self.index, "program")
+            self._rng = self.cluster.streams.generator(self.index, "program")
         return self._rng
 
     async def pull(self) -> Snapshot:

@@ -11,6 +11,7 @@ from asynchooks.protocols import KSync, Synchronous
 from asynchooks.simulation import (
     Cluster,
     Constant,
+    Exponential,
     PerWorker,
     Preemption,
     Simulation,
@@ -218,3 +219,21 @@ def test_a_cluster_trains_once_and_in_its_own_simulation() -> None:
     simulation = Simulation(backend="turbo")
     with pytest.raises(SimulationError, match="this cluster has trained; make another one"):
         simulation.run(main, [simulation.cluster(1)] * 2)
+
+
+def test_clusters_and_queues_of_one_simulation_draw_numbers_of_their_own() -> None:
+    simulation = Simulation(seed=1, backend="turbo")
+    first, second = simulation.cluster(2), simulation.cluster(2)
+    times: list[float] = []
+
+    async def main() -> None:
+        await first.train(updates=10)
+        await second.train(updates=10)
+        for _ in range(2):
+            times.append(await simulation.queue(Exponential(1.0)).serve())
+
+    simulation.run(main)
+    assert first.report().secs != second.report().secs
+    assert times[0] != times[1]
+    alone = Simulation(seed=1, backend="turbo").cluster(2).run(updates=10)
+    assert alone.secs == first.report().secs, "the first cluster draws as the only one does"
