@@ -40,6 +40,8 @@ def _wait_of(coroutine: object) -> str:
         slot = frame.f_locals.get("slot")
         if isinstance(slot, Slot):
             what = slot.what
+        elif frame.f_code.co_name == "sleep" and frame.f_code.co_filename.startswith(_OURS):
+            what = "the end of a sleep that has none"
         if is_users(frame):
             place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
     return " at ".join(filter(None, (what or "a wait of another library's", place)))
