@@ -114,6 +114,8 @@ class Simulate:
             keep_timeline=not (options.trace is None and options.plot is None),
         )
         updates = options.updates
+        # without a number of updates: as often for those that make one of many gradients
+        expected = updates or DEFAULT_UPDATES // protocol.num_gradients(cluster.server)
 
         def done() -> float:
             by_updates = cluster.server.version / updates if updates else 0.0
@@ -126,7 +128,7 @@ class Simulate:
                 updates=updates,
                 until=options.until,
                 loss=problem.loss,
-                loss_every=max(1, (updates or DEFAULT_UPDATES) // _NUM_LOSSES),
+                loss_every=max(1, expected // _NUM_LOSSES),
             )
         return replace(report, protocol=name)
 

@@ -108,6 +108,14 @@ def test_a_run_until_a_time_ends_then(capsys: pytest.CaptureFixture[str]) -> Non
     assert row["updates"] == 0
 
 
+def test_the_loss_is_that_of_the_last_of_few_updates(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 4 --protocol sync --delay constant:1"
+    (row,) = reports(capsys, f"{line} --until 10.5")
+    (same,) = reports(capsys, f"{line} --updates 10")
+    assert row["updates"] == 10
+    assert row["loss"] == same["loss"]
+
+
 def test_a_run_without_an_end_makes_ten_thousand_updates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -78,7 +78,8 @@ class Cluster:
         self.failures = checked_failures(failures, self.num_workers)
         self.timeline = Timeline() if keep_timeline else NoTimeline()
         self.losses: list[tuple[float, int, float]] = []
-        """(Virtual seconds, updates, loss), as often as `loss_every` said."""
+        """(Virtual seconds, updates, loss), as often as `loss_every` said, and at each report."""
+        self._losses: Losses | None = None
         self.queue: Queue | None = None
         self.workers: list[Worker] = []
         self.num_active = 0
@@ -130,7 +131,7 @@ class Cluster:
             updates: so many are made, exactly, unless all workers end or leave before; None: as
                 many as `until` lets happen.
             until: as for `Simulation.run`.
-            loss: of the parameters; taken down with its time.
+            loss: of the parameters; taken down with its time, at the begin and the end, too.
             loss_every: updates between two losses, >= 1.
 
         Returns:
@@ -189,16 +190,15 @@ class Cluster:
             for failure in self.failures:
                 if failure.concerns(worker.index):
                     self._start_beside(failure.play, self, worker)
-        losses = None
         if training.loss is not None:
-            losses = Losses(self.server, self.clock, training.loss, self.losses)
-            self._start_beside(losses.record, training.loss_every)
+            self._losses = Losses(self.server, self.clock, training.loss, self.losses)
+            self._start_beside(self._losses.record, training.loss_every)
         try:
             while self.num_active or not (self._num_unfinished == 0 or self.server.is_over):
                 await kernel.park(self._change)
                 self._change = Slot(kernel, "the end of training")
-            if losses is not None:
-                losses.add()
+            if self._losses is not None:
+                self._losses.add()
             self._presence.end()
         finally:
             for worker in self.workers:
@@ -215,7 +215,9 @@ class Cluster:
         self.ended_at = self.kernel.time
 
     def report(self) -> Report:
-        """What came of it up to now."""
+        """What came of it up to now, the present loss included."""
+        if self._losses is not None:  # `until` ends training between two that were taken down
+            self._losses.add()
         return report_of(self)
 
     async def take_down(self, worker: Worker, *, loses_work: bool = True) -> None:

@@ -42,8 +42,8 @@ class Losses:
                 return
 
     def add(self) -> None:
-        """Now, unless there was no update since."""
-        server = self._server
-        if not self._found or self._found[-1][1] != server.version:
-            value = float(self._loss(server.parameters))
-            self._found.append((self._clock(), server.version, value))
+        """Now, unless that was done already."""
+        secs, version = self._clock(), self._server.version
+        if not self._found or self._found[-1][:2] != (secs, version):
+            value = float(self._loss(self._server.parameters))
+            self._found.append((secs, version, value))

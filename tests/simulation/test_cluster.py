@@ -137,6 +137,16 @@ def test_losses_are_taken_down_with_their_times() -> None:
                                        (5.0, 5, 1 / 32)]  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_loss_is_that_of_the_end_where_a_time_ends_training(backend: str) -> None:
+    cluster = new_cluster(
+        1, backend, parameters=np.ones(1), compute=Constant(1.0), learning_rate=0.5
+    )
+    report = cluster.run(gradient=lambda p, _: p, until=3.5, loss=lambda p: p[0], loss_every=2)
+    assert report.losses == [(0.0, 0, 1.0), (2.0, 2, 0.25), (3.5, 3, 1 / 8)]
+    assert cluster.report() == report, "nothing is taken down twice"
+
+
 def test_an_error_of_a_program_leaves_as_itself_and_names_the_worker() -> None:
     async def program(worker: Worker) -> None:
         await worker.pull()
