@@ -17,7 +17,7 @@ from . import _simulate_output as output
 
 if TYPE_CHECKING:
     from .protocols import Protocol
-    from .simulation import Delay, Report
+    from .simulation import Delay, Failure, Report
 
 SUMMARY = "train with many workers in virtual time"
 DESCRIPTION = (
@@ -71,6 +71,7 @@ class Simulate:
 
     options: argparse.Namespace
     protocols: dict[str, Protocol]
+    failures: list[Failure]
 
     def run(self) -> None:
         """Train by each protocol, and write and print what came of it.
@@ -95,7 +96,7 @@ class Simulate:
     def _train(self, name: str, protocol: Protocol) -> Report:
         import numpy as np
 
-        from .simulation import Crashes, Simulation
+        from .simulation import Simulation
         from .simulation._least_squares import LeastSquares
 
         options = self.options
@@ -109,7 +110,7 @@ class Simulate:
             pull=options.pull,
             push=options.push,
             service=options.service,
-            failures=[] if options.mtbf is None else [Crashes(options.mtbf, options.repair)],
+            failures=self.failures,
             learning_rate=options.learning_rate,
             keep_timeline=not (options.trace is None and options.plot is None),
         )
@@ -145,8 +146,7 @@ def checked(options: argparse.Namespace) -> Simulate:
     from .simulation._whole_file import check_writable
 
     protocols = _protocols(options)
-    if (options.mtbf is None) != (options.repair is None):
-        raise ValueError("--mtbf and --repair go together; give both")
+    failures = _failures(options)
     if options.updates is None and options.until is None:
         options.updates = DEFAULT_UPDATES
     if options.learning_rate is None:
@@ -165,7 +165,7 @@ def checked(options: argparse.Namespace) -> Simulate:
             check_format(options.plot)
             check_matplotlib()
             check_writable(options.plot)
-    return Simulate(options, protocols)
+    return Simulate(options, protocols, failures)
 
 
 def _protocols(options: argparse.Namespace) -> dict[str, Protocol]:
@@ -173,6 +173,7 @@ def _protocols(options: argparse.Namespace) -> dict[str, Protocol]:
     from .protocols import parse_protocol
 
     names = [options.protocol] if options.compare is None else options.compare.split(",")
+    names = [name.strip() for name in names]
     complete = []
     for name in names:
         base, plus, rest = name.partition("+")
@@ -184,6 +185,17 @@ def _protocols(options: argparse.Namespace) -> dict[str, Protocol]:
     if options.staleness is not None and complete == names:
         raise ValueError("--staleness is the bound of ssp; give it with the protocol ssp alone")
     return {name: parse_protocol(name, options.workers) for name in complete}
+
+
+def _failures(options: argparse.Namespace) -> list[Failure]:
+    if (options.mtbf is None) != (options.repair is None):
+        raise ValueError("--mtbf and --repair go together; give both")
+    if options.mtbf is None:
+        return []
+    from .simulation import Crashes
+
+    with _named("--mtbf"):
+        return [Crashes(options.mtbf, options.repair)]
 
 
 @contextmanager

@@ -81,6 +81,11 @@ def test_all_backends_print_the_same(capsys: pytest.CaptureFixture[str]) -> None
     assert len(tables) == 1
 
 
+def test_names_may_have_spaces_between_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--updates", "5", "--compare", "async, sync", "--json"]) == 0
+    assert '"protocol": "sync"' in capsys.readouterr().out
+
+
 def test_a_bound_may_stand_in_the_name_or_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     rest = "--workers 3 --updates 50"
     assert run(capsys, f"--protocol ssp --staleness 1 {rest}") == run(
@@ -149,6 +154,7 @@ def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path
         ("--service fast", "argument --service: .* give one of constant:SECS"),
         ("--delay empirical:/missing", "argument --delay: .*No such file"),
         ("--mtbf exponential:9", "--mtbf and --repair go together"),
+        ("--mtbf constant:0 --repair constant:1", "argument --mtbf: .* give seconds > 0"),
         ("--backend threads", "argument --backend: .*asyncio.*trio.*turbo"),
         ("--workers 0", "argument --workers: '0'; give a whole number >= 1"),
         ("--updates 2.5", "argument --updates: '2.5'; give a whole number >= 1"),
