@@ -28,6 +28,8 @@ _TICKS_OF_A_TURN = 32
 """One of them is a step: so many steps in a row, and others get their turn."""
 _KEPT_STALE = 1000
 """So many entries that will wake nobody are kept before the heap is swept."""
+_MOST_NOTES = 8
+"""Of later errors, at the first one."""
 
 
 class Target(Protocol):
@@ -123,6 +125,7 @@ class Kernel(Engine):
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
         self.error: BaseException | None = None  # the first; it leaves the run as itself
+        self._num_later = 0  # errors that came after it
         self.is_ending = False
         self.broken_by: SimulationError | None = None  # why no wait is possible any more
         self._stop_at = math.inf  # the last moment whose entries fire
@@ -269,7 +272,11 @@ class Kernel(Engine):
         if self.error is None:
             self.error = error
         elif error is not None and error is not self.error:
-            self.error.add_note(f"later: {error!r}")
+            self._num_later += 1
+            if self._num_later <= _MOST_NOTES:
+                self.error.add_note(f"later: {error!r}")
+            elif self._num_later == _MOST_NOTES + 1:  # a thousand workers may fail alike
+                self.error.add_note("later: more errors, left out")
         if self.is_ending:
             return
         self.is_ending = True

@@ -241,3 +241,23 @@ def test_the_first_error_leaves_and_later_ones_are_its_notes(backend: Any) -> No
     with pytest.raises(KeyError, match="1") as caught:
         simulation.run(main)
     assert caught.value.__notes__ == ["later: KeyError(2)"]
+
+
+def test_of_many_later_errors_the_first_are_notes(backend: Any) -> None:
+    simulation = Simulation(backend=backend)
+
+    async def fail(number: int) -> None:
+        try:
+            await simulation.sleep(1)
+        finally:
+            raise KeyError(number)
+
+    async def main() -> None:
+        for number in range(100):
+            simulation.start(fail, number)
+        await simulation.sleep(2)
+
+    with pytest.raises(KeyError, match="0") as caught:
+        simulation.run(main)
+    expected = [f"later: KeyError({number})" for number in range(1, 9)]
+    assert caught.value.__notes__ == [*expected, "later: more errors, left out"]
