@@ -145,6 +145,8 @@ def _frozen_copy(name: str, value: Any) -> Any:
 
 def _shaped(what: str, given: Any, shape: tuple[int, ...]) -> Any:
     array = np.asarray(given)
+    if array.dtype.kind == "O":  # a coroutine, None, arrays of several shapes
+        raise TypeError(f"{what} is {given!r}; expected an array of shape {shape}")
     if array.shape != shape:
         raise ValueError(f"{what} has the shape {array.shape}; expected that of the parameter: "
                          f"{shape}")  # fmt: skip

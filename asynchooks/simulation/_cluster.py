@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,7 @@ class Cluster:
             BaseException: as `Simulation.run`.
         """
         training = Training(program, gradient, updates, loss, loss_every)
-        if program is None and updates is None and until is None:
+        if program is None and updates is None and until in (None, math.inf):
             raise ValueError("this would run for ever; give updates, until, or a program that ends")
 
         self.simulation.run(self._train, training, until=until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,7 @@ def test_an_error_of_a_program_leaves_as_itself_and_names_the_worker() -> None:
     ("arguments", "error", "match"),
     [
         ({}, ValueError, "would run for ever; give updates, until, or a program that ends"),
+        ({"until": math.inf}, ValueError, "would run for ever; give updates, until, or a program"),
         ({"updates": 0}, ValueError, "updates is 0; give a whole number >= 1"),
         ({"updates": 1.5}, TypeError, r"updates is 1\.5; give a whole number"),
         ({"program": 3}, TypeError, "program is 3; give a function, or None"),
