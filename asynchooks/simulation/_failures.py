@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
@@ -201,11 +202,14 @@ def checked_failures(failures: object, num_workers: int) -> list[Failure]:
     """The failures, if they are such, of workers that are there."""
     if isinstance(failures, str) or not isinstance(failures, Sequence):
         raise TypeError(f"failures is {failures!r}; give a list, as in failures=[Preemption(60.0)]")
+    found: list[Failure] = []
     for each in failures:
         if not isinstance(each, Failure):
             raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
         each.check(num_workers)
-    return list(failures)
+        # random numbers go by which of them it is: one that is given twice would happen once
+        found.append(copy(each) if any(each is other for other in found) else each)
+    return found
 
 
 def _check_time(name: str, value: float, *, may_last: bool = False) -> None:

@@ -252,3 +252,15 @@ def test_asynchronous_training_goes_on_while_one_is_down() -> None:
     away = Preemption(1.5, 10.0, workers=[0])
     cluster = new_cluster(2, protocol=Asynchronous(), compute=Constant(1.0), failures=[away])
     assert cluster.run(until=11.0).updates == 1 + 11
+
+
+def test_crashes_given_twice_are_two_with_times_of_their_own() -> None:
+    def crashes() -> Crashes:
+        return Crashes(Exponential(10.0), Constant(2.0))
+
+    given = crashes()
+    same, equal = (
+        new_cluster(8, compute=Constant(1.0), failures=each).run(until=500.0)
+        for each in ([given, given], [crashes(), crashes()])
+    )
+    assert same == equal
