@@ -52,6 +52,7 @@ class Repeat(Stage[Any]):
         source._set_epoch((0,))
         self._begin = 0  # the epoch in which it begins
         self._now = Pass(0, 0, source)
+        self._is_pass_over = False  # what it reads has ended, and is closed or about to be
         # the passes of which a state may be asked for; one that has given nothing yet is none: what
         # it reads is not open perhaps, and the end of the one before is the same position
         self._log: deque[Pass] = deque([self._now])
@@ -61,11 +62,12 @@ class Repeat(Stage[Any]):
             begun, epoch, stage = self._now
             if self._num_epochs is not None and epoch >= self._num_epochs:
                 return ()
-            items = await stage._read(limit)
+            items = () if self._is_pass_over else await stage._read(limit)
             if items:
                 if self._log[-1] is not self._now:
                     self._log.append(self._now)
                 return items
+            self._is_pass_over = True  # first: whoever asks after a cancellation goes on here
             await stage.aclose()
             if self._num_epochs is not None and epoch + 1 >= self._num_epochs:
                 return ()
@@ -77,6 +79,7 @@ class Repeat(Stage[Any]):
             following._open()
             self._opened = [following]
             self._now = Pass(self._num_out, epoch + 1, following)
+            self._is_pass_over = False
 
     def _end_empty(self, epoch: int) -> Sequence[Any]:
         """The end of a pass without items."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from asynchooks import InputError
@@ -104,3 +106,53 @@ async def test_statistics_are_those_of_the_pass_under_way() -> None:
         assert await read_some(stage, 5) == [1, 2, 3, 1, 2]
         found = stage.statistics()
     assert (found.num_items, found.sources[0].num_items) == (5, 2)
+
+
+async def test_its_end_may_be_asked_for_again() -> None:
+    async with repeat([1, 2], 2) as stage:
+        assert await read_some(stage, 9) == [1, 2, 1, 2]
+        assert await read_some(stage, 9) == []
+    async with repeat([], None) as stage:
+        for _ in range(2):
+            with pytest.raises(InputError, match="is empty, and is to be repeated for ever"):
+                await anext(stage)
+
+
+async def test_two_readers_share_its_passes_and_both_see_the_end() -> None:
+    got: list[int] = []
+
+    async def read() -> None:
+        got.extend([item async for item in stage])
+
+    async with repeat(Source(3).items, 2) as stage, anyio.create_task_group() as group:
+        group.start_soon(read)
+        group.start_soon(read)
+    assert sorted(got) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_it_goes_on_though_the_closing_of_a_pass_was_cancelled() -> None:
+    scope = anyio.CancelScope()
+
+    class Closing:
+        def __init__(self) -> None:
+            self.left = [1, 2]
+
+        async def __anext__(self) -> int:
+            if not self.left:
+                raise StopAsyncIteration
+            return self.left.pop(0)
+
+        async def aclose(self) -> None:
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+
+    class Records:
+        def __aiter__(self) -> Any:
+            return Closing()
+
+    async with repeat(Records(), 2) as stage:
+        assert await read_some(stage, 2) == [1, 2]
+        with scope:
+            await anext(stage)
+        assert scope.cancelled_caught
+        assert await read_some(stage, 2) == [1, 2]
