@@ -69,7 +69,10 @@ class Positioned(ABC):
         if self._draws is not None:
             state: dict[str, Any] = self._draws.state_dict()
             return state
-        return self._described(self._num_out)
+        state = self._described(self._num_out)
+        beyond = sorted(place - self._num_out for place in self._used_beyond)
+        beyond = [place for place in beyond if place >= 0]  # of the others the position knows
+        return {**state, BEYOND: beyond} if beyond else state
 
     def _described(self, num_out: int) -> dict[str, Any]:
         return {"stage": self.kind, **self._state_at(num_out)}

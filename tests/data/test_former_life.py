@@ -38,3 +38,20 @@ async def test_used_items_at_the_end_are_left_out_too(make: Callable[[], Stage[i
     again = make()
     again.load_state_dict(state)
     assert await read_all(again) == []
+
+
+@every_kind
+async def test_what_was_used_is_left_out_in_the_life_after_the_next_too(
+    make: Callable[[], Stage[int]],
+) -> None:
+    stage = make()
+    stage.load_state_dict(state_of(make, [1, 3, 4]))
+    assert position(stage)["used_beyond"] == [1, 3, 4]
+    async with stage:
+        assert await read_some(stage, 1) == [0]
+        assert position(stage)["used_beyond"] == [0, 2, 3]
+        assert await read_some(stage, 1) == [2]
+        state = position(stage)
+    again = make()
+    again.load_state_dict(state)
+    assert await read_all(again) == [5]
