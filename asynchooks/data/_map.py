@@ -49,6 +49,8 @@ def map_concurrent(
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; give a function that takes an item")
     concurrency = check_count("concurrency", concurrency, 1)
+    if not isinstance(ordered, bool):
+        raise TypeError(f"ordered is {ordered!r}; give True or False")
     return Mapped(fn, stage_of(source), concurrency, ordered)
 
 

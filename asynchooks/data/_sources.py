@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,12 @@ def stage_of(source: Any) -> Stage[Any]:
         stage._factory = partial(stage_of, source)
         return stage
     text, hint = repr(source), ""
-    if isinstance(source, (str, bytes)):
+    if isinstance(source, Coroutine):
+        source.close()  # else a warning says that it was never awaited
+        hint = ". An async function that yields nothing returns no items: yield them"
+    elif isinstance(source, type):
+        hint = ". A class is no source: write its instance, or a function that makes one"
+    elif isinstance(source, (str, bytes)):
         hint = ". A text would give its letters: write [text], or list(text)"
     elif isinstance(source, Mapping):
         hint = ". A mapping would give its keys: write list(mapping.items()), or [mapping]"

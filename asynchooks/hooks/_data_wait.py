@@ -37,7 +37,8 @@ class DataWaitHook(SessionRunHook):
 
     Raises:
         TypeError: `source` is no stage.
-        ValueError: both or neither interval are given.
+        ValueError: both or neither interval are given; another stage reads `source`, so that no
+            session waits for it.
         ImportError: in begin: output_dir needs TensorBoard, which is not installed.
 
     Example:

@@ -37,6 +37,7 @@ class FeedHook(SessionRunHook):
 
     Raises:
         TypeError: `source` cannot be read, or `names` are none.
+        ValueError: `names` has one twice.
         InputStructureError: out of `run`: an item is not what `names` asks for (says which).
         InputError: out of `run`: the source is empty, or cannot be read.
 
@@ -53,6 +54,12 @@ class FeedHook(SessionRunHook):
             raise TypeError(
                 f"names is {names!r}; give a name or tensor, a list of them, a mapping from keys "
                 "of an item to them, or None"
+            )
+        fed = list(names.values()) if isinstance(names, Mapping) else names
+        if isinstance(fed, (list, tuple)) and len(set(fed)) < len(fed):
+            raise ValueError(
+                f"names is {names!r}, which feeds one of them twice, so that a part of each item "
+                "would be lost; give each part a name of its own"
             )
         self._names = names
         self._drawer: Drawer | None = None
@@ -163,6 +170,7 @@ class InputPositionHook(SessionRunHook):
 
     Raises:
         TypeError: it is no stage.
+        ValueError: another stage reads it: the position would be ahead of what was used.
 
     Example:
         source = prefetch(batch(records, 32), 2)
@@ -242,5 +250,10 @@ def checked_stage(source: Any, who: str) -> Stage[Any]:
         raise TypeError(
             f"{who} got {source!r}; give the stage that the session draws from, such as "
             "prefetch(source, 8)"
+        )
+    if source._num_parents:
+        raise ValueError(
+            f"{who} got {source!r}, which another stage reads, ahead of the session perhaps; give "
+            "the last stage, from which the session draws"
         )
     return source

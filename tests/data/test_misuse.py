@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from asynchooks import (
+    DataWaitHook,
     FeedHook,
     FunctionSessionCreator,
     InputError,
+    InputPositionHook,
     InputStructureError,
     MonitoredSession,
 )
@@ -130,3 +132,34 @@ async def test_a_seed_may_be_numpys() -> None:
 def test_names_that_are_none_are_refused(names: Any) -> None:
     with pytest.raises(TypeError, match="names is .*; give a name or tensor"):
         FeedHook([1], names)
+
+
+@pytest.mark.parametrize("names", [["x", "x"], ("x", "y", "x"), {"a": "x", "b": "x"}])
+def test_a_name_that_would_be_fed_twice_is_refused(names: Any) -> None:
+    with pytest.raises(ValueError, match="feeds one of them twice"):
+        FeedHook([1], names)
+
+
+@pytest.mark.parametrize("hook", [DataWaitHook, InputPositionHook])
+def test_a_stage_within_the_pipeline_is_not_what_a_session_draws_from(hook: Any) -> None:
+    inner = batch(range(9), 2)
+    source = prefetch(inner, 2)
+    with pytest.raises(ValueError, match="which another stage reads, .* give the last stage"):
+        hook(inner)
+    hook(source)
+
+
+def test_whether_a_map_is_ordered_is_true_or_false() -> None:
+    unclear: Any = "no"
+    with pytest.raises(TypeError, match="ordered is 'no'; give True or False"):
+        map_concurrent(len, [[1]], 2, unclear)
+
+
+async def test_async_functions_without_items_and_classes_are_no_sources() -> None:
+    async def read() -> list[int]:
+        return [1]
+
+    with pytest.raises(TypeError, match="that yields nothing returns no items: yield them"):
+        prefetch(read, 1)
+    with pytest.raises(TypeError, match="A class is no source"):
+        prefetch(list, 1)
