@@ -46,6 +46,7 @@ class AsyncSource(Skipping):
         self._iterator: AsyncIterator[Any] | None = None
         self._has_claimed = False
         self._is_cut = False  # a cancellation has entered it
+        self._failure: Exception | None = None  # of an iterator that has given nothing since
         self._stateful: Any = source if _has_state(source) else None
         self._states: deque[tuple[int, OwnState]] = deque()
 
@@ -121,27 +122,42 @@ class AsyncSource(Skipping):
                 f"{self!r} was cancelled while it was read, which ends a generator, so that the "
                 "rest is lost; put prefetch around it, which reads it in a task of its own"
             )
-        step = self._iterator.__anext__
+        step, before = self._iterator.__anext__, len(items)
         try:
             while len(items) < size:
                 items.append(await step())
         except StopAsyncIteration:
-            return False
+            return self._ended(len(items) > before)
         except RuntimeError as error:
-            if "already running" in str(error):
+            if "already running" in str(error):  # the other reader goes on
                 raise InputError(
                     f"{self!r} is being read elsewhere; give all readers the same stage: "
                     "source = prefetch(iterator, 8)"
                 ) from error
+            self._failure = error
             raise
-        except Exception:
+        except Exception as error:
+            self._failure = error
             raise
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not is_thrown_away(error):
                 raise RuntimeError(f"{self!r} raised {error!r}") from error
             self._is_cut = isinstance(self._iterator, AsyncGenerator)
             raise
+        self._failure = None
         return True
+
+    def _ended(self, has_given: bool) -> bool:
+        """False, for the end; but not where a generator ends because it has failed.
+
+        That must not pass for the end of the data with whoever reads next. An iterator that gives
+        items again after an error may end as it likes.
+        """
+        if has_given:
+            self._failure = None
+        elif self._failure is not None:
+            raise self._failure
+        return False
 
     def _explain(self, error: Exception) -> None:
         note_once(error, f"in {self!r}, after {self._begin + self._num_out} items")

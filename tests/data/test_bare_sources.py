@@ -202,3 +202,62 @@ async def test_a_wait_that_is_cancelled_on_the_way_to_the_position_loses_none_an
         await cancel_a_wait(stage)
         gate.set()
         assert await read_some(stage, 2) == [[4, 5], [6, 7]]
+
+
+class Flaky:
+    """Fails at its third item, once, and goes on."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._has_failed = False
+
+    def __aiter__(self) -> Flaky:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._next == 2 and not self._has_failed:
+            self._has_failed = True
+            raise OSError("flaky")
+        if self._next == 4:
+            raise StopAsyncIteration
+        self._next += 1
+        return self._next - 1
+
+
+async def failing() -> AsyncIterator[int]:
+    yield 0
+    yield 1
+    raise OSError("flaky")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+async def test_a_generator_that_has_failed_has_not_ended_for_the_next_reader(size: int) -> None:
+    async with batch(failing(), size) as batches:
+        with pytest.raises(OSError, match="flaky"):
+            async for _ in batches:
+                pass
+        for _ in range(2):
+            with pytest.raises(OSError, match="flaky"):
+                await anext(batches)
+
+
+async def test_a_pass_that_has_failed_is_not_followed_by_another_one() -> None:
+    async with repeat(failing, 2) as items:
+        assert [await anext(items), await anext(items)] == [0, 1]
+        for _ in range(2):
+            with pytest.raises(OSError, match="flaky"):
+                await anext(items)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_an_iterator_that_goes_on_after_an_error_is_read_on_to_its_end(size: int) -> None:
+    items: list[int] = []
+    async with batch(Flaky(), size, collate=list) as batches:
+        while True:
+            try:
+                async for several in batches:
+                    items += several
+            except OSError:
+                continue
+            break
+    assert items == [0, 1, 2, 3]
