@@ -33,7 +33,7 @@ _DELAY = "seconds by a law, as constant:0.1, exponential:1.0 or uniform:1,3"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the sub-command takes."""
     add = parser.add_argument
-    add("--workers", type=_positive, default=8, metavar="N", help="default 8")
+    add("--workers", type=_positive, default=64, metavar="N", help="default 64")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--protocol", default="async", metavar="NAME",
@@ -160,6 +160,8 @@ def checked(options: argparse.Namespace) -> Simulate:
             raise ValueError("--trace is of one protocol; give --protocol in place of --compare")
         with _named("--trace"):
             check_writable(options.trace)
+    if options.trace is not None and options.trace == options.plot:
+        raise ValueError(f"--trace and --plot are both {options.plot!r}; give two paths")
     if options.plot is not None:
         with _named("--plot"):
             check_format(options.plot)

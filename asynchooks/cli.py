@@ -6,6 +6,7 @@ What a sub-command takes and does is said in a file of its own.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(
         prog="asynchooks", description="Monitored training sessions and hooks for async/await."
     )
+    parser.add_argument("--version", action="version", version=f"asynchooks {version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     command = commands.add_parser(
         "simulate", help=_simulate_command.SUMMARY, description=_simulate_command.DESCRIPTION
@@ -56,6 +58,11 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def version() -> str:
+    """Of the package that is installed."""
+    return importlib.metadata.version("asynchooks")
 
 
 def _say(prog: str, error: Exception, code: int) -> int:

@@ -98,10 +98,14 @@ def serving(store: Store) -> Iterator[str]:
 
 
 async def read_index(client: httpx.AsyncClient) -> AsyncIterator[dict[str, str]]:
-    async with client.stream("GET", "/index.ndjson") as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            yield json.loads(line)
+    try:
+        async with client.stream("GET", "/index.ndjson") as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                yield json.loads(line)
+    except httpx.TransportError as error:
+        error.add_note(f"reading {client.base_url}index.ndjson")
+        raise
 
 
 async def fetch(client: httpx.AsyncClient, entry: dict[str, str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path
         ("--trace /missing/out.json", "argument --trace: '/missing/out.json' cannot be written"),
         ("--plot /missing/out.png", "argument --plot: .*there is no directory '/missing'; make it"),
         ("--plot out.txt", "argument --plot: 'out.txt' is no plot; end it with .png, .svg, .pdf"),
+        ("--trace a.png --plot a.png", "--trace and --plot are both 'a.png'; give two paths"),
         ("--nonsense", "--nonsense"),
     ],
 )  # fmt: skip
@@ -256,3 +258,9 @@ def test_on_a_terminal_progress_is_shown_and_ctrl_c_ends_it_with_130(backend: st
     assert b"async" in shown
     assert shown.endswith(b"asynchooks simulate: interrupted\r\n")
     assert b"Traceback" not in shown
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"asynchooks {version('asynchooks')}\n"

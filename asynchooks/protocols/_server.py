@@ -69,6 +69,12 @@ class ParameterServer(Intake):
         self._waits_after = type(protocol).end_step is not Protocol.end_step
         self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
         """Awaited with a worker and what it is about to wait for, in place of that: a stopwatch."""
+        num_gradients = protocol.num_gradients(self)
+        if type(num_gradients) is not int or num_gradients < 1:
+            raise TypeError(
+                f"{type(protocol).__name__}.num_gradients returned {num_gradients!r}; return how "
+                "many gradients make an update, an integer >= 1"
+            )
 
     async def begin_step(self, worker: int) -> None:
         """Wait until the protocol lets this worker pull. Cancellation safe.

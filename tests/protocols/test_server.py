@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from asynchooks import GlobalStep
-from asynchooks.protocols import Asynchronous, ParameterServer
+from asynchooks.protocols import Asynchronous, ParameterServer, Protocol
 
 from .worlds import make_server
 
@@ -35,3 +37,13 @@ def test_a_server_says_what_it_needs() -> None:
     assert repr(server) == (
         "<ParameterServer Asynchronous() at version 5, 1 of 1 workers, 0 collected>"
     )
+
+
+@pytest.mark.parametrize("number", [None, 0, 1.5, True])
+def test_a_protocol_that_asks_for_no_number_of_gradients_is_refused(number: Any) -> None:
+    class Undecided(Protocol):
+        def num_gradients(self, server: ParameterServer) -> int:
+            return number  # type: ignore[no-any-return]
+
+    with pytest.raises(TypeError, match=rf"Undecided.num_gradients returned {number!r}; return"):
+        ParameterServer(np.zeros(1), Undecided(), num_workers=2)
