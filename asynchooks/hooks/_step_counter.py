@@ -62,7 +62,6 @@ class StepCounterHook(SessionRunHook):
         self._num_warnings = 0
 
     async def begin(self) -> None:
-        self._timer.reset()  # in another session the step may begin at 0 again
         self._output.open()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:

@@ -68,24 +68,6 @@ def test_rates_are_written_and_labelled_with_the_step_after_the_run(
     assert [r.getMessage() for r in caplog.records].count("global_step/sec: 4") == 3
 
 
-def test_a_second_session_is_counted_from_its_own_beginning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, logger="asynchooks")
-    hook = StepCounterHook(every_n_steps=2)
-
-    async def main(engine: Engine) -> None:
-        for _ in range(2):
-            async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
-                for _ in range(5):
-                    await session.run([])
-            await engine.park(Slot(engine, "a pause"), engine.now() + 100)
-
-    on_trampoline(main)
-    rates = [each.getMessage() for each in caplog.records if "/sec" in each.getMessage()]
-    assert rates == ["global_step/sec: 4"] * 4
-
-
 def test_a_clock_that_stands_still_gives_no_rate(caplog: pytest.LogCaptureFixture) -> None:
     async def main(engine: Engine) -> None:
         hook = StepCounterHook(every_n_steps=1)
