@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import threading
 import time
@@ -119,11 +120,12 @@ async def test_a_chief_that_was_made_and_thrown_away_is_not_waited_for(
 ) -> None:
     chief = session_of(server, counting_model(), is_chief=True)
     del chief
-    session = session_of(server, counting_model(), is_chief=False, max_wait_secs=0.3)
+    gc.collect()  # a session that was never opened holds itself
+    session = session_of(server, counting_model(), is_chief=False, max_wait_secs=1)
     with listening() as lines:
         with pytest.raises(tf.errors.DeadlineExceededError):
             await session.__aenter__()
-    assert announced(lines)[0] == 0.25
+    assert announced(lines)[0] < 0.9, "for a chief to come it would wait all the time"
 
 
 async def test_a_worker_is_told_at_once_that_its_chief_could_not_open(
