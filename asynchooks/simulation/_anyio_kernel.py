@@ -21,7 +21,9 @@ import anyio.lowlevel
 from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
 from .._errors import SimulationError
 from .._stacks import frames_of
-from ._kernel import Call, Kernel, KernelTask, check_secs
+from ._entries import Call, check_secs
+from ._kernel import Kernel
+from ._kernel_task import KernelTask
 
 _current: ContextVar[LoopTask | None] = ContextVar("asynchooks_simulated_task", default=None)
 

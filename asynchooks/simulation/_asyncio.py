@@ -15,7 +15,7 @@ import anyio
 
 from .._errors import OutsideWorkError, SimulationError
 from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
-from ._kernel import KernelTask
+from ._kernel_task import KernelTask
 
 _OWN_FILES = 1
 """The event loop's own pipe, by which threads wake it."""

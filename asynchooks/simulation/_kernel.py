@@ -10,14 +10,16 @@ import heapq
 import itertools
 import math
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from .._engine import Engine, EngineTask, Slot
+from .._engine import Engine, Slot
 from .._errors import DeadlockError, LivelockError, SimulationError
+from ._entries import NOTHING, Call, Target
+from ._kernel_task import KernelTask, Start
 from ._recording import Recording
 from ._waits import describe
 
@@ -30,77 +32,6 @@ _KEPT_STALE = 1000
 """So many entries that will wake nobody are kept before the heap is swept."""
 _MOST_NOTES = 8
 """Of later errors, at the first one."""
-
-
-class Target(Protocol):
-    """What an entry wakes; it fires only while `due` is the entry's order of asking."""
-
-    due: int
-
-    def fire(self) -> None: ...
-
-
-class Once(ABC):
-    """An entry that fires outside of every task; what it does may only wake, start and cancel."""
-
-    __slots__ = ("due",)
-
-    # for the turbo kernel, which does not ask whether it resumes a task
-    is_guarded = True
-    run = None
-
-    def __init__(self) -> None:
-        self.due = 0
-
-    @property
-    def body(self) -> Once:
-        """What is sent to."""
-        return self
-
-    def send(self, _: None) -> None:
-        """Fire, as a task that is resumed."""
-        self.due = 0
-        self.fire()
-
-    @abstractmethod
-    def fire(self) -> None: ...
-
-
-class Call(Once):
-    """A function that an entry calls."""
-
-    __slots__ = ("_fn", "_what")
-
-    def __init__(self, fn: Callable[[], object], what: str) -> None:
-        super().__init__()
-        self._fn = fn
-        self._what = what
-
-    def fire(self) -> None:
-        self._fn()
-
-    def __repr__(self) -> str:
-        return self._what
-
-
-_NOTHING = Call(lambda: None, "nothing")
-"""For a kernel that is to look again at what can run."""
-
-
-class _Start(Once):
-    """The entry by which a task begins."""
-
-    __slots__ = ("_task",)
-
-    def __init__(self, task: KernelTask) -> None:
-        super().__init__()
-        self._task = task
-
-    def fire(self) -> None:
-        self._task.kernel.begin(self._task)
-
-    def __repr__(self) -> str:
-        return f"the start of {self._task!r}"
 
 
 class Kernel(Engine):
@@ -247,7 +178,7 @@ class Kernel(Engine):
         task = self._new_task(name or self._num_started)
         task.body = (fn, args)
         self.live[task] = None
-        self.push(self.time, _Start(task))
+        self.push(self.time, Start(task))
         return task
 
     @abstractmethod
@@ -315,7 +246,7 @@ class Kernel(Engine):
             if time == math.inf:
                 self._nothing_left()
                 if not heap:
-                    return _NOTHING if self.live else None
+                    return NOTHING if self.live else None
                 continue
             if time > self._stop_at:
                 self.entry = (self._stop_at, 0, None)
@@ -328,7 +259,7 @@ class Kernel(Engine):
             self.count_turn(time)
             if self._turns_here > self._max_turns and self._refuse_livelock(repr(target)):
                 if self.broken_by is not None:
-                    return _NOTHING  # tasks run now
+                    return NOTHING  # tasks run now
                 continue
             self.entry = heapq.heappop(heap)
             target.due = 0
@@ -419,55 +350,3 @@ class Kernel(Engine):
             self._num_outside -= 1
             self._look_closer()
             self._ring()
-
-
-class KernelTask(EngineTask):
-    """One task of a kernel; it belongs to whoever started it, and ends with the simulation."""
-
-    __slots__ = (
-        "_name", "body", "due", "is_done", "is_main", "kernel", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, kernel: Kernel, name: str | int) -> None:
-        self.kernel = kernel
-        self._name = name  # or its number
-        self.due = 0
-        self.body: Any = None
-        self.is_done = False
-        self.is_main = False
-        self.waiting: dict[Slot, None] | None = None  # in order; only once somebody waits
-
-    @property
-    def name(self) -> str:
-        """What it was called when it was started."""
-        return self._name if isinstance(self._name, str) else f"task {self._name}"
-
-    async def wait(self, until: float = math.inf) -> bool:
-        if not self.is_done:
-            slot = Slot(self.kernel, f"the end of {self.name}")
-            if self.waiting is None:
-                self.waiting = {}
-            self.waiting[slot] = None
-            try:
-                await self.kernel.park(slot, until)
-            finally:
-                if self.waiting is not None:
-                    del self.waiting[slot]
-        return self.is_done
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-
-def check_secs(secs: float) -> float:
-    """The seconds as a float, or an error.
-
-    NumPy's narrow floats are converted before they meet the time, which they would round.
-    """
-    try:
-        checked = float(secs)
-    except (TypeError, ValueError, OverflowError):
-        checked = -1.0
-    if not checked >= 0 or isinstance(secs, str):
-        raise ValueError(f"secs is {secs!r}; give virtual seconds >= 0")
-    return checked

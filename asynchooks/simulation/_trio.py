@@ -14,7 +14,7 @@ import trio.testing
 
 from .._errors import OutsideWorkError
 from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
-from ._kernel import KernelTask
+from ._kernel_task import KernelTask
 
 _TRIOS_OWN = ("trio.", "<")
 """How trio names its own tasks."""

@@ -19,8 +19,10 @@ from typing import Any
 
 from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
 from .._errors import LivelockError, SimulationError
+from ._entries import Call, check_secs
 from ._foreign import foreign_await, foreign_error
-from ._kernel import Call, Kernel, KernelTask, check_secs
+from ._kernel import Kernel
+from ._kernel_task import KernelTask
 
 _MOST_THROWS = 1000
 """So often a task may go on waiting against its cancellation, at one moment."""

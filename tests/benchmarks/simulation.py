@@ -1,10 +1,12 @@
 """Events per second of simulated workers beside other simulators, and the memory of a worker.
 
     python -m tests.benchmarks.simulation [most workers]
+    python -m tests.benchmarks.simulation gradients [workers]
 
 Each worker waits an exponential time and counts, again and again. Ratios are of medians over
 interleaved runs; a ratio above 1 means that asynchooks is the faster one. What opening costs is
-not in them: it is measured by a short run and taken off.
+not in them: it is measured by a short run and taken off. With "gradients" 10,000 workers make 100
+updates each of a small model by real gradients; that has no peer, and prints CPU seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from asynchooks import (
     SessionRunHook,
     SharedSessionCreator,
 )
-from asynchooks.simulation import Simulation
+from asynchooks.protocols import Asynchronous, StaleSynchronous, staleness_aware
+from asynchooks.simulation import Simulation, Worker
 from asynchooks.simulation._simulation import Backend
 
 from ._report import is_installed, print_table
@@ -249,7 +252,42 @@ def megabytes(contender: str, backend: Backend, num_workers: int) -> float:
     return found
 
 
+def train(num_workers: int) -> None:
+    """Least squares of 16 weights on minibatches of 16 rows: 100 updates for each worker."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(4096, 16))
+    labels = rows @ rng.normal(size=16)
+
+    def gradient(weights: Any, worker: Worker) -> Any:
+        first = int(worker.rng.random() * 4080)
+        batch = rows[first : first + 16]
+        return batch.T @ (batch @ weights - labels[first : first + 16]) / 16
+
+    num_updates = 100 * num_workers
+    for protocol in (Asynchronous(), StaleSynchronous(3)):
+        cluster = Simulation(seed=1, backend="turbo").cluster(
+            num_workers,
+            parameters=np.zeros(16),
+            protocol=protocol,
+            learning_rate=staleness_aware(0.05),
+        )
+        begun = time.process_time()
+        report = cluster.run(
+            gradient=gradient,
+            updates=num_updates,
+            loss=lambda weights: float(np.mean((rows @ weights - labels) ** 2)),
+            loss_every=num_updates // 20,
+        )
+        secs = time.process_time() - begun
+        first, last = report.losses[0][2], report.losses[-1][2]
+        print(f"{protocol}: {secs:.1f} s, {secs / num_updates * 1e6:.1f} us an update, "
+              f"loss {first:.3g} -> {last:.3g}", flush=True)  # fmt: skip
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["gradients"]:
+        train(int(sys.argv[2]) if len(sys.argv) > 2 else 10_000)
+        return
     most = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     sizes = [size for size in (10, 100, 1000, 10_000) if size <= most]
     columns = []
