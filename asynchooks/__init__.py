@@ -4,6 +4,7 @@
         cli, _simulate_command, _simulate_output
                                 the command line
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
+        distributed             steps of other processes, on engines that exist already
         simulation              thousands of workers in virtual time
     L4  hooks                   one file per purpose
         protocols               asynchronous training: who waits for whom
@@ -12,10 +13,10 @@
         _session_creator, _function_session, _shared_session, _hook, _hook_calls, _hook_state,
         _listener, _coordinator, _session_stop, _side_tasks, _runner, _work_thread, _or_stop,
         _step_fn, _recovery, _phase
-    L1  _global_step, _step_runs, _gate, _waiters, _timer, _lock, _portal, _stacks,
-        checkpoints
-    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _errors,
-        _later
+    L1  _global_step, _fed_runs, _step_runs, _gate, _waiters, _timer, _lock, _portal,
+        _stacks, checkpoints
+    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _step_source,
+        _errors, _later
                                 the one way to wait, and every exception
 
 Imports point down only. Hooks, checkpoints and TensorFlow's names are loaded at
@@ -44,6 +45,7 @@ from ._errors import (
     PreemptionError,
     StallError,
     StepFunctionError,
+    StepSourceLostError,
     StepUnreachableError,
     StopTraining,
 )
@@ -202,6 +204,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StepContext",
     "StepCounterHook",
     "StepFunctionError",
+    "StepSourceLostError",
     "StepUnreachableError",
     "StopAtStepHook",
     "StopReason",

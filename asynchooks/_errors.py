@@ -22,6 +22,13 @@ class StepUnreachableError(RuntimeError):
     """The program's fault: somebody waits for a global step that can no longer come."""
 
 
+class StepSourceLostError(ConnectionError):
+    """The network's or another machine's fault: no news of other processes' steps arrives.
+
+    Raised by waits for the global step that asked for it; the others wait on.
+    """
+
+
 class PreemptionError(RuntimeError):
     """The machine's fault: the raw session is lost and a new one may work.
 

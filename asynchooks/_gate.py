@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from ._engine import Engine, Slot
 from ._signal import Signal
+from ._step_source import StepSource
 
 ADVANCED = Signal("ADVANCED")
 """In place of the step after a run: one more than before, as nobody else counts it."""
@@ -63,9 +64,9 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "askers", "engine", "epoch", "grants", "is_exclusive", "is_free",
-        "is_running_here", "keeps_limit", "limit", "read_runs", "reader", "stride", "tickets",
-        "unread_runs", "value",
+        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
+        "is_free", "is_rationed", "is_running_here", "keeps_limit", "limit", "low_water",
+        "read_runs", "reader", "source", "stride", "tickets", "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -76,6 +77,11 @@ class Gate:
         self.epoch = 0
         self.limit: int | None = None
         self.keeps_limit = False  # no run moves the step beyond it: whoever publishes sees to that
+        self.source: StepSource | None = None  # what other processes move the step, if any
+        # below a limit this process runs only what the source allowed it, in runs
+        self.is_rationed = False
+        self.allowance = 0
+        self.low_water = 0  # an allowance that is to be filled up
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
         # the largest advance of a run that was alone; unknown until one was
@@ -95,6 +101,8 @@ class Gate:
 
     def is_far_from_limit(self) -> bool:
         """Whether one more step cannot go beyond the limit; without a lock."""
+        if self.is_rationed:
+            return False
         tickets = self.tickets  # before the value: one counts until its step is in the value
         stride, limit = self.stride, self.limit
         if stride is None or limit is None or self.unread_runs != self.read_runs:
@@ -113,6 +121,8 @@ class Gate:
             return Answer.WAIT
         if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
+        if self.is_rationed:
+            return Answer.GRANTED if self.allowance > 0 else Answer.WAIT
         if self.is_unread:
             return Answer.WAIT
         if tickets == 0:
@@ -133,7 +143,22 @@ class Gate:
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
+        if self.is_rationed and self.limit is not None:
+            self.allowance -= 1
         return ticket
+
+    def allow(self, runs: int) -> None:
+        """Add to what this process may run below the limit."""
+        self.allowance += runs
+        self.low_water = self.allowance // 2
+
+    @property
+    def is_short(self) -> bool:
+        """Whether more tickets should be asked for."""
+        return (
+            self.is_rationed and self.limit is not None
+            and self.allowance <= self.low_water and self.value < self.limit
+        )  # fmt: skip
 
     def settle(self, ticket: Ticket, value: int | Signal | None) -> None:
         """Take the ticket back, with the step after its run (None: the run failed)."""
@@ -158,7 +183,9 @@ class Gate:
             self.value = after = self.value + 1
         else:
             after = self.learn(after)
-        if before is not None and after - before > (self.stride or 0) and not self.keeps_limit:
+        if before is not None and after - before > (self.stride or 0):
+            if self.keeps_limit or self.source is not None:  # others have moved it, too
+                return
             self.stride = after - before
 
     def learn(self, value: int | Signal) -> int:
@@ -176,7 +203,7 @@ class Gate:
         self.epoch += 1
         self.value = value
         self.read_runs = self.unread_runs
-        self.tickets = self.abandoned = 0
+        self.tickets = self.abandoned = self.allowance = 0
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for its run any longer: rather stop short of the limit than hang."""

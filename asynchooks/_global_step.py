@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._engine import STOPPED, TIMED_OUT, Engine, Slot, current_engine
-from ._errors import StepUnreachableError, StopTraining
+from ._errors import StepSourceLostError, StepUnreachableError, StopTraining
+from ._fed_runs import LOST, UNREACHABLE, FedRuns
 from ._signal import Signal
-from ._step_runs import StepRuns, wake_all
+from ._step_runs import wake_all
+from ._step_source import SourceState
 from ._stop import EndsAtStop, Stop
 from ._waiters import Worker
 
 logger = logging.getLogger("asynchooks")
-
-_UNREACHABLE = Signal("UNREACHABLE")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,11 @@ class GlobalStepStatistics:
     is_exclusive: bool
     workers_opened: int
     workers_open: int
+    source: SourceState | None
+    """Whether news of other processes arrives; None where nobody else moves the step."""
 
 
-class GlobalStep(StepRuns):
+class GlobalStep(FedRuns):
     """The number of training steps done, shared by all workers of one model.
 
     A session's creator makes it and the last session on it closes it; `session.global_step` and
@@ -102,7 +104,9 @@ class GlobalStep(StepRuns):
         """Whether only `publish` moves it, never beyond the limit."""
         return self._gate.keeps_limit
 
-    async def wait_for(self, step: int, *, timeout: float | None = None) -> int:
+    async def wait_for(
+        self, step: int, *, timeout: float | None = None, fails_on_loss: bool = False
+    ) -> int:
         """Suspend until the step is reached and return the value that was published then.
 
         That value is returned even if the step has gone back since. Waiters wake in order of
@@ -112,9 +116,12 @@ class GlobalStep(StepRuns):
         Args:
             step: the global step to wait for; one that is reached already returns at once.
             timeout: seconds, >= 0, on the engine's clock; None waits as long as it takes.
+            fails_on_loss: whether to end when other processes move the step and no news of them
+                arrives for now; else the wait goes on when it does again.
 
         Raises:
             TypeError, ValueError: `step` is no integer, or `timeout` is negative.
+            StepSourceLostError: no news arrives, and `fails_on_loss` is set.
             StopTraining: the session that this handle belongs to was asked to stop.
             TimeoutError: the step did not come in time.
             StepUnreachableError: nobody is left to bring it.
@@ -131,8 +138,12 @@ class GlobalStep(StepRuns):
                 return self._gate.value
             if self._stop is not None and self._stop.is_set:
                 raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
+            if fails_on_loss and self._waiters.source_state is SourceState.LOST:
+                raise self._lost(step)
             slot = Slot(engine, f"{self.name} {step}")
+            is_next = step < self._waiters.next_step
             waiter = self._waiters.add(step, slot, self._worker)
+            waiter.fails_on_loss = fails_on_loss
             if self._gate.value >= step:  # since a moment ago, by a run that took no lock
                 self._waiters.leave(waiter)
                 return self._gate.value
@@ -142,9 +153,11 @@ class GlobalStep(StepRuns):
             logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
             )
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
         if self._gate.is_unread:  # by a thread that did not know of this waiter yet
             self.refresh()
+        if is_next and self._gate.source is not None:
+            self._gate.source.look_again()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
             with EndsAtStop(slot, self._stop):
@@ -156,13 +169,20 @@ class GlobalStep(StepRuns):
             raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
         if value is TIMED_OUT:
             raise TimeoutError(f"{self.name} {step} did not come within {timeout} s: {self!r}")
-        if value is _UNREACHABLE:
+        if value is LOST:
+            raise self._lost(step)
+        if value is UNREACHABLE:
             raise StepUnreachableError(
                 f"{self.name} {step} can no longer come: {self!r} has nobody left to move it. "
                 "Wait for an earlier step, or keep a session open that trains up to it."
             )
         assert isinstance(value, int)
         return value
+
+    def _lost(self, step: int) -> StepSourceLostError:
+        return StepSourceLostError(
+            f"no news of other processes arrives while waiting for {self.name} {step}: {self!r}"
+        )
 
     def watch_limit(self, slot: Slot) -> Callable[[], None]:
         """Have the slot woken when the limit is reached, or changed; returns what forgets it.
@@ -214,6 +234,7 @@ class GlobalStep(StepRuns):
         wake_all(news)
         if gate.is_unread:
             self.refresh()
+        self._look_again()
 
     def open_worker(self, engine: Engine | None = None) -> Worker:
         """Say that one more session may move the step; close it with `close_worker`.
@@ -238,21 +259,23 @@ class GlobalStep(StepRuns):
                 self._gate.engine = None
                 self._gate.find_free()
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
+        if self._gate.source is not None:
+            self._gate.source.look_again()
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
         """Say that an open worker moves no step for now; waiters that it leaves alone end."""
         with self._lock:
             self._waiters.set_idle(worker, is_idle)
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
 
     def close(self) -> None:
         """Say that the step will not move again: everybody who waits for it, or will, ends."""
         with self._lock:
             self._waiters.is_closed = True
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
 
     def bound(self, stop: Stop, worker: Worker | None = None) -> GlobalStep:
         """The same step, whose waits end at `stop` and count as waits of `worker`."""
@@ -279,6 +302,7 @@ class GlobalStep(StepRuns):
                 is_exclusive=gate.is_exclusive,
                 workers_opened=waiters.opened,
                 workers_open=len(waiters.workers),
+                source=waiters.source_state,
             )
 
     def __repr__(self) -> str:

@@ -68,6 +68,8 @@ class StepRuns:
                 return ticket
         finally:
             self._release()
+            if gate.is_rationed:
+                self._look_again()
         if answer is Answer.REFUSED:
             raise StopTraining(f"{self.name} has reached its limit: {self!r}")
         return None
@@ -280,6 +282,7 @@ class StepRuns:
             self._gate.askers.append(asker)
             news = self._news()
         wake_all(news)
+        self._look_again()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
             with EndsAtStop(asker.slot, self._stop) if ends_at_stop else nullcontext():
@@ -302,6 +305,12 @@ class StepRuns:
                 self._gate.is_exclusive = False
             news = self._news()
         wake_all(news)
+
+    def _look_again(self) -> None:
+        """Tell the source, if there is one, when it has something to bring; without the lock."""
+        source = self._gate.source
+        if source is not None and (self._gate.is_short or self._gate.askers):
+            source.look_again()
 
     def _news(self) -> list[tuple[Slot, object]]:
         """Whom the present state concerns; call it with the lock held, after every change."""
