@@ -22,6 +22,8 @@ class Move(NamedTuple):
     ask: int = 0
     give_back: int = 0
     look_at: float = math.inf
+    is_idle: bool = False
+    """Whether no run has begun for a while: what is said to be held should be the truth then."""
 
 
 class Rations:
@@ -44,17 +46,17 @@ class Rations:
         if demand.num_granted != self._num_granted:
             self._num_granted, self._busy_at = demand.num_granted, now
         if demand.limit is None or not demand.workers_open:
-            return Move(give_back=demand.num_spare)
+            return Move(give_back=demand.num_spare, is_idle=True)
         is_busy = now < self._busy_at + _IDLE_SECS
         if demand.num_spare and not is_busy and not demand.num_short:
-            return Move(give_back=demand.num_spare)
-        look_at = self._busy_at + _IDLE_SECS if demand.num_spare else math.inf
+            return Move(give_back=demand.num_spare, is_idle=True)
+        look_at = self._busy_at + _IDLE_SECS if is_busy else math.inf
         if demand.num_short or (is_busy and demand.num_spare <= self._last_grant // 2):
             may_ask_at = self._asked_at + self._pause
             if now < may_ask_at:
                 return Move(look_at=min(look_at, may_ask_at))
             return Move(ask=max(self._batch, demand.num_short))
-        return Move(look_at=look_at)
+        return Move(look_at=look_at, is_idle=not is_busy)
 
     def take_note(self, granted: int, demand: Demand, now: float) -> None:
         """A request was answered with so many runs."""

@@ -1,0 +1,259 @@
+"""Board: what this process knows of a server's notice board, and asks of it.
+
+One thread asks, and another holds the one blocked wait of the process. The operations are
+`_board_ops`'s; who waits here, and who runs steps, is known to the `GlobalStep`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .._engine import now
+from .._errors import is_preemption
+from .._global_step import GlobalStep
+from .._step_source import Demand, SourceState, StepSource
+from ..distributed._rations import Rations
+from ._board_link import BoardLink, Notice, SeatLostError
+from ._board_ops import NEVER, Place
+from ._patient import GivenUp, PatientThread
+
+logger = logging.getLogger("asynchooks")
+
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
+"""Between two tries to find the board again."""
+_BEATS_MISSED = 4
+"""After so many beats of ours without one of another process, it is taken for dead."""
+
+
+class Board(StepSource):
+    """Brings a server's global step to the one of this process, and rations its last steps.
+
+    The server of this process (`_server.Server`) makes it with the first session there, and closes
+    it with the last. Threads of its own, because it must go on while the event loop is busy.
+
+    Args:
+        step: where to publish; the board feeds it until it is closed.
+        place: where the step lives.
+        master: the address through which the server is reached.
+        config: a `tf.compat.v1.ConfigProto`, or None.
+        heartbeat_secs: seconds, > 0: it beats twice in that time, and silence for so long is
+            reported.
+        stride: by how much one run moves the step.
+        on_silence: called with an error to raise, when nobody answers.
+    """
+
+    rations = True
+
+    def __init__(
+        self,
+        step: GlobalStep,
+        place: Place,
+        master: str,
+        config: Any,
+        heartbeat_secs: float,
+        stride: int,
+        on_silence: Callable[[str], None],
+    ) -> None:
+        self.stride = stride
+        self.place = place
+        self._step = step
+        self._on_silence = on_silence
+        self._heartbeat_secs = heartbeat_secs
+        self._connect = partial(BoardLink, place, master, config, secrets.randbits(62) + 1)
+        self._where = f"the board of {place.name} at {place.device or master}"
+        self._changed = threading.Condition()
+        self._is_due = False  # somebody has called look_again
+        self._is_closed = False
+        self._is_silent = False
+        self._has_linked = False  # since the last loss: sessions older than that are lost, too
+        self._epoch_lock = threading.Lock()
+        self._epoch = 0  # of the board; 0: unknown
+        self.num_taken = 0  # seats, as last heard
+        self._calls = PatientThread("asynchooks-board-calls")
+        step.feed_from(self, stride)
+        threading.Thread(target=self._serve, name="asynchooks-board", daemon=True).start()
+
+    def look_again(self) -> None:
+        with self._changed:
+            self._is_due = True
+            self._changed.notify()
+
+    def note(self, notice: Notice) -> None:
+        """Take note of what the board said, to whichever thread of this process."""
+        with self._epoch_lock:
+            self.num_taken = max(self.num_taken, notice.num_taken)
+            if notice.epoch < self._epoch:
+                return
+            is_new = 0 < self._epoch < notice.epoch
+            self._epoch = notice.epoch
+            if is_new:
+                self._step.restart(notice.step)
+            else:
+                self._step.publish(notice.step)
+
+    def adopt(self, notice: Notice) -> None:
+        """An epoch begins, by a session of this process that restarts the step itself."""
+        with self._epoch_lock:
+            self._epoch = max(self._epoch, notice.epoch)
+
+    def close(self) -> None:
+        """Leave the board. Returns at once; what is under way there is left behind."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+            if self._is_silent:
+                self._calls.give_up()
+        self._step.feed_from(None)
+
+    def _serve(self) -> None:
+        pause = 0.0
+        try:
+            while not self._is_closed:
+                if pause:
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._is_closed, pause)
+                try:
+                    self._visit()
+                    pause = _FIRST_PAUSE_SECS
+                except (tf.errors.OpError, SeatLostError, RuntimeError) as error:
+                    self._set_state(SourceState.LOST, _in_short(error))
+                    if is_preemption(error) and self._has_linked:
+                        self._on_silence(f"{self._where} is lost: {_in_short(error)}")
+                    self._has_linked = False
+                    pause = min(max(2 * pause, _FIRST_PAUSE_SECS), _LONGEST_PAUSE_SECS)
+        except GivenUp:
+            pass
+        finally:
+            self._calls.give_up()
+
+    def _visit(self) -> None:
+        """Take a seat and keep it, until it is lost or this is closed."""
+        if self._is_closed:
+            return
+        link: BoardLink = self._call(self._connect, int(self._heartbeat_secs * 5e5))
+        try:
+            self._has_linked = True
+            self.note(link.first)
+            link.listen(self.note, self.look_again)
+            self._set_state(SourceState.LIVE)
+            self._attend(link)
+        finally:
+            link.close()
+
+    def _attend(self, link: BoardLink) -> None:
+        rations, beats = Rations(), _Beats(self._heartbeat_secs / 2)
+        armed, held, beat_at = NEVER, 0, now() + beats.every_secs
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    break
+                self._is_due = False
+            if link.error is not None:
+                raise link.error
+            demand, moment = self._step.demand(), now()
+            wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
+            if wanted != armed:
+                self.note(self._call(link.arm, wanted))
+                armed = wanted
+            move = rations.next_move(demand, moment)
+            if move.give_back and self._step.grant(-move.give_back, epoch=demand.epoch):
+                demand = demand._replace(num_spare=0)
+            in_hand = self.stride * (demand.num_out + demand.num_spare)
+            if move.ask:
+                held = in_hand + self.stride * self._ask(link, rations, demand, move.ask, in_hand)
+            elif move.is_idle and held != in_hand:
+                self._call(link.take, 0, in_hand, self.stride, 0)
+                held = in_hand
+                self._call(link.ring_all, self.num_taken)
+            if moment >= beat_at:
+                self._beat(link, beats)
+                beat_at = moment + beats.every_secs
+            with self._changed:
+                until = min(beat_at, move.look_at) - now()
+                self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
+        self._call(link.leave, self.num_taken)
+
+    def _ask(
+        self, link: BoardLink, rations: Rations, demand: Demand, runs: int, in_hand: int
+    ) -> int:
+        """Ask for tickets; returns how many runs are granted."""
+        assert demand.limit is not None
+        notice, granted = self._call(link.take, runs, in_hand, self.stride, demand.limit)
+        self.note(notice)
+        rations.take_note(granted, demand, now())
+        if granted:
+            self._step.grant(granted, epoch=demand.epoch)
+        return int(granted)
+
+    def _beat(self, link: BoardLink, beats: _Beats) -> None:
+        notice, rows = self._call(link.beat)
+        self.note(notice)
+        for seat, owner, held, count in beats.missed(rows, link.seat):
+            if self._call(link.evict, seat, owner, count, self.num_taken):
+                logger.warning(
+                    "A process that trains on %s has not been heard of for a while; the %d steps "
+                    "that it may have been about to make are given to others",
+                    self._where, held,
+                )  # fmt: skip
+
+    def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        def impatient() -> None:
+            self._is_silent = True
+            secs = self._heartbeat_secs
+            problem = f"nobody has answered for {secs:g} s"
+            self._set_state(SourceState.LOST, problem)
+            if self._has_linked:  # else whoever opens a session there notices for itself
+                self._on_silence(problem)
+            with self._changed:
+                if self._is_closed:
+                    self._calls.give_up()
+
+        result = self._calls.call(partial(fn, *args), self._heartbeat_secs, impatient)
+        if self._is_silent:
+            self._is_silent = False
+            self._set_state(SourceState.LIVE)
+        return result
+
+    def _set_state(self, state: SourceState, reason: str = "") -> None:
+        if not self._is_closed:
+            self._step.set_source_state(state, f"{self._where}: {reason}" if reason else "")
+
+
+class _Beats:
+    """Who among the others has been heard of, counted in beats of our own.
+
+    Not by a clock: after a server was stopped for a while, all are late alike.
+    """
+
+    def __init__(self, every_secs: float) -> None:
+        self.every_secs = every_secs
+        self._seen: dict[int, tuple[int, int, int]] = {}  # seat: owner, beats, ours since then
+
+    def missed(self, rows: np.ndarray, own_seat: int) -> list[tuple[int, int, int, int]]:
+        """(Seat, owner, steps held, beats) of those who are taken for dead now."""
+        dead = []
+        before, self._seen = self._seen, {}
+        for seat in np.flatnonzero(rows[:, 0]).tolist():
+            owner, held, count, every = rows[seat].tolist()
+            if seat == own_seat:
+                continue
+            old = before.get(seat)
+            missed = old[2] + 1 if old is not None and old[:2] == (owner, count) else 0
+            self._seen[seat] = owner, count, missed
+            if missed * self.every_secs >= _BEATS_MISSED * max(self.every_secs, every / 1e6):
+                dead.append((seat, owner, held, count))
+        return dead
+
+
+def _in_short(error: Exception) -> str:
+    text = str(getattr(error, "message", error)).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -1,0 +1,172 @@
+"""BoardLink: one process's seat at a notice board, through sessions of its own.
+
+Every method blocks. Nothing is tried again here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ._board_ops import NUM_SEATS, BoardOps, Place
+
+v1 = tf.compat.v1
+
+
+class Notice(NamedTuple):
+    """What the board said: the step, its epoch, and how many seats have been taken so far."""
+
+    step: int
+    epoch: int
+    num_taken: int
+
+    @classmethod
+    def of(cls, values: Any) -> Notice:
+        return cls(*[int(each) for each in values[:3]])
+
+
+class SeatLostError(RuntimeError):
+    """Nobody had heard of this process for a while, or there is no seat left."""
+
+
+class BoardLink:
+    """A seat, from its making until `close`.
+
+    Args:
+        place: where the step lives.
+        master: the address through which the server is reached.
+        config: a `tf.compat.v1.ConfigProto`, or None.
+        owner: who takes the seat, > 0.
+        every_micros: microseconds between its beats.
+
+    Raises:
+        tf.errors.OpError: the server is lost, or the step is not initialised.
+        SeatLostError: all seats are taken.
+    """
+
+    def __init__(
+        self, place: Place, master: str, config: Any, owner: int, every_micros: int
+    ) -> None:
+        self._owner = owner
+        self._graph = tf.Graph()
+        self._ops = BoardOps(self._graph, place)
+        self._sessions: list[Any] = []
+        self._master, self._config = master, _without_timeout(config)
+        with self._graph.as_default():
+            self._request = v1.placeholder(tf.int64, (None,), "request")
+        prepare, join = self._ops.prepare(), self._ops.join(self._request)
+        arm, take = self._ops.arm(self._request), self._ops.take(self._request)
+        beat = self._ops.beat(self._request)
+        self._num_taken = -1
+        self.error: BaseException | None = None
+        self._is_closed = False
+        self._session = self._open()
+        try:
+            self._session.run(prepare)
+            joined = self._session.run(join, {self._request: [owner, every_micros]})
+            self.first, self.seat = Notice.of(joined), int(joined[3])
+            if self.seat < 0:
+                raise SeatLostError(f"all {NUM_SEATS} seats for processes that train are taken")
+            self._grow(self.first.num_taken)
+        except BaseException:
+            self.close()
+            raise
+        self._arm, self._take, self._beat = (
+            self._session.make_callable(each, [self._request]) for each in (arm, take, beat)
+        )
+
+    def arm(self, threshold: int) -> Notice:
+        """Have this process told when the step is there."""
+        return Notice.of(self._arm([self.seat, threshold]))
+
+    def take(self, wanted: int, in_hand: int, stride: int, limit: int) -> tuple[Notice, int]:
+        """Ask for tickets for so many runs, and say which steps others must reckon with.
+
+        Raises:
+            SeatLostError: others have taken this process for dead.
+        """
+        said = self._take([self.seat, self._owner, wanted, in_hand, stride, limit])
+        if said[3] < 0:
+            raise SeatLostError("other processes have taken this one for dead")
+        return Notice.of(said), int(said[3])
+
+    def beat(self) -> tuple[Notice, np.ndarray]:
+        """Say that this process lives; a notice, and the rows of all seats."""
+        said = self._beat([self.seat, self._owner])
+        if said[2 + self.seat][0] != self._owner:
+            raise SeatLostError("other processes have taken this one for dead")
+        return Notice.of(said[0]), said[2:]
+
+    def evict(self, seat: int, owner: int, beats: int, num_taken: int) -> bool:
+        """Empty the seat of a process that is dead; whether it was still as said."""
+        self._grow(num_taken)
+        return bool(self._session.run(self._leave, {self._request: [seat, owner, beats]}))
+
+    def ring_all(self, num_taken: int) -> None:
+        """Have every process look again."""
+        self._grow(num_taken)
+        self._session.run(self._ring_all)
+
+    def leave(self, num_taken: int) -> None:
+        self.evict(self.seat, self._owner, -1, num_taken)
+
+    def begin_epoch(self, num_taken: int) -> Notice:
+        """Tell every process that the step may have gone back."""
+        self._grow(num_taken)
+        return Notice.of(self._session.run(self._begin_epoch))
+
+    def listen(self, on_notice: Callable[[Notice], None], on_any: Callable[[], None]) -> None:
+        """Start the one blocked wait of this process; it ends with `close`, or sets `error`."""
+        wait = self._ops.wait(self.seat)
+
+        def serve() -> None:
+            try:
+                receive = self._open().make_callable(wait)
+                while not self._is_closed:
+                    on_notice(Notice.of(receive()))
+                    on_any()
+            except BaseException as error:
+                self.error = error
+                on_any()
+
+        threading.Thread(target=serve, name="asynchooks-board-wait", daemon=True).start()
+
+    def close(self) -> None:
+        """End the blocked wait, and the sessions, without waiting for a server that is silent."""
+        self._is_closed = True
+        sessions, self._sessions = self._sessions, []
+
+        def close() -> None:
+            for each in sessions:
+                with suppress(Exception):  # it is lost already
+                    each.close()
+
+        threading.Thread(target=close, name="asynchooks-board-close", daemon=True).start()
+
+    def _open(self) -> Any:
+        session = v1.Session(self._master, graph=self._graph, config=self._config)
+        self._sessions.append(session)
+        return session
+
+    def _grow(self, num_taken: int) -> None:
+        """Add what rings every box, when there are more than before."""
+        if num_taken > self._num_taken:
+            self._num_taken = num_taken
+            self._leave = self._ops.leave(self._request, num_taken)
+            self._ring_all = self._ops.ring_all(num_taken)
+            self._begin_epoch = self._ops.begin_epoch(num_taken)
+
+
+def _without_timeout(config: Any) -> Any:
+    """A copy that lets a wait be as long as it takes."""
+    if config is None:
+        return None
+    copy = v1.ConfigProto()
+    copy.CopyFrom(config)
+    copy.operation_timeout_in_ms = 0
+    return copy
