@@ -32,6 +32,7 @@ from ._errors import (
     CheckpointError,
     CheckpointInUseError,
     CheckpointVersionError,
+    ClusterError,
     DamagedCheckpointError,
     FeedError,
     FetchError,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from .hooks import TimeLimitHook as TimeLimitHook
     from .hooks import WhenBusy as WhenBusy
     from .tf import ChiefSessionCreator as ChiefSessionCreator
+    from .tf import ClusterTask as ClusterTask
     from .tf import HooksCallback as HooksCallback
     from .tf import MonitoredTrainingSession as MonitoredTrainingSession
     from .tf import ProfilerHook as ProfilerHook
@@ -135,6 +137,7 @@ else:  # type checkers shall see the names above, and no others
             "TimeLimitHook": "hooks",
             "WhenBusy": "hooks",
             "ChiefSessionCreator": "tf",
+            "ClusterTask": "tf",
             "HooksCallback": "tf",
             "MonitoredTrainingSession": "tf",
             "ProfilerHook": "tf",
@@ -152,6 +155,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "CheckpointVersionError",
+    "ClusterError",
     "Coordinator",
     "DamagedCheckpointError",
     "DataWaitHook",

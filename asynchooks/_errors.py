@@ -195,6 +195,10 @@ class InputStateError(InputError, ValueError):
     """A position in the input cannot be saved, or is none of this pipeline."""
 
 
+class ClusterError(ValueError):
+    """The operator's fault: a process does not fit into its cluster, or cannot reach it."""
+
+
 class SimulationError(RuntimeError):
     """A simulation cannot go on, or was asked for what it cannot do."""
 
