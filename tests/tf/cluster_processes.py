@@ -141,7 +141,10 @@ async def training(say: Say, task: ClusterTask, last_step: int) -> None:
             step = tf.compat.v1.train.get_or_create_global_step()
             train_op = tf.compat.v1.assign_add(step, 1)
             session = MonitoredTrainingSession(
-                task.target, task.is_chief, config=task.config, hooks=[StopAtStepHook(last_step)]
+                task.target,
+                task.is_chief,
+                config=task.config,
+                hooks=[StopAtStepHook(last_step=last_step)],
             )
         async with session:
             while not session.should_stop():
