@@ -85,7 +85,7 @@ async def test_a_cancelled_serve_ends_at_once_and_remembers(
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
             group.start_soon(tasks["ps:0"].serve)
-            while threads() != ["asynchooks-serve"]:
+            while threads() != ["asynchooks-serve"]:  # noqa: ASYNC110 - it sets no event
                 await anyio.sleep(0.005)
             begun = time.monotonic()
             scope.cancel()
@@ -105,7 +105,7 @@ async def test_serving_is_for_a_ps_and_once_at_a_time(tasks: dict[str, ClusterTa
         await tasks["ps:0"].serve(linger_secs=-1)
     async with anyio.create_task_group() as group:
         group.start_soon(tasks["ps:0"].serve)
-        await anyio.sleep(0)
+        await anyio.wait_all_tasks_blocked()
         with pytest.raises(RuntimeError, match="ps:0 is being served already"):
             await tasks["ps:0"].serve()
         group.cancel_scope.cancel()

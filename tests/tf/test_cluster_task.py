@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +15,7 @@ import asynchooks.tf
 from asynchooks import ClusterError, ClusterTask
 
 from .cluster_processes import TaskLauncher, free_cluster, task_of
+from .servers import listening
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -128,24 +128,23 @@ def test_a_server_on_the_loopback_device_warns_once(
 
 
 async def test_a_worker_waits_for_a_ps_that_comes_later(
-    tasks_launcher: TaskLauncher, anyio_backend_name: str, caplog: pytest.LogCaptureFixture
+    tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
-    caplog.set_level(logging.INFO, "asynchooks")
     cluster = free_cluster(ps=2, worker=1)
-    checked = []
+    waits, checked = anyio.Event(), anyio.Event()
 
     async def check() -> None:
         await task_of(cluster, "worker:0").check_cluster()
-        checked.append("ps:0 and ps:1")
+        checked.set()
 
     tasks_launcher.start("serving", cluster, "ps:0", backend=anyio_backend_name)
-    async with anyio.create_task_group() as group:
-        group.start_soon(check)
-        while not any("worker:0 waits for ps:1: no server" in each for each in caplog.messages):
-            await anyio.sleep(0.01)
-        assert checked == []
-        tasks_launcher.start("serving", cluster, "ps:1", backend=anyio_backend_name)
-    assert checked == ["ps:0 and ps:1"]
+    with listening("worker:0 waits for ps:1: no server answers", waits.set):
+        async with anyio.create_task_group() as group:
+            group.start_soon(check)
+            await waits.wait()
+            assert not checked.is_set()
+            tasks_launcher.start("serving", cluster, "ps:1", backend=anyio_backend_name)
+    assert checked.is_set()
 
 
 async def test_a_wait_for_a_ps_ends_in_time_and_can_be_cancelled() -> None:
