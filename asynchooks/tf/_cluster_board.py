@@ -46,10 +46,15 @@ class BoardSession:
         config = v1.ConfigProto(device_filters=["/job:none"])
         if not may_wait:
             config.operation_timeout_in_ms = int(1000 * _OPERATION_SECS)
+        self._target = target
         self._session = v1.Session(target, graph=graph, config=config)
 
     def run(self, op: Any, text: str | None = None) -> Any:
-        return self._session.run(op, None if text is None else {self.text: text})
+        try:
+            return self._session.run(op, None if text is None else {self.text: text})
+        except tf.errors.DeadlineExceededError as error:
+            silence = f"the server at {self._target} has not answered for {_OPERATION_SECS:g} s"
+            raise tf.errors.DeadlineExceededError(None, None, silence) from error
 
     def __enter__(self) -> BoardSession:
         return self

@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from .._engine import Engine, Slot, current_engine
 from .._work_thread import Outcome, run_blocking
 from ._cluster_board import BoardSession, tell_end
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger("asynchooks")
 
@@ -56,7 +53,7 @@ async def _tell(me: str, ps: str, target: str, told: set[str], until: float) -> 
             "asynchooks-end",
             until=until,
         )
-    except Exception as error:  # nobody could catch it; TensorFlow's mostly
+    except Exception as error:  # TensorFlow's mostly; nobody could catch it
         # a ps that has heard it may end before its answer is here
         has_told, problem = False, str(error)
     if has_told:

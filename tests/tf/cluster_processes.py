@@ -49,6 +49,10 @@ class TaskProcess:
         """The next line that it says; "" once it has ended."""
         return self._told.readline().strip()
 
+    def rest(self) -> str:
+        """All else that it says until it ends, such as its traceback."""
+        return self._told.read()
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
@@ -100,7 +104,7 @@ class TaskLauncher:
             os.set_blocking(told, True)
             if is_told:
                 line = child.line()
-                assert line == "up", line
+                assert line == "up", f"{line}{child.rest()}"
                 return child
             child.kill()  # which a fork of a process with threads now and then needs
 
@@ -147,10 +151,10 @@ async def training(say: Say, task: ClusterTask, last_step: int) -> None:
                 hooks=[StopAtStepHook(last_step=last_step)],
             )
         async with session:
+            await session.run(train_op)
+            say("stepped")
             while not session.should_stop():
-                value = await session.run(train_op)
-                if value == 1:
-                    say("stepped")
+                await session.run(train_op)
         say(f"at {session.global_step.value}")
     say("ended")
 

@@ -14,6 +14,7 @@ import pytest
 from asynchooks import ClusterTask, StopTraining
 
 from .cluster_processes import TaskLauncher, free_cluster, task_of
+from .servers import listening
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
@@ -160,6 +161,9 @@ async def test_a_silent_ps_keeps_neither_the_end_nor_the_other_ps(
     silent.signal(signal.SIGCONT)
     await task.end()  # once more: to those that do not know it
     assert (silent.line(), silent.code()) == ("served", 0)
+    with listening() as lines:
+        await task.end()
+    assert lines == [], "all know it, and nobody is asked"
 
 
 async def test_a_ps_that_is_killed_while_it_is_told_does_not_keep_the_end(
