@@ -6,6 +6,7 @@ line that it reads.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -196,6 +197,7 @@ def launch() -> None:
 
     assert tensorflow
     assert asynchooks.tf
+    gc.freeze()  # else each child, at its end, takes a second to look through TensorFlow
     for line in sys.stdin:
         command, argument = line.split(" ", 1)
         if command == "start":

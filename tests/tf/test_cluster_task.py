@@ -167,9 +167,9 @@ async def test_a_silent_ps_is_not_waited_for_longer(
         signal.SIGSTOP
     )
     begun = time.monotonic()
-    with pytest.raises(ClusterError, match="has not answered for 1 s; is it running"):
+    with pytest.raises(ClusterError, match="has not answered for [13] s; is it running"):
         await task_of(cluster, "worker:0", max_wait_secs=0).check_cluster()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 6
 
 
 async def test_tasks_that_were_told_of_different_clusters_are_refused(
