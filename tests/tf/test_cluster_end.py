@@ -91,7 +91,7 @@ async def test_a_cancelled_serve_ends_at_once_and_remembers(
             begun = time.monotonic()
             scope.cancel()
     assert scope.cancelled_caught
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 0.9
     assert threads() == [], "a thread in TensorFlow may abort the process's end"
     assert not [each for each in caplog.messages if "is left alone" in each]
     await tasks["chief:0"].end()
@@ -138,7 +138,7 @@ async def test_the_end_does_not_wait_for_a_ps_that_is_gone(
     caplog.set_level(logging.INFO, "asynchooks")
     begun = time.monotonic()
     await tasks["worker:0"].end()
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 4
     assert any(
         "worker:0 could not tell ps:0 that it has ended: no" in each for each in caplog.messages
     )
@@ -177,7 +177,7 @@ async def test_a_ps_that_is_killed_while_it_is_told_does_not_keep_the_end(
         group.start_soon(task_of(cluster, "worker:0").end)
         await anyio.sleep(0.2)
         ps.kill()
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 4
 
 
 async def test_a_cancelled_end_ends_at_once(
@@ -190,4 +190,4 @@ async def test_a_cancelled_end_ends_at_once(
     with anyio.move_on_after(0.1) as scope:
         await task_of(cluster, "worker:0").end()
     assert scope.cancelled_caught
-    assert time.monotonic() - begun < 0.6
+    assert time.monotonic() - begun < 0.9
