@@ -1,8 +1,9 @@
 """asynchooks: monitored training sessions and their hooks for `async`/`await`.
 
     L6  testing                 fakes: a recording hook, a scripted raw session
-        cli, _simulate_command, _simulate_output
+        cli, _simulate_command, _simulate_output, _launch_command, _arguments
                                 the command line
+        launch                  processes of a cluster on this machine
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
         distributed             steps of other processes, on engines that exist already
         simulation              thousands of workers in virtual time

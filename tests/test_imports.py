@@ -70,8 +70,8 @@ LAYERS = [
     ["simulation"],
     ["distributed"],
     ["tf"],
-    ["_simulate_output"],
-    ["_simulate_command"],
+    ["_arguments", "_simulate_output", "launch"],
+    ["_simulate_command", "_launch_command"],
     ["cli"],
     ["__main__"],
     ["testing"],
@@ -180,10 +180,13 @@ def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path
         assert not names & {"asyncio", "trio"}
     if place_of(path) != "tf":
         assert "tensorflow" not in names
+    if place_of(path) in ("_launch_command", "launch"):  # it starts processes, and is small
+        assert not names & {"dask", "distributed"}
     if path.name not in ("_engine.py", "_real_time.py", "_summaries.py", "_real_sleep.py"):
         assert "time" not in names
     kernels = ("_anyio_kernel.py", "_asyncio.py", "_trio.py")
-    if path.name not in ("_engine.py", "_real_time.py", "_portal.py", *kernels):
+    is_program = place_of(path) == "launch"  # which has an event loop of its own
+    if not is_program and path.name not in ("_engine.py", "_real_time.py", "_portal.py", *kernels):
         assert "anyio" not in names
 
 
