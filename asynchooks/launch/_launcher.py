@@ -24,7 +24,7 @@ import anyio.lowlevel
 from .._engine import now
 from ._cluster import Cluster
 from ._output import Lines, Output
-from ._process import Guard, Process
+from ._process import Guard, Process, adopted_orphans
 
 _DRAW_EVERY_SECS = 0.25
 _KILLED_SECS = 5.0
@@ -77,7 +77,8 @@ def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
     async def run() -> int:
         return await _Launcher(cluster, grace_secs, prog).run()
 
-    return anyio.run(run)
+    with adopted_orphans():
+        return anyio.run(run)
 
 
 class _Launcher:

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -25,9 +27,33 @@ _CHUNK = 1 << 16
 """Bytes: what Linux keeps in a pipe."""
 _LOOK_EVERY_SECS = 0.01
 _KILLED_SECS = 1.0
-"""A group of which nothing but zombies is left looks alive until whoever is to has reaped them."""
+"""A group of zombies looks alive; those that the launcher cannot adopt are others' to reap."""
+_PR_SET_CHILD_SUBREAPER = 36
 NUM_LAST_LINES, _LONGEST_LAST_LINE = 40, 4096
 """What is kept of stderr; the length in bytes."""
+
+
+@contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Within the block, children that a process left become the launcher's, on Linux.
+
+    Somebody must reap them before their group is seen to be empty. The machine's first process
+    takes its time: seconds were seen in a container, and there are some that never do.
+    """
+    set_orphans = _orphans()
+    set_orphans(1)
+    try:
+        yield
+    finally:
+        set_orphans(0)
+
+
+def _orphans() -> Callable[[int], object]:
+    if sys.platform != "linux":
+        return lambda _: None
+    import ctypes
+
+    return partial(ctypes.CDLL(None).prctl, _PR_SET_CHILD_SUBREAPER)
 
 
 class Guard:
@@ -141,7 +167,7 @@ class Process:
 
     def _is_gone(self) -> bool:
         try:
-            # where the launcher is process 1, as in a container, orphans become its own
+            # of those that were adopted; process 1 of a container has to adopt them anywhere
             while os.waitpid(-self.pid, os.WNOHANG) != (0, 0):
                 pass
         except ChildProcessError:
