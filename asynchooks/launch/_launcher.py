@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
 from typing import IO
 
 import anyio
@@ -22,6 +21,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from .._engine import now
+from ._cause import Broken, Cause, Failed, Finished, Signalled, exit_code
 from ._cluster import Cluster
 from ._output import Lines, Output
 from ._process import Guard, Process, adopted_orphans
@@ -31,31 +31,6 @@ _KILLED_SECS = 5.0
 """How long the end of what was killed is waited for: a disk that hangs may hold it up for ever."""
 _UNREAD_SECS = 1.0
 """The same for what they wrote: nobody may read our stdout."""
-
-
-@dataclass(frozen=True)
-class _Finished:
-    """The first stage has exited with 0."""
-
-
-@dataclass(frozen=True)
-class _Failed:
-    process: Process
-
-
-@dataclass(frozen=True)
-class _Signalled:
-    number: signal.Signals
-
-
-@dataclass(frozen=True)
-class _Broken:
-    """The launcher cannot go on itself."""
-
-    error: OSError
-
-
-_Cause = _Finished | _Failed | _Signalled | _Broken
 
 
 def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
@@ -91,7 +66,7 @@ class _Launcher:
         self._stages: list[list[Process]] = [[] for _ in cluster.stages]
         self._num_unread = 0
         """Processes that have not ended, or have written what was not shown yet."""
-        self._cause: _Cause | None = None
+        self._cause: Cause | None = None
         self._changed = anyio.Event()
         self._hurry = anyio.CancelScope()
         """Around all that is done in order; cancelled where it is to be done at once."""
@@ -113,7 +88,8 @@ class _Launcher:
                         group.cancel_scope.cancel()
                 finally:
                     self._guard.close()
-            return self._exit_code()
+            assert self._cause is not None
+            return exit_code(self._cause, self._say)
         finally:
             self._output.close()
 
@@ -133,7 +109,7 @@ class _Launcher:
         await self._until(lambda: self._is_decided or not _running(self._stages[0]))
         with anyio.move_on_after(self._cluster.linger_secs):
             await self._until(lambda: self._is_decided or not _running(self._all))
-        self._decide(_Finished())
+        self._decide(Finished())
         await self._end_in_order()
         await self._until(lambda: not self._num_unread)
 
@@ -148,7 +124,7 @@ class _Launcher:
                     process = self._guard.start(task)
                 except OSError as error:
                     error.add_note(f"{task.name} could not be started")
-                    self._decide(_Broken(error))
+                    self._decide(Broken(error))
                     return
                 processes.append(process)
                 self._num_unread += 1
@@ -161,7 +137,7 @@ class _Launcher:
             readers.start_soon(self._read, process, process.stderr)
             status = await process.wait()
             if status != 0:
-                self._decide(_Failed(process))
+                self._decide(Failed(process))
             self._change()
             await process.clear(self._grace_secs)
             self._guard.forget(process)
@@ -179,20 +155,20 @@ class _Launcher:
     async def _show(self, process: Process, pipe: IO[bytes], lines: bytes) -> None:
         if pipe is process.stderr and lines:
             process.keep(lines)
-        if isinstance(self._cause, _Broken):
+        if isinstance(self._cause, Broken):
             return
         try:
             await self._output.show(process.name, lines)
         except OSError as error:
             error.add_note("stdout cannot be written to")
-            self._decide(_Broken(error))
+            self._decide(Broken(error))
 
     async def _end_in_order(self) -> None:
         first, *others = self._stages
-        if isinstance(self._cause, (_Failed, _Broken)):
+        if isinstance(self._cause, (Failed, Broken)):
             await self._end(self._all, signal.SIGTERM)
             return
-        if isinstance(self._cause, _Signalled):
+        if isinstance(self._cause, Signalled):
             await self._end(first, self._cause.number)
         for stage in others:
             await self._end(stage, signal.SIGTERM)
@@ -216,11 +192,11 @@ class _Launcher:
     async def _listen(self, received: AsyncIterator[signal.Signals]) -> None:
         async for number in received:
             if self._is_decided:
-                if isinstance(self._cause, _Finished):
-                    self._cause = _Signalled(number)
+                if isinstance(self._cause, Finished):
+                    self._cause = Signalled(number)
                 self._hurry.cancel()
             else:
-                self._decide(_Signalled(number))
+                self._decide(Signalled(number))
                 self._say(f"{number.name}; all end in order, a second one kills them")
 
     async def _draw(self) -> None:
@@ -240,7 +216,7 @@ class _Launcher:
     def _is_decided(self) -> bool:
         return self._cause is not None
 
-    def _decide(self, cause: _Cause) -> None:
+    def _decide(self, cause: Cause) -> None:
         """Say why all end, unless that is known: the first cause is that of the others."""
         if self._cause is None:
             self._cause = cause
@@ -254,38 +230,9 @@ class _Launcher:
         while not fact():
             await self._changed.wait()
 
-    def _say(self, text: str) -> None:
-        self._output.say(f"{self._prog}: {text}")
-
-    def _exit_code(self) -> int:
-        cause = self._cause
-        if isinstance(cause, _Broken):
-            raise OSError(f"{cause.error.__notes__[-1]} ({cause.error})") from cause.error
-        if isinstance(cause, _Signalled):
-            is_ctrl_c = cause.number is signal.SIGINT
-            self._say("interrupted" if is_ctrl_c else f"ended by {cause.number.name}")
-            return 128 + cause.number
-        if isinstance(cause, _Failed):
-            return self._report(cause.process)
-        return 0
-
-    def _report(self, process: Process) -> int:
-        status = process.status
-        assert status is not None
-        how = f"exit code {status}" if status > 0 else f"signal {_name(-status)}"
-        last = "its stderr ended so:" if process.last_lines else "it wrote nothing to stderr"
-        self._say(f"error: {process.name} (process {process.pid}) ended with {how}; {last}")
-        if process.last_lines:
-            self._output.say(b"\n".join(process.last_lines))
-        return status if status > 0 else 128 - status
+    def _say(self, text: str, last_lines: bytes = b"") -> None:
+        self._output.say(f"{self._prog}: {text}\n".encode() + last_lines)
 
 
 def _running(processes: Iterable[Process]) -> list[Process]:
     return [process for process in processes if process.status is None]
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return str(number)

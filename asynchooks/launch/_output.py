@@ -112,12 +112,11 @@ class Output:
         if self.has_progress:
             await self._call(self._draw)
 
-    def say(self, text: str | bytes) -> None:
+    def say(self, lines: bytes) -> None:
         """Write the launcher's own words to stderr, at once; a terminal that is gone hears none."""
-        data = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")
         erased = _ERASE if self._is_drawn else b""
         self._is_drawn = False
-        _write_all(self._stderr, erased + data.rstrip(b"\n") + b"\n", is_needed=False)
+        _write_all(self._stderr, erased + lines.rstrip(b"\n") + b"\n", is_needed=False)
 
     def close(self) -> None:
         """Take the line of progress away; a write that is under way is left alone."""
