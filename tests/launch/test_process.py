@@ -71,14 +71,27 @@ async def test_an_end_is_seen_though_a_child_holds_the_pipes() -> None:
     process.signal(signal.SIGKILL)  # its id may be another's: nobody gets this
 
 
+async def test_children_that_a_process_left_get_sigterm_first() -> None:
+    guard = Guard()
+    child = "trap 'echo SIGTERM; exit' TERM; echo 1; while :; do sleep 0.02; done"
+    process = started(guard, f"subprocess.Popen(['sh', '-c', {child!r}]); signal.pause()")
+    os.kill(process.pid, signal.SIGKILL)
+    with anyio.fail_after(20), adopted_orphans():
+        assert await process.wait() == -signal.SIGKILL
+        await process.clear(10)
+    assert await process.read(process.stdout) == b"1\nSIGTERM\n"
+    process.close()
+    guard.close()
+
+
 async def test_a_background_jobs_deafness_to_sigint_is_not_inherited() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         guard = Guard()
-        process = started(guard, "print(signal.getsignal(2) is signal.default_int_handler)")
+        process = started(guard, "os.write(1, repr(signal.getsignal(2)).encode())")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert await process.read(process.stdout) == b"True\n"
+    assert await process.read(process.stdout) == repr(signal.default_int_handler).encode()
     assert await ended(process) == 0
     guard.close()
 
