@@ -155,8 +155,6 @@ class _Launcher:
     async def _show(self, process: Process, pipe: IO[bytes], lines: bytes) -> None:
         if pipe is process.stderr and lines:
             process.keep(lines)
-        if isinstance(self._cause, Broken):
-            return
         try:
             await self._output.show(process.name, lines)
         except OSError as error:
