@@ -6,6 +6,7 @@ One thread asks, and another holds the one blocked wait of the process. The oper
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import secrets
@@ -30,6 +31,8 @@ logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 """Between two tries to find the board again."""
+_EXIT_SECS = 2.0
+"""How long a process that exits waits for threads that may hang at a silent server."""
 _BEATS_MISSED = 4
 """After so many beats of ours without one of another process, it is taken for dead."""
 
@@ -79,6 +82,8 @@ class Board(StepSource):
         self._epoch = 0  # of the board; 0: unknown
         self.num_taken = 0  # seats, as last heard
         self._calls = PatientThread("asynchooks-board-calls")
+        self._has_ended = threading.Event()
+        atexit.register(self._end)
         step.feed_from(self, stride)
         threading.Thread(target=self._serve, name="asynchooks-board", daemon=True).start()
 
@@ -134,6 +139,13 @@ class Board(StepSource):
             pass
         finally:
             self._calls.give_up()
+            self._has_ended.set()
+            atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """At the process's exit: a thread that comes back from TensorFlow after it aborts all."""
+        self.close()
+        self._has_ended.wait(_EXIT_SECS)
 
     def _visit(self) -> None:
         """Take a seat and keep it, until it is lost or this is closed."""
@@ -148,6 +160,7 @@ class Board(StepSource):
             self._attend(link)
         finally:
             link.close()
+            link.join(_EXIT_SECS if self._is_closed else 0.0)
 
     def _attend(self, link: BoardLink) -> None:
         rations, beats = Rations(), _Beats(self._heartbeat_secs / 2)

@@ -56,6 +56,7 @@ class BoardLink:
         self._graph = tf.Graph()
         self._ops = BoardOps(self._graph, place)
         self._sessions: list[Any] = []
+        self._threads: list[threading.Thread] = []
         self._master, self._config = master, _without_timeout(config)
         with self._graph.as_default():
             self._request = v1.placeholder(tf.int64, (None,), "request")
@@ -134,7 +135,7 @@ class BoardLink:
                 self.error = error
                 on_any()
 
-        threading.Thread(target=serve, name="asynchooks-board-wait", daemon=True).start()
+        self._start(serve, "asynchooks-board-wait")
 
     def close(self) -> None:
         """End the blocked wait, and the sessions, without waiting for a server that is silent."""
@@ -146,7 +147,17 @@ class BoardLink:
                 with suppress(Exception):  # it is lost already
                     each.close()
 
-        threading.Thread(target=close, name="asynchooks-board-close", daemon=True).start()
+        self._start(close, "asynchooks-board-close")
+
+    def join(self, secs: float) -> None:
+        """Wait until what `close` ends has ended, so many seconds at most for each thread."""
+        for each in self._threads:
+            each.join(secs)
+
+    def _start(self, fn: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=fn, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _open(self) -> Any:
         session = v1.Session(self._master, graph=self._graph, config=self._config)
