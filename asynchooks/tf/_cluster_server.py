@@ -26,6 +26,13 @@ class Servers:
     _guard = threading.Lock()
 
     @classmethod
+    def ps_of(cls, target: str) -> dict[str, str]:
+        """The targets of the ps, by name, that sessions at this server of ours depend on."""
+        notice = cls._notices.get((os.getpid(), target.removeprefix("grpc://")))
+        tasks: dict[str, str] = {} if notice is None else json.loads(notice)["cluster"]
+        return {name: f"grpc://{at}" for name, at in tasks.items() if name.startswith("ps:")}
+
+    @classmethod
     def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:
         """Start the task's server and leave the notice there who it is, unless it runs; blocks.
 

@@ -21,6 +21,7 @@ from .._runner import is_async
 from .._session_creator import Lease
 from .._stop import EndsAtStop, Loss
 from .._work_thread import Outcome, run_blocking
+from ._cluster_server import Servers
 from ._coordinator import GraphCoordinator
 from ._graph import Driven, entered_graph
 from ._graph_session import GraphSession
@@ -155,7 +156,8 @@ class GraphLease(Lease):
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
         heartbeat = None
         if self._server is not None:
-            heartbeat = Heartbeat(self._server.master, self._heartbeat_secs)
+            master = self._server.master
+            heartbeat = Heartbeat(master, self._heartbeat_secs, Servers.ps_of(master))
             self._server.heartbeats.add(heartbeat)
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()

@@ -9,7 +9,9 @@ import logging
 import math
 import socket
 import threading
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakSet, WeakValueDictionary
@@ -143,11 +145,15 @@ class Heartbeat:
     Args:
         master: the server's address, "grpc://host:port".
         secs: seconds within which silence is noticed, > 0.
+        others: further servers that must answer, by their names, as the address of the master.
     """
 
-    def __init__(self, master: str, secs: float) -> None:
+    def __init__(
+        self, master: str, secs: float, others: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.loss = Loss()
-        self._master = master
+        self._servers = {"the server": master}
+        self._servers.update({f"the server of {name}": each for name, each in others.items()})
         self._timeout = secs / 2
         self._stopped = threading.Event()
 
@@ -180,9 +186,16 @@ class Heartbeat:
                 return
 
     def _ask(self) -> str:
-        """What is wrong with the server, nothing if it answers."""
+        """What is wrong with the servers, nothing if they answer."""
+        for name, target in self._servers.items():
+            problem = self._ask_one(name, target)
+            if problem:
+                return problem
+        return ""
+
+    def _ask_one(self, name: str, target: str) -> str:
         try:
-            address = urlsplit(self._master)
+            address = urlsplit(target)
             host, port = address.hostname, address.port
         except ValueError:
             return ""  # several addresses, or a form that only TensorFlow knows
@@ -194,10 +207,11 @@ class Heartbeat:
                 connection.sendall(_HELLO)
                 answered = connection.recv(1) != b""
         except TimeoutError:
-            return f"the server at {self._master} has not answered for {self._timeout:g} s"
+            return f"{name} at {target} has not answered for {self._timeout:g} s"
         except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
-            return f"no server answers at {self._master}: {error}"
-        return "" if answered else f"the server at {self._master} hangs up"
+            who = f", where {name[4:]} should be" if len(self._servers) > 1 else ""
+            return f"no server answers at {target}{who}: {error}"
+        return "" if answered else f"{name} at {target} hangs up"
 
     @staticmethod
     def _error(problem: str) -> Exception:
