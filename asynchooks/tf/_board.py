@@ -115,8 +115,8 @@ class Board(StepSource):
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-            if self._is_silent:
-                self._calls.give_up()
+        if self._is_silent:  # looked at after it was closed, as the other looks the other way round
+            self._calls.give_up()
         self._step.feed_from(None)
 
     def _serve(self) -> None:
@@ -226,9 +226,8 @@ class Board(StepSource):
             self._set_state(SourceState.LOST, problem)
             if self._has_linked:  # else whoever opens a session there notices for itself
                 self._on_silence(problem)
-            with self._changed:
-                if self._is_closed:
-                    self._calls.give_up()
+            if self._is_closed:
+                self._calls.give_up()
 
         result = self._calls.call(partial(fn, *args), self._heartbeat_secs, impatient)
         if self._is_silent:

@@ -39,9 +39,11 @@ class PatientThread:
             self._outcome = None
         self._jobs.put(fn)
         with self._changed:
-            if not self._changed.wait_for(self._is_over, patience_secs):
-                impatient()
-                self._changed.wait_for(self._is_over)
+            is_over = self._changed.wait_for(self._is_over, patience_secs)
+        if not is_over:
+            impatient()
+        with self._changed:
+            self._changed.wait_for(self._is_over)
             if self._outcome is None:
                 raise GivenUp
             return self._outcome.unwrap()
