@@ -1,0 +1,257 @@
+"""What one process wants of its training, and what becomes of the news: between step and stream.
+
+Called from the sessions' threads and from the event loop of Dask. It sends nothing itself.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .._engine import Slot, current_engine, now
+from .._errors import StepUnreachableError
+from .._global_step import GlobalStep
+from .._signal import Signal
+from .._step_source import SourceState, StepSource
+from ._rations import Move, Rations
+from ._training import Request
+
+_CLOSED = Signal("CLOSED")
+_LOOK_SECS = 0.1
+"""How soon it is noticed that a run has failed, which nobody says."""
+
+
+class Action(NamedTuple):
+    """Something to do at the scheduler, once, and who waits until it is done."""
+
+    num_runs: int = 0
+    published: int = 0
+    restart_at: int | None = None
+    is_done: bool = False
+    epoch: str = ""
+    slot: Slot | None = None
+
+
+class Begun(NamedTuple):
+    """In which epoch a run began, by the scheduler and by the step here."""
+
+    epoch: str
+    local_epoch: int
+
+
+class DaskSource(StepSource):
+    """One process's part in a training. A `DaskCluster` makes it and closes it.
+
+    Args:
+        kick: lets the stream look for what is to be sent; from any thread.
+    """
+
+    rations = True
+
+    def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
+        self.step = global_step
+        self.uid = uuid.uuid4().hex
+        self.epoch = ""  # as the scheduler calls it; empty before the first news
+        self.limit: int | None = None
+        self._kick = kick
+        self._rations = Rations()
+        self._lock = threading.Lock()  # guards what follows, as far as several threads use it
+        self._actions: list[Action] = []
+        self._sent: list[Action] | None = None  # the actions of the request under way
+        self._unsettled: dict[int, int] = {}  # runs that are counted, by epoch of the step
+        self._closed_for = ""
+        # of the stream only
+        self._local_epoch = 0
+        self._number = 0
+        self._granted = 0  # tickets received since the welcome, in this epoch
+        self._told = Request(0, "")  # with what has been received since
+        self.look_at = math.inf  # when to look again, in seconds of `now`
+
+    @property
+    def incarnation(self) -> str:
+        """Which scheduler's training it is: one that began anew has another."""
+        return self.epoch.partition(".")[0]
+
+    def look_again(self) -> None:
+        if self.limit is not None and self.step.limit is None:
+            # the last session here has closed, and the next one must not run without tickets
+            self.step.raise_limit(self.limit)
+        self._kick()
+
+    async def do(self, action: Action) -> int:
+        """Have something done at the scheduler; returns the step after that.
+
+        Cancellation safe: it is done all the same.
+        """
+        slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
+        return await self._wait(action._replace(slot=slot, epoch=self.epoch))
+
+    def begin_run(self) -> Begun:
+        """Call it when a run begins that `count_run` will count."""
+        return Begun(self.epoch, self.step.epoch)
+
+    async def count_run(self, begun: Begun, published: int = 0) -> int:
+        """As `do`, for a run that has a ticket, which is settled as soon as this returns."""
+        epoch = begun.local_epoch
+        num_runs = 0 if published else 1
+        slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
+        action = Action(num_runs=num_runs, published=published, epoch=begun.epoch, slot=slot)
+        try:
+            return await self._wait(action, epoch)
+        finally:
+            with self._lock:
+                self._unsettled[epoch] -= 1
+                if not self._unsettled[epoch]:
+                    del self._unsettled[epoch]
+
+    def do_soon(self, action: Action) -> None:
+        """As `do`, without waiting."""
+        self._add(action._replace(epoch=self.epoch))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything is done that was asked for."""
+        return not self._actions and self._sent is None
+
+    def greeting(self) -> Request:
+        """How things stand when a connection begins: what was granted before it is void."""
+        self._granted = 0
+        spare = self.step.demand().num_spare
+        if spare:
+            self.step.grant(-spare, epoch=self._local_epoch)
+        self._told = Request(0, "")
+        request = self._request(0, takes=False)
+        return request._replace(number=max(1, self._number) if self.epoch else 0)
+
+    def next_request(self, *, is_beat: bool = False) -> Request | None:
+        """What is to be said to the scheduler now, if anything."""
+        if self._sent is not None:
+            return None
+        move = self._ration()
+        before = self._told
+        request = self._request(move.ask, takes=False)
+        is_news = (
+            is_beat or self._actions or request.next_step < before.next_step
+            or request.limit != before.limit
+            or (request.limit is not None and request.num_held < before.num_held)
+            or request.num_wanted > before.num_wanted or 0 == request.num_wanted < before.num_wanted
+        )  # fmt: skip
+        self.look_at = min(move.look_at, now() + _LOOK_SECS if request.num_held else math.inf)
+        if not is_news:
+            return None
+        self._number += 1
+        self._told = self._request(move.ask, takes=True)
+        return self._told
+
+    def last_request(self) -> Request | None:
+        """The one that was not answered, as far as is known, before the connection broke."""
+        if self._sent is None:
+            return None
+        self._told = self._request(0, takes=False)
+        return self._told
+
+    def hear(self, news: Mapping[str, Any]) -> None:
+        """Take note of what the scheduler says."""
+        step, limit = self.step, news["limit"]
+        if news["epoch"] != self.epoch:
+            if self.epoch:
+                step.restart(news["step"])
+            self._local_epoch, self.epoch, self._granted = step.epoch, news["epoch"], 0
+            self._told = self._told._replace(num_held=0, num_granted=0)
+        step.publish(news["step"], epoch=self._local_epoch)
+        if limit is not None and limit != self.limit:
+            self.limit = limit
+            step.raise_limit(limit)
+        num = news["num_granted"] - self._granted
+        if num > 0:
+            self._granted += num
+            step.grant(num, epoch=self._local_epoch)
+            self._rations.take_note(num, step.demand(), now())
+            self._told = self._told._replace(num_wanted=0, num_held=self._told.num_held + num)
+        if news["step"] >= self._told.next_step:
+            self._told = self._told._replace(next_step=math.inf)
+        number, after = news["answer"]
+        if self._sent is not None and number == self._number:
+            self._answer(self._sent, after)
+
+    def set_state(self, state: SourceState, reason: str = "") -> None:
+        if state is SourceState.CLOSED:
+            with self._lock:
+                self._closed_for = reason or "its DaskCluster is closed"
+                pending = [*(self._sent or []), *self._actions]
+                self._sent, self._actions = None, []
+            for each in pending:
+                if each.slot is not None:
+                    each.slot.wake(_CLOSED)
+        self.step.set_source_state(state, reason)
+
+    async def _wait(self, action: Action, run_of: int | None = None) -> int:
+        assert action.slot is not None
+        self._add(action, run_of)
+        value = await action.slot.engine.park(action.slot)
+        if value is _CLOSED:
+            raise StepUnreachableError(f"{self.step!r} is moved no more: {self._closed_for}")
+        assert isinstance(value, int)
+        return value
+
+    def _add(self, action: Action, run_of: int | None = None) -> None:
+        with self._lock:
+            if run_of is not None:
+                self._unsettled[run_of] = self._unsettled.get(run_of, 0) + 1
+            is_closed = bool(self._closed_for)
+            if not is_closed:
+                self._actions.append(action)
+        if is_closed and action.slot is not None:
+            action.slot.wake(_CLOSED)
+        self._kick()
+
+    def _answer(self, done: list[Action], after: int) -> None:
+        # their runs were counted in one go: each gets the step that it made
+        with self._lock:
+            self._sent = None
+        left = sum(each.num_runs for each in done)
+        for each in done:
+            left -= each.num_runs
+            if each.slot is not None:
+                each.slot.wake(after - left)
+
+    def _take_actions(self) -> list[Action]:
+        """Those that go into one request; a new epoch begins alone."""
+        restarts = [place for place, each in enumerate(self._actions) if each.restart_at is not None]
+        end = max(restarts[0], 1) if restarts else len(self._actions)
+        taken, self._actions = self._actions[:end], self._actions[end:]
+        return taken
+
+    def _ration(self) -> Move:
+        move = self._rations.next_move(self.step.demand(), now())
+        if move.give_back:
+            self.step.grant(-move.give_back, epoch=self._local_epoch)
+        return move
+
+    def _request(self, num_wanted: int, *, takes: bool) -> Request:
+        demand = self.step.demand()
+        # a run that is counted after that look is held, or among the actions, and never neither
+        with self._lock:
+            if takes:
+                self._sent = self._take_actions()
+            unsettled = self._unsettled.get(demand.epoch, 0)
+            actions = self._sent or []
+        limits = [each for each in (demand.limit, self.limit) if each is not None]
+        valid = [each for each in actions if each.epoch == self.epoch]
+        restarts = [each.restart_at for each in actions if each.restart_at is not None]
+        return Request(
+            number=self._number,
+            epoch=self.epoch,
+            num_runs=sum(each.num_runs for each in valid),
+            published=max((each.published for each in valid), default=0),
+            restart_at=restarts[0] if restarts else None,
+            is_done=any(each.is_done for each in actions),
+            next_step=demand.next_step,
+            limit=max(limits, default=None),
+            num_held=max(0, demand.num_spare + demand.num_out - unsettled),
+            num_granted=self._granted,
+            num_wanted=num_wanted,
+        )
