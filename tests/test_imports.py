@@ -157,6 +157,9 @@ def foreign(path: Path) -> set[str]:
     return names
 
 
+DASK = {"_dask.py", "_dask_plugin.py", "_dask_stream.py"}
+EVENT_LOOPS = DASK | {"_asyncio.py", "_real_time.py", "_runner.py", "_trio.py", "_wakeup_fd.py"}
+
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -176,8 +179,10 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path) -> None:
     names = foreign(path)
-    if path.name not in ("_real_time.py", "_wakeup_fd.py", "_runner.py", "_asyncio.py", "_trio.py"):
+    if path.name not in EVENT_LOOPS:
         assert not names & {"asyncio", "trio"}
+    if path.name not in DASK:
+        assert not names & {"dask", "distributed"}
     if place_of(path) != "tf":
         assert "tensorflow" not in names
     if place_of(path) in ("_launch_command", "launch"):  # it starts processes, and is small
@@ -190,11 +195,13 @@ def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path
         assert "anyio" not in names
 
 
-@pytest.mark.parametrize("module", ["asynchooks", "asynchooks.testing", "asynchooks.hooks"])
+@pytest.mark.parametrize(
+    "module", ["asynchooks", "asynchooks.testing", "asynchooks.hooks", "asynchooks.distributed"]
+)
 def test_importing_loads_neither_tensorflow_nor_trio_nor_numpy(module: str) -> None:
     code = (
         f"import sys, {module}; "
-        "print({'tensorflow', 'trio', 'numpy', 'tensorboard'} & set(sys.modules))"
+        "print({'tensorflow', 'trio', 'numpy', 'tensorboard', 'distributed'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

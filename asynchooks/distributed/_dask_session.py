@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from .._engine import Engine
@@ -13,7 +12,7 @@ from .._global_step import GlobalStep, GlobalStepStatistics
 from .._raw_session import RawSession
 from .._session_creator import Lease, Restore
 from .._signal import Signal
-from ._dask_source import Begun, DaskSource
+from ._dask_source import Action, Begun, DaskSource
 
 if TYPE_CHECKING:
     from ._dask import DaskCluster
@@ -88,9 +87,11 @@ class DaskSession(FunctionSession):
         super().attach(global_step)
         self._may_go_back = True  # so that every run asks `_step_after`
 
-    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Coroutine[Any, Any, tuple[Any, int]]:
+    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         begun = self._source.begin_run()
         self._check()
+        if not self._counts:
+            return super().run_step(args)
         result = super().run_step(args)
         return self._count(begun, result)
 
@@ -108,9 +109,15 @@ class DaskSession(FunctionSession):
                 "checkpoint brings it back"
             )
 
+    def _publish(self, outputs: Any, after: int | Signal) -> Any:
+        if self._counts and isinstance(after, Signal):  # the outputs do not hold what was fetched
+            self._source.do_soon(Action(num_runs=1))
+            return outputs
+        return super()._publish(outputs, after)
+
     def _step_after(self, outputs: Any) -> int | Signal:
-        self._may_go_back = False
         try:
+            self._may_go_back = False  # a step that goes back is another epoch, by `restart`
             return super()._step_after(outputs)
         finally:
             self._may_go_back = True

@@ -49,10 +49,9 @@ class DaskSource(StepSource):
         kick: lets the stream look for what is to be sent; from any thread.
     """
 
-    rations = True
-
     def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
         self.step = global_step
+        self.rations = not global_step.keeps_limit
         self.uid = uuid.uuid4().hex
         self.epoch = ""  # as the scheduler calls it; empty before the first news
         self.limit: int | None = None
@@ -220,12 +219,16 @@ class DaskSource(StepSource):
 
     def _take_actions(self) -> list[Action]:
         """Those that go into one request; a new epoch begins alone."""
-        restarts = [place for place, each in enumerate(self._actions) if each.restart_at is not None]
+        restarts = [
+            place for place, each in enumerate(self._actions) if each.restart_at is not None
+        ]
         end = max(restarts[0], 1) if restarts else len(self._actions)
         taken, self._actions = self._actions[:end], self._actions[end:]
         return taken
 
     def _ration(self) -> Move:
+        if not self.rations:
+            return Move()
         move = self._rations.next_move(self.step.demand(), now())
         if move.give_back:
             self.step.grant(-move.give_back, epoch=self._local_epoch)
@@ -251,7 +254,7 @@ class DaskSource(StepSource):
             is_done=any(each.is_done for each in actions),
             next_step=demand.next_step,
             limit=max(limits, default=None),
-            num_held=max(0, demand.num_spare + demand.num_out - unsettled),
+            num_held=max(0, demand.num_spare + demand.num_out - unsettled) if self.rations else 0,
             num_granted=self._granted,
             num_wanted=num_wanted,
         )

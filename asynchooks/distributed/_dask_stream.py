@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import distributed
@@ -78,7 +77,6 @@ class DaskStream:
         self._num_silent = 0
         self._state: SourceState | None = None
         self._is_beat_due = False
-        self._is_closing = False
 
     def kick(self) -> None:
         """Look for something to say; from any thread."""
@@ -112,11 +110,10 @@ class DaskStream:
                 f"({error!r}); start one with `dask scheduler`, or give the address that it "
                 "prints when it starts"
             ) from error
-        self._task = asyncio.create_task(self._serve(comm), name="asynchooks-dask")
+        self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
 
     async def close(self, timeout_secs: float) -> None:
         """Say what is left to be said, as far as anybody listens, and leave."""
-        self._is_closing = True
         task = self._task
         if task is not None:
             try:
@@ -182,6 +179,13 @@ class DaskStream:
                 f"{where} runs asynchooks {welcome['version']}, this process {version()}; "
                 "install the same version in both places and start the scheduler again"
             )
+
+    async def _serve_until_end(self, comm: Any) -> None:
+        try:
+            await self._serve(comm)
+        except Exception as error:  # a defect, and nobody shall wait for ever because of it
+            logger.exception("The connection to %s failed", self._place.address)
+            self._set_state(SourceState.CLOSED, repr(error))
 
     async def _serve(self, comm: Any) -> None:
         """Speak and listen until the end, over one connection after the other."""
@@ -267,6 +271,3 @@ class DaskStream:
 
 class _Closed(Exception):  # noqa: N818 - it only ends a connection
     pass
-
-
-OnLoop = Callable[[Awaitable[Any]], Awaitable[Any]]

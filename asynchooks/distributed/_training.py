@@ -92,8 +92,9 @@ class Training:
             self.leave(self.members[uid])
         member = self.members[uid] = Member(uid, wake)
         member.answer = self._left.pop(uid, (0, 0))
-        # a new one runs nothing before it has heard of the limit
-        member.knows_limit = how.limit is not None or how.number == 0
+        # a new one runs nothing before it has heard of the limit that there is
+        is_told = how.number == 0 and self.limit is not None
+        member.knows_limit = is_told or how.limit is not None
         if how.epoch == self.epoch and how.limit is not None:
             free = how.num_held if self.limit is None else self.limit - self.step - self.num_held
             member.held = how.num_held
