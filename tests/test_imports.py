@@ -157,8 +157,11 @@ def foreign(path: Path) -> set[str]:
     return names
 
 
-DASK = {"_dask.py", "_dask_plugin.py", "_dask_stream.py"}
-EVENT_LOOPS = DASK | {"_asyncio.py", "_real_time.py", "_runner.py", "_trio.py", "_wakeup_fd.py"}
+DASK = {"_dask.py", "_dask_place.py", "_dask_plugin.py"}
+EVENT_LOOPS = {
+    "_asyncio.py", "_dask_loop.py", "_dask_plugin.py", "_dask_stream.py", "_real_time.py",
+    "_runner.py", "_trio.py", "_wakeup_fd.py",
+}  # fmt: skip
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

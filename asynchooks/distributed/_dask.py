@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
-from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from .._engine import Slot, current_engine
+from .._engine import current_engine
 from .._function_session import StepFunction
 from .._global_step import GlobalStep
 from .._step_source import SourceState
-from .._work_thread import Outcome
 from ._dask_session import DaskSessionCreator
 from ._dask_source import Action, DaskSource
 
 try:
     import distributed
 
-    from ._dask_stream import DaskStream, Place
+    from ._dask_loop import DaskLoop
+    from ._dask_place import Place
+    from ._dask_stream import DaskStream
 except ModuleNotFoundError as error:
     if error.name not in ("dask", "distributed"):
         raise
@@ -94,14 +92,16 @@ class DaskCluster:
         if not isinstance(client, (str, distributed.Client)):
             hint = "; give Client(cluster)" if hasattr(client, "scheduler_address") else ""
             raise TypeError(
-                f"client is {client!r}; expected a distributed.Client or a scheduler's address{hint}"
+                f"client is {client!r}; expected a distributed.Client or the address of a "
+                f"scheduler{hint}"
             )
         if not isinstance(name, str) or not name:
             raise ValueError(f"name is {name!r}; give a name that all processes use")
         if not 0 < heartbeat_secs <= lease_secs < math.inf or not 0 < timeout_secs < math.inf:
             raise ValueError(
                 f"heartbeat_secs is {heartbeat_secs!r}, lease_secs {lease_secs!r}, timeout_secs "
-                f"{timeout_secs!r}; give seconds > 0, and a lease that is no shorter than a heartbeat"
+                f"{timeout_secs!r}; give seconds > 0, and a lease no shorter than a "
+                "heartbeat"
             )
         self.name = name
         self._client = client
@@ -110,8 +110,7 @@ class DaskCluster:
         self._step = GlobalStep(moved_elsewhere=True, keeps_limit=keeps_limit)
         self._source: DaskSource | None = None
         self._stream: DaskStream | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: DaskLoop
 
     @property
     def global_step(self) -> GlobalStep:
@@ -150,11 +149,11 @@ class DaskCluster:
         self._source = DaskSource(self._step, stream.kick)
         self._step.feed_from(self._source)
         try:
-            await self._there(stream.open(self._source, self._timeout_secs))
+            await self._loop.run(stream.open(self._source, self._timeout_secs))
         except BaseException as error:
             self._stream = None
             self._source.set_state(SourceState.CLOSED, repr(error))
-            self._end_thread()
+            self._loop.end()
             raise
         return self
 
@@ -165,10 +164,10 @@ class DaskCluster:
             return
         try:
             with current_engine().shielded(2 * _CLOSE_SECS):
-                await self._there(stream.close(_CLOSE_SECS))
+                await self._loop.run(stream.close(_CLOSE_SECS))
         finally:
             self._source.set_state(SourceState.CLOSED)
-            self._end_thread()
+            self._loop.end()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -225,64 +224,23 @@ class DaskCluster:
         """
         if self._stream is None:
             raise RuntimeError(f"{self!r} is not open")
-        found: dict[str, Any] = await self._there(self._stream.statistics())
+        found: dict[str, Any] = await self._loop.run(self._stream.statistics())
         return found
 
     async def _find_place(self) -> Place:
-        client, running = self._client, _running_loop()
+        client = self._client
         if isinstance(client, str):
-            self._loop = running or self._start_thread()
+            self._loop = DaskLoop.of_its_own()
             return Place(None, client)
-        loop = self._loop = client.loop.asyncio_loop
-        if loop is running:
+        self._loop = DaskLoop(client.loop.asyncio_loop)
+        if self._loop.is_here:
             await client
-        if client.status not in ("running", "connecting") or not loop.is_running():
+        if client.status not in ("running", "connecting") or not self._loop.is_running:
             raise ConnectionError(
                 f"the Dask client {client!r} is {client.status}; give one that is connected, and "
                 "keep its event loop running"
             )
         return Place(client, client.scheduler.address)
-
-    async def _there(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await on the event loop that carries the connection."""
-        assert self._loop is not None
-        if self._loop is _running_loop():
-            return await work
-        slot = Slot(current_engine(), "Dask's event loop")
-
-        async def carry() -> None:
-            try:
-                outcome = Outcome(await work)
-            except BaseException as error:
-                outcome = Outcome(error=error)
-            slot.wake(outcome)
-
-        future = asyncio.run_coroutine_threadsafe(carry(), self._loop)
-        try:
-            outcome = await slot.engine.park(slot)
-        except BaseException:
-            future.cancel()
-            raise
-        return outcome.unwrap()
-
-    def _start_thread(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
-
-        def serve() -> None:
-            asyncio.set_event_loop(loop)
-            loop.run_forever()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-        self._thread = threading.Thread(target=serve, name="asynchooks-dask", daemon=True)
-        self._thread.start()
-        return loop
-
-    def _end_thread(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(_CLOSE_SECS)
 
     def __repr__(self) -> str:
         return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"
@@ -292,10 +250,3 @@ def _as_step(name: str, value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} is {value!r}; give an integer >= 0")
     return value
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

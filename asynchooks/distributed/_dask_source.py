@@ -110,11 +110,6 @@ class DaskSource(StepSource):
         """As `do`, without waiting."""
         self._add(action._replace(epoch=self.epoch))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything is done that was asked for."""
-        return not self._actions and self._sent is None
-
     def greeting(self) -> Request:
         """How things stand when a connection begins: what was granted before it is void."""
         self._granted = 0

@@ -6,57 +6,22 @@ Everything here runs on the event loop of Dask's client. What is said is the sou
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 from typing import Any
 
-import distributed
-from distributed.comm import connect
-
 from .._engine import now
+from .._errors import StepUnreachableError
 from .._step_source import SourceState
-from ._dask_plugin import FOLLOW, STATISTICS, StepPlugin, version
-from ._dask_source import DaskSource
+from ._dask_place import Place
+from ._dask_plugin import FOLLOW, STATISTICS, version
+from ._dask_source import Action, DaskSource
 
 logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.02, 1.0
 _BEATS = 3
 """Heartbeats in the time within which silence counts as loss."""
-
-
-class Place:
-    """Where a scheduler is, and how its plugin gets there: by a client, or an address alone."""
-
-    def __init__(self, client: Any, address: str) -> None:
-        self._client = client
-        self.address = address
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the client was closed by whoever made it, or gave up reconnecting."""
-        return self._client is not None and self._client.status in ("closed", "closing")
-
-    async def connect(self, timeout_secs: float) -> Any:
-        if self._client is None:
-            arguments = distributed.Security().get_connection_args("client")
-        else:
-            arguments = self._client.security.get_connection_args("client")
-        return await connect(self.address, timeout=timeout_secs, **arguments)
-
-    async def register(self, timeout_secs: float) -> None:
-        if self._client is not None:
-            await _awaited(self._client.register_plugin(StepPlugin()))
-            return
-        async with distributed.Client(
-            self.address, asynchronous=True, set_as_default=False, timeout=timeout_secs
-        ) as client:
-            await _awaited(client.register_plugin(StepPlugin()))
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
 
 
 class DaskStream:
@@ -116,12 +81,12 @@ class DaskStream:
         """Say what is left to be said, as far as anybody listens, and leave."""
         task = self._task
         if task is not None:
-            try:
-                async with asyncio.timeout(timeout_secs):
-                    while not self._source.is_idle and self._state is SourceState.LIVE:
-                        await asyncio.sleep(0.001)
-            except TimeoutError:
-                logger.warning("The scheduler at %s has not taken all", self._place.address)
+            if self._state is SourceState.LIVE and not task.done():
+                try:
+                    async with asyncio.timeout(timeout_secs):
+                        await self._source.do(Action())  # answered after all that came before
+                except (TimeoutError, StepUnreachableError):
+                    logger.warning("%s has not taken all steps", self._place.address)
             task.cancel()
             await asyncio.wait([task])
         self._set_state(SourceState.CLOSED, "")

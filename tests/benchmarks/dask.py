@@ -1,0 +1,131 @@
+"""How soon workers in other processes go on, and what an exact stop costs, by a Dask scheduler.
+
+    python -m tests.benchmarks.dask
+
+Three worker processes, the scheduler's and the one that publishes, on loopback. It does not
+measure a network, nor what Dask's own tasks cost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import distributed
+
+from asynchooks import MonitoredSession, StopAtStepHook
+from asynchooks.distributed import DaskCluster
+
+from ._report import percentile, print_table
+
+NUM_PROCESSES, NUM_SESSIONS = 3, 4
+NUM_WAITERS = {1: 10.0, 8: 10.0, 64: 10.0, 512: 40.0}
+"""Waiters in each process → the bar for p99, ms."""
+NUM_ROUNDS, NUM_STEPS, NUM_TRIALS = 200, 6000, 7
+
+
+async def wait(name: str, num_waiters: int) -> list[list[float]]:
+    """When each of the waiters went on, in seconds of the machine's clock, by step."""
+    resumed: list[list[float]] = [[] for _ in range(NUM_ROUNDS)]
+    async with DaskCluster(distributed.get_worker().scheduler.address, name) as cluster:
+
+        async def wait_for(step: int) -> None:
+            await cluster.global_step.wait_for(step)
+            resumed[step - 1].append(time.monotonic())
+
+        for step in range(1, NUM_ROUNDS + 1):
+            async with anyio.create_task_group() as group:
+                for _ in range(num_waiters):
+                    group.start_soon(wait_for, step)
+    return resumed
+
+
+async def train(name: str, has_limit: bool) -> tuple[float, float]:
+    """(begin, end) of a share of the steps, in seconds of the machine's clock."""
+    async with DaskCluster(distributed.get_worker().scheduler.address, name) as cluster:
+        creator = cluster.session_creator(lambda: {"loss": 0.0})
+        hooks = [StopAtStepHook(last_step=NUM_STEPS)] if has_limit else []
+        await cluster.advance(0)
+        begun = time.monotonic()
+
+        async def run() -> None:
+            async with MonitoredSession(hooks, creator) as session:
+                # without a limit each makes its share, and looks for an end all the same
+                num_runs = 0
+                while not session.should_stop() and (
+                    has_limit or num_runs < NUM_STEPS // NUM_PROCESSES // NUM_SESSIONS
+                ):
+                    await session.run("loss")
+                    num_runs += 1
+
+        async with anyio.create_task_group() as group:
+            for _ in range(NUM_SESSIONS):
+                group.start_soon(run)
+        return begun, time.monotonic()
+
+
+async def everywhere(client: Any, fn: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
+    workers = list(client.scheduler_info()["workers"])
+    tasks = [client.submit(fn, *args, workers=[each], pure=False) for each in workers]
+    return list(await client.gather(tasks))
+
+
+async def release_secs(client: Any, num_waiters: int) -> list[float]:
+    """Seconds from publishing to each waiter's going on."""
+    name = f"release {num_waiters}"
+    published: list[float] = []
+    found: list[list[list[float]]] = []
+
+    async def collect() -> None:
+        found.extend(await everywhere(client, wait, name, num_waiters))
+
+    async with DaskCluster(client, name) as cluster, anyio.create_task_group() as group:
+        group.start_soon(collect)
+        for step in range(1, NUM_ROUNDS + 1):
+            while (await cluster.statistics())["num_waiting"] < NUM_PROCESSES:
+                await anyio.sleep(0.002)
+            await anyio.sleep(0.005)  # until they are idle
+            published.append(time.monotonic())
+            cluster.publish_soon(step)
+    return [
+        resumed - published[place]
+        for of_process in found
+        for place, all_resumed in enumerate(of_process)
+        for resumed in all_resumed
+    ]
+
+
+async def steps_per_sec(client: Any, name: str, has_limit: bool) -> float:
+    spans = await everywhere(client, train, name, has_limit)
+    return NUM_STEPS / (max(end for _, end in spans) - min(begun for begun, _ in spans))
+
+
+async def measure() -> None:
+    cluster = distributed.LocalCluster(
+        n_workers=NUM_PROCESSES, threads_per_worker=1, host="127.0.0.1",
+        dashboard_address="127.0.0.1:0", asynchronous=True,
+    )  # fmt: skip
+    async with cluster, distributed.Client(cluster, asynchronous=True) as client:
+        rows = []
+        for num_waiters, bar in NUM_WAITERS.items():
+            secs = await release_secs(client, num_waiters)
+            figures = f"{percentile(secs, 50) * 1e3:.1f} / {percentile(secs, 99) * 1e3:.1f}"
+            rows.append([f"{num_waiters} waiters: p50 / p99 ms", f"p99 <= {bar:g}", figures])
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        for trial in range(NUM_TRIALS):  # in turns, so that both meet the same machine
+            for has_limit, found in rates.items():
+                name = f"train {trial} {has_limit}"
+                found.append(await steps_per_sec(client, name, has_limit))
+        free, exact = (statistics.median(each) for each in rates.values())
+        ratio = statistics.median(a / b for a, b in zip(rates[True], rates[False], strict=True))
+        rows.append([f"{NUM_SESSIONS} sessions each: steps/s without a limit", "-", f"{free:.0f}"])
+        rows.append(["the same, with an exact stop", "-", f"{exact:.0f}"])
+        rows.append(["ratio", "-", f"{ratio:.2f}"])
+        print_table(f"A Dask scheduler and {NUM_PROCESSES} processes", ["", "bar", ""], rows)
+
+
+if __name__ == "__main__":
+    anyio.run(measure)
