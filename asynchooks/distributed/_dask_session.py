@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from .._engine import Engine
@@ -12,7 +12,7 @@ from .._global_step import GlobalStep, GlobalStepStatistics
 from .._raw_session import RawSession
 from .._session_creator import Lease, Restore
 from .._signal import Signal
-from ._dask_source import Action, Begun, DaskSource
+from ._dask_source import Begun, DaskSource
 
 if TYPE_CHECKING:
     from ._dask import DaskCluster
@@ -88,19 +88,28 @@ class DaskSession(FunctionSession):
         self._may_go_back = True  # so that every run asks `_step_after`
 
     def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
-        begun = self._source.begin_run()
         self._check()
         if not self._counts:
             return super().run_step(args)
+        begun = self._source.begin_run()
         result = super().run_step(args)
-        return self._count(begun, result)
+        if type(result) is tuple:  # counted even if nobody waits for it any longer
+            return self._finish_counted(result[0], self._count(begun, result[1]))
+        return self._finish_later(begun, result)
 
-    async def _count(self, begun: Begun, result: Any) -> tuple[Any, int]:
-        outputs, after = await result if inspect.isawaitable(result) else result
-        published = 0 if isinstance(after, Signal) else after
-        step = await self._source.count_run(begun, published)
+    async def _finish_later(self, begun: Begun, pending: Any) -> tuple[Any, int]:
+        outputs, after = await pending
+        return await self._finish_counted(outputs, self._count(begun, after))
+
+    async def _finish_counted(
+        self, outputs: Any, counted: Coroutine[Any, Any, int]
+    ) -> tuple[Any, int]:
+        step = await counted
         self._check()
         return outputs, step
+
+    def _count(self, begun: Begun, after: int | Signal) -> Coroutine[Any, Any, int]:
+        return self._source.count_run(begun, 0 if isinstance(after, Signal) else after)
 
     def _check(self) -> None:
         if self._source.incarnation != self._incarnation:
@@ -111,7 +120,7 @@ class DaskSession(FunctionSession):
 
     def _publish(self, outputs: Any, after: int | Signal) -> Any:
         if self._counts and isinstance(after, Signal):  # the outputs do not hold what was fetched
-            self._source.do_soon(Action(num_runs=1))
+            self._count(self._source.begin_run(), after).close()
             return outputs
         return super()._publish(outputs, after)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from .._engine import Slot, current_engine, now
@@ -32,6 +33,8 @@ class Action(NamedTuple):
     restart_at: int | None = None
     is_done: bool = False
     epoch: str = ""
+    ticket_of: int | None = None
+    """The step's epoch here in which a run got its ticket, if it has one."""
     slot: Slot | None = None
 
 
@@ -60,7 +63,7 @@ class DaskSource(StepSource):
         self._lock = threading.Lock()  # guards what follows, as far as several threads use it
         self._actions: list[Action] = []
         self._sent: list[Action] | None = None  # the actions of the request under way
-        self._unsettled: dict[int, int] = {}  # runs that are counted, by epoch of the step
+        self._unsettled: Counter[int] = Counter()  # runs that wait here, by the step's epoch
         self._closed_for = ""
         # of the stream only
         self._local_epoch = 0
@@ -86,25 +89,26 @@ class DaskSource(StepSource):
         Cancellation safe: it is done all the same.
         """
         slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
-        return await self._wait(action._replace(slot=slot, epoch=self.epoch))
+        self._add(action._replace(slot=slot, epoch=self.epoch))
+        return await self._answer_to(slot)
 
     def begin_run(self) -> Begun:
         """Call it when a run begins that `count_run` will count."""
         return Begun(self.epoch, self.step.epoch)
 
-    async def count_run(self, begun: Begun, published: int = 0) -> int:
-        """As `do`, for a run that has a ticket, which is settled as soon as this returns."""
-        epoch = begun.local_epoch
-        num_runs = 0 if published else 1
+    def count_run(self, begun: Begun, published: int = 0) -> Coroutine[Any, Any, int]:
+        """Count a run that has a ticket; from any thread.
+
+        Returns:
+            A coroutine for the step after it; the ticket is settled as soon as that returns.
+        """
         slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
-        action = Action(num_runs=num_runs, published=published, epoch=begun.epoch, slot=slot)
-        try:
-            return await self._wait(action, epoch)
-        finally:
-            with self._lock:
-                self._unsettled[epoch] -= 1
-                if not self._unsettled[epoch]:
-                    del self._unsettled[epoch]
+        action = Action(
+            num_runs=0 if published else 1, published=published,
+            epoch=begun.epoch, ticket_of=begun.local_epoch, slot=slot,
+        )  # fmt: skip
+        self._add(action)
+        return self._settle(slot, begun.local_epoch)
 
     def do_soon(self, action: Action) -> None:
         """As `do`, without waiting."""
@@ -117,34 +121,37 @@ class DaskSource(StepSource):
         if spare:
             self.step.grant(-spare, epoch=self._local_epoch)
         self._told = Request(0, "")
-        request = self._request(0, takes=False)
+        request = self._request(0)
         return request._replace(number=max(1, self._number) if self.epoch else 0)
 
     def next_request(self, *, is_beat: bool = False) -> Request | None:
-        """What is to be said to the scheduler now, if anything."""
-        if self._sent is not None:
-            return None
+        """What is to be said to the scheduler now, if anything.
+
+        One request with actions is under way at a time, or a heartbeat, and is answered; how
+        things stand here is said as soon as it concerns the scheduler.
+        """
         move = self._ration()
         before = self._told
-        request = self._request(move.ask, takes=False)
-        is_news = (
-            is_beat or self._actions or request.next_step < before.next_step
+        request = self._request(move.ask)
+        self.look_at = min(move.look_at, now() + _LOOK_SECS if request.num_held else math.inf)
+        if self._sent is None and (is_beat or self._actions):
+            self._number += 1
+            request = self._request(move.ask, takes=True)
+        elif not (
+            request.next_step < before.next_step
             or request.limit != before.limit
             or (request.limit is not None and request.num_held < before.num_held)
             or request.num_wanted > before.num_wanted or 0 == request.num_wanted < before.num_wanted
-        )  # fmt: skip
-        self.look_at = min(move.look_at, now() + _LOOK_SECS if request.num_held else math.inf)
-        if not is_news:
+        ):  # fmt: skip
             return None
-        self._number += 1
-        self._told = self._request(move.ask, takes=True)
-        return self._told
+        self._told = request
+        return request
 
     def last_request(self) -> Request | None:
         """The one that was not answered, as far as is known, before the connection broke."""
         if self._sent is None:
             return None
-        self._told = self._request(0, takes=False)
+        self._told = self._request(0, resends=True)
         return self._told
 
     def hear(self, news: Mapping[str, Any]) -> None:
@@ -182,19 +189,24 @@ class DaskSource(StepSource):
                     each.slot.wake(_CLOSED)
         self.step.set_source_state(state, reason)
 
-    async def _wait(self, action: Action, run_of: int | None = None) -> int:
-        assert action.slot is not None
-        self._add(action, run_of)
-        value = await action.slot.engine.park(action.slot)
+    async def _settle(self, slot: Slot, epoch: int) -> int:
+        with self._lock:
+            self._unsettled[epoch] += 1
+        try:
+            return await self._answer_to(slot)
+        finally:
+            with self._lock:
+                self._unsettled[epoch] -= 1
+
+    async def _answer_to(self, slot: Slot) -> int:
+        value = await slot.engine.park(slot)
         if value is _CLOSED:
             raise StepUnreachableError(f"{self.step!r} is moved no more: {self._closed_for}")
         assert isinstance(value, int)
         return value
 
-    def _add(self, action: Action, run_of: int | None = None) -> None:
+    def _add(self, action: Action) -> None:
         with self._lock:
-            if run_of is not None:
-                self._unsettled[run_of] = self._unsettled.get(run_of, 0) + 1
             is_closed = bool(self._closed_for)
             if not is_closed:
                 self._actions.append(action)
@@ -229,14 +241,16 @@ class DaskSource(StepSource):
             self.step.grant(-move.give_back, epoch=self._local_epoch)
         return move
 
-    def _request(self, num_wanted: int, *, takes: bool) -> Request:
+    def _request(self, num_wanted: int, *, takes: bool = False, resends: bool = False) -> Request:
         demand = self.step.demand()
-        # a run that is counted after that look is held, or among the actions, and never neither
+        # Each run is held until it is among the actions of a request, whether it has given its
+        # ticket back or not. One that ends after that look is held, too.
         with self._lock:
             if takes:
                 self._sent = self._take_actions()
-            unsettled = self._unsettled.get(demand.epoch, 0)
-            actions = self._sent or []
+            num_held = demand.num_spare + demand.num_out - self._unsettled[demand.epoch]
+            num_held += sum(each.ticket_of == demand.epoch for each in self._actions)
+            actions = (self._sent or []) if takes or resends else []
         limits = [each for each in (demand.limit, self.limit) if each is not None]
         valid = [each for each in actions if each.epoch == self.epoch]
         restarts = [each.restart_at for each in actions if each.restart_at is not None]
@@ -249,7 +263,7 @@ class DaskSource(StepSource):
             is_done=any(each.is_done for each in actions),
             next_step=demand.next_step,
             limit=max(limits, default=None),
-            num_held=max(0, demand.num_spare + demand.num_out - unsettled) if self.rations else 0,
+            num_held=max(0, num_held) if self.rations else 0,
             num_granted=self._granted,
             num_wanted=num_wanted,
         )

@@ -15,7 +15,7 @@ class Request(NamedTuple):
     """What one process says to the scheduler; but for the actions, how things stand with it."""
 
     number: int
-    """Counted from 1; a process sends the next one when this one was answered."""
+    """Of the last one with an action, or a heartbeat: counted from 1, and each is answered."""
     epoch: str
     """The one that it knows; runs of another do not count any more."""
     num_runs: int = 0
@@ -115,12 +115,12 @@ class Training:
     def take(self, member: Member, request: Request) -> None:
         """Do what a process asks for; its answer is part of its news."""
         member.num_silent = 0
-        if request.number > member.answer[0]:  # else sent again: it did not hear the answer
+        if request.number > member.answer[0]:  # else it does not ask for anything, or asks again
             self._act(member, request)
             member.answer = (request.number, self.step)
+            member.wake()
         self._note(member, request)
         self._hand_out()
-        member.wake()
 
     def news(self, member: Member) -> dict[str, Any]:
         """All that a process should know now, made when it is sent."""
@@ -155,10 +155,6 @@ class Training:
             late = min(request.num_runs, member.uncounted)
             member.uncounted -= late
             self.step = max(self.step + request.num_runs - late, request.published)
-        if request.limit is not None and request.limit > (self.limit or -1):
-            self.limit = request.limit
-            for each in self.members.values():
-                each.wake()
         is_over = self.limit is not None and self.step >= self.limit
         for each in self.members.values():
             if each.next_step <= self.step:
@@ -168,12 +164,21 @@ class Training:
                 each.wake()
 
     def _note(self, member: Member, request: Request) -> None:
+        if request.limit is not None and request.limit > (self.limit or -1):
+            self.limit = request.limit
+            for each in self.members.values():
+                each.wake()
         member.knows_limit = request.limit is not None
-        member.next_step = request.next_step if request.next_step > self.step else math.inf
+        member.next_step = request.next_step
+        if request.next_step <= self.step:
+            member.next_step = math.inf
+            member.wake()
         if request.epoch == self.epoch:
             member.held = request.num_held + member.granted - request.num_granted
             member.uncounted = min(member.uncounted, member.held)
         member.wanted = request.num_wanted
+        if member.wanted and self.limit is not None and self.step >= self.limit:
+            member.wake()
         if not member.wanted:
             self._wanting.pop(member.uid, None)
         elif member.uid not in self._wanting:
