@@ -128,13 +128,15 @@ class DaskSource(StepSource):
         """What is to be said to the scheduler now, if anything.
 
         One request with actions is under way at a time, or a heartbeat, and is answered; how
-        things stand here is said as soon as it concerns the scheduler.
+        things stand here is said when it concerns the scheduler.
         """
+        if self._sent is not None:  # its answer comes soon: what is new by then goes together
+            return None
         move = self._ration()
         before = self._told
         request = self._request(move.ask)
         self.look_at = min(move.look_at, now() + _LOOK_SECS if request.num_held else math.inf)
-        if self._sent is None and (is_beat or self._actions):
+        if is_beat or self._actions:
             self._number += 1
             request = self._request(move.ask, takes=True)
         elif not (
