@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any, Self
 
 from .._engine import Slot, current_engine
@@ -57,11 +58,17 @@ class DaskLoop:
                 outcome = Outcome(error=error)
             slot.wake(outcome)
 
-        future = asyncio.run_coroutine_threadsafe(carry(), self._loop)
+        tasks: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(carry()))
+
+        # the context here says which event loop runs, and that is another
+        self._loop.call_soon_threadsafe(start, context=Context())
         try:
             outcome = await slot.engine.park(slot)
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
             raise
         return outcome.unwrap()
 

@@ -68,6 +68,7 @@ class DaskSource(StepSource):
         # of the stream only
         self._local_epoch = 0
         self._number = 0
+        self.num_said = 0  # requests, ever
         self._granted = 0  # tickets received since the welcome, in this epoch
         self._told = Request(0, "")  # with what has been received since
         self.look_at = math.inf  # when to look again, in seconds of `now`
@@ -147,6 +148,7 @@ class DaskSource(StepSource):
         ):  # fmt: skip
             return None
         self._told = request
+        self.num_said += 1
         return request
 
     def last_request(self) -> Request | None:

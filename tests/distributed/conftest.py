@@ -1,0 +1,30 @@
+"""One scheduler and three processes for all tests here that leave them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from .processes import Scheduler, a_pool, a_scheduler
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="session")
+def scheduler() -> Iterator[Scheduler]:
+    with a_scheduler() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with a_pool(3) as running:
+        yield running
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return str(request.node.nodeid)

@@ -1,0 +1,106 @@
+"""Real schedulers, and the event loops of other processes, for tests of what crosses them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+
+class Scheduler:
+    """A Dask scheduler in a process of its own; it listens on loopback only.
+
+    Args:
+        variables: more of its environment.
+    """
+
+    def __init__(self, port: int = 0, **variables: str) -> None:
+        port = port or free_port()
+        self.address = f"tcp://127.0.0.1:{port}"
+        self._port = port
+        self._variables = variables
+        self.start()
+
+    def start(self) -> None:
+        """At the address that it had before."""
+        command = [
+            sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1",
+            "--port", str(self._port), "--dashboard-address", "127.0.0.1:0", "--no-show",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **self._variables}
+        )
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if re.search(r"Scheduler at:", line):
+                return
+        raise RuntimeError(f"the scheduler has ended: {self._process.wait()}")
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+@contextmanager
+def a_scheduler(**variables: str) -> Iterator[Scheduler]:
+    scheduler = Scheduler(**variables)
+    try:
+        yield scheduler
+    finally:
+        scheduler.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def a_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+        yield pool
+
+
+async def elsewhere(
+    pool: ProcessPoolExecutor, backend: str, fn: Callable[..., Awaitable[Any]], *args: Any
+) -> Any:
+    """Await `fn(*args)` on an event loop of another process."""
+    future = pool.submit(_run, backend, fn, args)
+    return await anyio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+
+
+def _run(backend: str, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+    return anyio.run(fn, *args, backend=backend)
+
+
+async def gathered(*calls: Awaitable[Any]) -> list[Any]:
+    """What they return, in their order."""
+    found: list[Any] = [None] * len(calls)
+
+    async def put(place: int, call: Awaitable[Any]) -> None:
+        found[place] = await call
+
+    async with anyio.create_task_group() as group:
+        for place, call in enumerate(calls):
+            group.start_soon(put, place, call)
+    return found
