@@ -28,7 +28,10 @@ class Place:
             arguments = distributed.Security().get_connection_args("client")
         else:
             arguments = self._client.security.get_connection_args("client")
-        return await connect(self.address, timeout=timeout_secs, **arguments)
+        try:
+            return await connect(self.address, timeout=timeout_secs, **arguments)
+        except ValueError as error:  # no address at all
+            raise ConnectionError(str(error)) from error
 
     async def register(self, timeout_secs: float) -> None:
         if self._client is not None:

@@ -39,6 +39,7 @@ class DaskStream:
         self._kicked = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self.comm: Any = None  # the connection, while there is one
         self._num_silent = 0
         self._state: SourceState | None = None
         self._is_beat_due = False
@@ -155,6 +156,7 @@ class DaskStream:
     async def _serve(self, comm: Any) -> None:
         """Speak and listen until the end, over one connection after the other."""
         while True:
+            self.comm = comm
             reason = "the connection ended"
             try:
                 async with asyncio.TaskGroup() as group:
