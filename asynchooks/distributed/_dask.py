@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -163,7 +164,7 @@ class DaskCluster:
         if stream is None or self._source is None:
             return
         try:
-            with current_engine().shielded(2 * _CLOSE_SECS):
+            with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
                 await self._loop.run(stream.close(_CLOSE_SECS))
         finally:
             self._source.set_state(SourceState.CLOSED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
 
@@ -46,7 +47,11 @@ class DaskLoop:
         return self._loop.is_running()
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await it there; a cancellation here cancels it."""
+        """Await it there; a cancellation here cancels it.
+
+        Raises:
+            ConnectionError: the event loop has ended.
+        """
         if self.is_here:
             return await work
         slot = Slot(current_engine(), "Dask's event loop")
@@ -54,6 +59,8 @@ class DaskLoop:
         async def carry() -> None:
             try:
                 outcome = Outcome(await work)
+            except asyncio.CancelledError:
+                outcome = _ended()
             except BaseException as error:
                 outcome = Outcome(error=error)
             slot.wake(outcome)
@@ -64,11 +71,16 @@ class DaskLoop:
             tasks.append(self._loop.create_task(carry()))
 
         # the context here says which event loop runs, and that is another
-        self._loop.call_soon_threadsafe(start, context=Context())
+        try:
+            self._loop.call_soon_threadsafe(start, context=Context())
+        except RuntimeError:
+            work.close()
+            return _ended().unwrap()
         try:
             outcome = await slot.engine.park(slot)
         except BaseException:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
             raise
         return outcome.unwrap()
 
@@ -78,6 +90,10 @@ class DaskLoop:
         if thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(_JOIN_SECS)
+
+
+def _ended() -> Outcome:
+    return Outcome(error=ConnectionError("the event loop of the Dask client has ended"))
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

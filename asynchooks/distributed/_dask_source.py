@@ -185,7 +185,7 @@ class DaskSource(StepSource):
     def set_state(self, state: SourceState, reason: str = "") -> None:
         if state is SourceState.CLOSED:
             with self._lock:
-                self._closed_for = reason or "its DaskCluster is closed"
+                self._closed_for = self._closed_for or reason or "its DaskCluster is closed"
                 pending = [*(self._sent or []), *self._actions]
                 self._sent, self._actions = None, []
             for each in pending:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from contextlib import suppress
 from typing import Any
 
 from .._engine import now
@@ -55,8 +56,9 @@ class DaskStream:
             running = None
         if running is loop:
             self._kicked.set()
-        elif not self._kicked.is_set() and not loop.is_closed():
-            loop.call_soon_threadsafe(self._kicked.set)
+        elif not self._kicked.is_set():
+            with suppress(RuntimeError):  # the loop has ended, and everything with it
+                loop.call_soon_threadsafe(self._kicked.set)
 
     async def open(self, source: DaskSource, timeout_secs: float) -> None:
         """Join the training.
@@ -88,9 +90,9 @@ class DaskStream:
                         await self._source.do(Action())  # answered after all that came before
                 except (TimeoutError, StepUnreachableError):
                     logger.warning("%s has not taken all steps", self._place.address)
+            self._set_state(SourceState.CLOSED, "")
             task.cancel()
             await asyncio.wait([task])
-        self._set_state(SourceState.CLOSED, "")
 
     async def statistics(self) -> Any:
         comm = await self._place.connect(self._heartbeat_secs)
@@ -149,6 +151,9 @@ class DaskStream:
     async def _serve_until_end(self, comm: Any) -> None:
         try:
             await self._serve(comm)
+        except asyncio.CancelledError:  # unless we close: a synchronous client took its loop along
+            self._set_state(SourceState.CLOSED, "its Dask client is closed")
+            raise
         except Exception as error:  # a defect, and nobody shall wait for ever because of it
             logger.exception("The connection to %s failed", self._place.address)
             self._set_state(SourceState.CLOSED, repr(error))
@@ -202,11 +207,9 @@ class DaskStream:
             if until == math.inf:
                 await self._kicked.wait()
                 continue
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, until - now())):
                     await self._kicked.wait()
-            except TimeoutError:
-                pass
 
     async def _beat(self) -> None:
         """Notice a silent scheduler, by beats and not by a clock: who was stopped himself cannot
@@ -231,7 +234,7 @@ class DaskStream:
         self._kicked.set()
 
     def _set_state(self, state: SourceState, reason: str) -> None:
-        if state is not self._state:
+        if state is not self._state and self._state is not SourceState.CLOSED:
             self._state = state
             self._source.set_state(state, reason)
 

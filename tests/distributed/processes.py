@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -25,8 +25,8 @@ class Scheduler:
         variables: more of its environment.
     """
 
-    def __init__(self, port: int = 0, **variables: str) -> None:
-        port = port or free_port()
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        port = free_port()
         self.address = f"tcp://127.0.0.1:{port}"
         self._port = port
         self._variables = variables
@@ -38,14 +38,17 @@ class Scheduler:
             sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1",
             "--port", str(self._port), "--dashboard-address", "127.0.0.1:0", "--no-show",
         ]  # fmt: skip
+        # its log is not read: a pipe that is full would stop it
         self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **self._variables}
+            command, stderr=subprocess.DEVNULL, env={**os.environ, **self._variables}
         )
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if re.search(r"Scheduler at:", line):
+        until = time.monotonic() + 30.0
+        while time.monotonic() < until and self._process.poll() is None:
+            with suppress(ConnectionError):
+                socket.create_connection(("127.0.0.1", self._port)).close()
                 return
-        raise RuntimeError(f"the scheduler has ended: {self._process.wait()}")
+            time.sleep(0.02)
+        raise RuntimeError(f"the scheduler does not listen: {self._process.poll()}")
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -54,13 +57,11 @@ class Scheduler:
         self._process.send_signal(signal.SIGCONT)
         self._process.kill()
         self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
 
 
 @contextmanager
 def a_scheduler(**variables: str) -> Iterator[Scheduler]:
-    scheduler = Scheduler(**variables)
+    scheduler = Scheduler(variables)
     try:
         yield scheduler
     finally:

@@ -47,8 +47,10 @@ async def _hold_a_ticket(address: str, training: str, lease_secs: float) -> None
     async def hold() -> None:
         await anyio.sleep(1000)
 
-    times = {"heartbeat_secs": lease_secs / 2, "lease_secs": lease_secs}
-    async with DaskCluster(address, training, **times) as cluster:
+    beat = lease_secs / 2
+    async with DaskCluster(
+        address, training, heartbeat_secs=beat, lease_secs=lease_secs
+    ) as cluster:
         hooks = [StopAtStepHook(last_step=10)]
         async with MonitoredSession(hooks, cluster.session_creator(hold)) as session:
             await session.run("loss")
