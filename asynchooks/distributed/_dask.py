@@ -11,8 +11,9 @@ from .._engine import current_engine
 from .._function_session import StepFunction
 from .._global_step import GlobalStep
 from .._step_source import SourceState
+from ._actions import Action
 from ._dask_session import DaskSessionCreator
-from ._dask_source import Action, DaskSource
+from ._dask_source import DaskSource
 
 try:
     import distributed

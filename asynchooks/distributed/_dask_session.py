@@ -12,7 +12,8 @@ from .._global_step import GlobalStep, GlobalStepStatistics
 from .._raw_session import RawSession
 from .._session_creator import Lease, Restore
 from .._signal import Signal
-from ._dask_source import Begun, DaskSource
+from ._actions import Begun
+from ._dask_source import DaskSource
 
 if TYPE_CHECKING:
     from ._dask import DaskCluster

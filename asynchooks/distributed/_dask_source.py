@@ -10,39 +10,20 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._engine import Slot, current_engine, now
 from .._errors import StepUnreachableError
 from .._global_step import GlobalStep
 from .._signal import Signal
 from .._step_source import SourceState, StepSource
+from ._actions import Action, Begun
 from ._rations import Move, Rations
 from ._training import Request
 
 _CLOSED = Signal("CLOSED")
 _LOOK_SECS = 0.1
 """How soon it is noticed that a run has failed, which nobody says."""
-
-
-class Action(NamedTuple):
-    """Something to do at the scheduler, once, and who waits until it is done."""
-
-    num_runs: int = 0
-    published: int = 0
-    restart_at: int | None = None
-    is_done: bool = False
-    epoch: str = ""
-    ticket_of: int | None = None
-    """The step's epoch here in which a run got its ticket, if it has one."""
-    slot: Slot | None = None
-
-
-class Begun(NamedTuple):
-    """In which epoch a run began, by the scheduler and by the step here."""
-
-    epoch: str
-    local_epoch: int
 
 
 class DaskSource(StepSource):

@@ -14,9 +14,10 @@ from typing import Any
 from .._engine import now
 from .._errors import StepUnreachableError
 from .._step_source import SourceState
+from ._actions import Action
 from ._dask_place import Place
 from ._dask_plugin import FOLLOW, STATISTICS, version
-from ._dask_source import Action, DaskSource
+from ._dask_source import DaskSource
 
 logger = logging.getLogger("asynchooks")
 

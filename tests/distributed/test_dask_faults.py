@@ -31,8 +31,9 @@ from .test_dask import step, wait_until
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_scheduler() -> Iterator[Scheduler]:
+    """One that tests may stop, and kill if they start it again."""
     with a_scheduler() as running:
         yield running
 
@@ -254,6 +255,19 @@ async def test_waits_end_when_the_client_is_closed(scheduler: Scheduler, trainin
         await anyio.to_thread.run_sync(client.close)
     with pytest.raises(StepUnreachableError, match="client is closed"):
         await cluster.advance()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_waits_end_when_an_asynchronous_client_is_closed(
+    scheduler: Scheduler, training: str
+) -> None:
+    client = await Client(scheduler.address, asynchronous=True, set_as_default=False)
+    async with DaskCluster(client, training, heartbeat_secs=0.3) as cluster:
+        await client.close()
+        with pytest.raises(StepUnreachableError, match="can no longer come"):
+            await cluster.global_step.wait_for(10)
+        with pytest.raises(StepUnreachableError, match="client is closed"):
+            await cluster.advance()
 
 
 async def test_a_process_that_leaves_without_a_word_leaves_no_wait_behind(
