@@ -185,12 +185,7 @@ class DaskCluster:
     def session_creator(
         self, step_fn: StepFunction, *, initial_step: int = 0
     ) -> DaskSessionCreator:
-        """What makes sessions whose step is a call of `step_fn`.
-
-        Args:
-            step_fn: as for `FunctionSessionCreator`, sync or async.
-            initial_step: a step that is reached when a session opens, >= 0.
-        """
+        """What makes sessions on a function, as `FunctionSessionCreator` does: sync or async."""
         return DaskSessionCreator(self, step_fn, initial_step)
 
     async def advance(self, num_steps: int = 1) -> int:

@@ -1,7 +1,4 @@
-"""What one process wants of its training, and what becomes of the news: between step and stream.
-
-Called from the sessions' threads and from the event loop of Dask. It sends nothing itself.
-"""
+"""What one process wants of its training, and what becomes of the news; it sends nothing itself."""
 
 from __future__ import annotations
 
@@ -134,10 +131,9 @@ class DaskSource(StepSource):
 
     def last_request(self) -> Request | None:
         """The one that was not answered, as far as is known, before the connection broke."""
-        if self._sent is None:
-            return None
-        self._told = self._request(0, resends=True)
-        return self._told
+        if self._sent is not None:
+            self._told = self._request(0, resends=True)
+        return None if self._sent is None else self._told
 
     def hear(self, news: Mapping[str, Any]) -> None:
         """Take note of what the scheduler says."""
@@ -219,11 +215,10 @@ class DaskSource(StepSource):
         return taken
 
     def _ration(self) -> Move:
-        if not self.rations:
-            return Move()
-        move = self._rations.next_move(self.step.demand(), now())
+        demand = self.step.demand()
+        move = self._rations.next_move(demand, now()) if self.rations else Move()
         if move.give_back:
-            self.step.grant(-move.give_back, epoch=self._local_epoch)
+            self.step.grant(-move.give_back, epoch=demand.epoch)
         return move
 
     def _request(self, num_wanted: int, *, takes: bool = False, resends: bool = False) -> Request:

@@ -9,6 +9,7 @@ measure a network, nor what Dask's own tasks cost.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -99,10 +100,31 @@ async def release_secs(client: Any, num_waiters: int) -> list[float]:
     ]
 
 
+async def echo_secs() -> list[float]:
+    """Seconds for a byte to another process and back, which tells how busy the machine is."""
+    program = "import sys\nfor line in sys.stdin: print(flush=True)"
+    found = []
+    async with await anyio.open_process([sys.executable, "-c", program], stderr=None) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(NUM_ROUNDS):
+            await anyio.sleep(0.005)
+            begun = time.monotonic()
+            await process.stdin.send(b"\n")
+            await process.stdout.receive(1)
+            found.append(time.monotonic() - begun)
+        process.kill()
+    return found
+
+
 async def steps_per_sec(client: Any, name: str, has_limit: bool) -> float:
     spans = await everywhere(client, train, name, has_limit)
     rate: float = NUM_STEPS / (max(end for _, end in spans) - min(begun for begun, _ in spans))
     return rate
+
+
+def both(secs: list[float]) -> str:
+    return f"{percentile(secs, 50) * 1e3:.1f} / {percentile(secs, 99) * 1e3:.1f}"
 
 
 async def measure() -> None:
@@ -111,11 +133,10 @@ async def measure() -> None:
         dashboard_address="127.0.0.1:0", asynchronous=True,
     )  # fmt: skip
     async with cluster, distributed.Client(cluster, asynchronous=True) as client:
-        rows = []
+        rows = [["a byte to a process and back: p50 / p99 ms", "-", both(await echo_secs())]]
         for num_waiters, bar in NUM_WAITERS.items():
             secs = await release_secs(client, num_waiters)
-            figures = f"{percentile(secs, 50) * 1e3:.1f} / {percentile(secs, 99) * 1e3:.1f}"
-            rows.append([f"{num_waiters} waiters: p50 / p99 ms", f"p99 <= {bar:g}", figures])
+            rows.append([f"{num_waiters} waiters: p50 / p99 ms", f"p99 <= {bar:g}", both(secs)])
         rates: dict[bool, list[float]] = {False: [], True: []}
         for trial in range(NUM_TRIALS):  # in turns, so that both meet the same machine
             for has_limit, found in rates.items():
