@@ -148,7 +148,8 @@ class GlobalStep(FedRuns):
                 self._waiters.leave(waiter)
                 return self._gate.value
             lost = self._waiters.take_lost()
-            all_wait = self._worker is not None and self._waiters.all_wait
+            nobody_else = self._worker is not None and self._gate.source is None
+            all_wait = nobody_else and self._waiters.all_wait
         if all_wait and not lost:
             logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
