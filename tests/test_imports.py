@@ -157,10 +157,10 @@ def foreign(path: Path) -> set[str]:
     return names
 
 
-DASK = {"_dask.py", "_dask_place.py", "_dask_plugin.py"}
+DASK = {"_actor_calls.py", "_dask.py", "_dask_place.py", "_dask_plugin.py"}
 EVENT_LOOPS = {
-    "_asyncio.py", "_dask_loop.py", "_dask_plugin.py", "_dask_stream.py", "_real_time.py",
-    "_runner.py", "_trio.py", "_wakeup_fd.py",
+    "_actor_calls.py", "_asyncio.py", "_dask_loop.py", "_dask_plugin.py", "_dask_stream.py",
+    "_real_time.py", "_runner.py", "_trio.py", "_wakeup_fd.py",
 }  # fmt: skip
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,15 @@ def scheduler() -> Iterator[Scheduler]:
 def pool() -> Iterator[ProcessPoolExecutor]:
     with a_pool(3) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Any]:
+    """A synchronous client of three Dask workers."""
+    from .clusters import local_cluster
+
+    with local_cluster() as client:
+        yield client
 
 
 @pytest.fixture
