@@ -31,6 +31,8 @@ logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 """Between two tries to find the board again."""
+_LEAST_PATIENCE_SECS = 3.0
+"""Before silence is reported: the first run of each kind is compiled, on a busy machine perhaps."""
 _EXIT_SECS = 2.0
 """How long a process that exits waits for threads that may hang at a silent server."""
 _BEATS_MISSED = 4
@@ -221,7 +223,6 @@ class Board(StepSource):
     def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
         def impatient() -> None:
             self._is_silent = True
-            secs = self._heartbeat_secs
             problem = f"nobody has answered for {secs:g} s"
             self._set_state(SourceState.LOST, problem)
             if self._has_linked:  # else whoever opens a session there notices for itself
@@ -229,7 +230,8 @@ class Board(StepSource):
             if self._is_closed:
                 self._calls.give_up()
 
-        result = self._calls.call(partial(fn, *args), self._heartbeat_secs, impatient)
+        secs = max(self._heartbeat_secs, _LEAST_PATIENCE_SECS)
+        result = self._calls.call(partial(fn, *args), secs, impatient)
         if self._is_silent:
             self._is_silent = False
             self._set_state(SourceState.LIVE)

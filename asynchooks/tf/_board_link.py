@@ -142,12 +142,7 @@ class BoardLink:
         self._is_closed = True
         sessions, self._sessions = self._sessions, []
 
-        def close() -> None:
-            for each in sessions:
-                with suppress(Exception):  # it is lost already
-                    each.close()
-
-        self._start(close, "asynchooks-board-close")
+        self._start(lambda: _close_all(sessions), "asynchooks-board-close")
 
     def join(self, secs: float) -> None:
         """Wait until what `close` ends has ended, so many seconds at most for each thread."""
@@ -171,6 +166,53 @@ class BoardLink:
             self._leave = self._ops.leave(self._request, num_taken)
             self._ring_all = self._ops.ring_all(num_taken)
             self._begin_epoch = self._ops.begin_epoch(num_taken)
+
+
+class ReadyEar:
+    """One blocked wait for a chief's word that the model is ready, which needs no variables.
+
+    Args:
+        place: where the step lives, or will.
+        master, config: as for `BoardLink`.
+    """
+
+    def __init__(self, place: Place, master: str, config: Any) -> None:
+        self._place, self._master, self._config = place, master, _without_timeout(config)
+        self._session: Any = None
+        self._is_closed = False
+        self._guard = threading.Lock()
+
+    def wait(self) -> bool:
+        """Block until a chief has said so; True. `close` ends it with an error.
+
+        Raises:
+            tf.errors.OpError: the server is lost, or this was closed.
+        """
+        with tf.Graph().as_default() as graph:
+            heard = BoardOps(graph, self._place).wait_ready()
+            session = v1.Session(self._master, graph=graph, config=self._config)
+        with self._guard:
+            self._session = session
+            if self._is_closed:
+                _close_all([session])
+        session.run(heard)
+        return True
+
+    def close(self) -> None:
+        """Free the wait at the server. Does not block."""
+        with self._guard:
+            self._is_closed = True
+            if self._session is not None:
+                sessions = [self._session]
+                threading.Thread(
+                    target=_close_all, args=(sessions,), name="asynchooks-ready-close", daemon=True
+                ).start()
+
+
+def _close_all(sessions: list[Any]) -> None:
+    for each in sessions:
+        with suppress(Exception):  # it is lost already
+            each.close()
 
 
 def _without_timeout(config: Any) -> Any:

@@ -99,7 +99,10 @@ class GraphSession(RawSession):
             outputs, said = self.run(*args), self._session.run(notices.now)
         else:
             outputs, said = self.run(fused, *others)
-        return outputs, server.note(said)
+        step = server.note(said)
+        if not notices.is_large_enough(server.num_taken):
+            notices.grow(server.num_taken)
+        return outputs, step
 
     async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await in_graph(self._graph, super().call, fn, *args)

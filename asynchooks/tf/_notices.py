@@ -5,6 +5,7 @@ It adds operations to the user's graph, finds the runs that move the step, and r
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from typing import Any
 
@@ -39,6 +40,7 @@ class Notices:
         self.begin_epoch = self._ops.begin_epoch(0)
         self.say_ready = self._ops.say_ready()
         self._num_taken = -1
+        self._lock = threading.Lock()  # guards growing
         self._after: dict[tf.Operation, Any] = {}  # notices, each after one update
         self._now: Any = None
         # runs by their fetches, with what is fetched beside; None: they do not move the step
@@ -46,17 +48,24 @@ class Notices:
         self.grow(0)
 
     def grow(self, num_taken: int) -> None:
-        """Ring every box, if there are more than before; the graph must not be finalized then."""
-        if num_taken <= self._num_taken:
-            return
-        self._num_taken = num_taken
-        self._now = self._ops.notice(num_taken)
-        self._after = {
-            each: self._ops.notice_after(each, num_taken)
-            for each in self._updates
-            if each._get_control_flow_context() is None
-        }
-        self._fused = {}
+        """Ring every box from now on, if there are more than before; from any thread."""
+        with self._lock:
+            if num_taken <= self._num_taken:
+                return
+            is_finalized = self._graph.finalized
+            if is_finalized:  # new operations are fine beside runs
+                self._graph._unsafe_unfinalize()
+            try:
+                self._now = self._ops.notice(num_taken)
+                self._after = {
+                    each: self._ops.notice_after(each, num_taken)
+                    for each in self._updates
+                    if each._get_control_flow_context() is None
+                }
+            finally:
+                if is_finalized:
+                    self._graph.finalize()
+            self._num_taken, self._fused = num_taken, {}
 
     def is_large_enough(self, num_taken: int) -> bool:
         """Whether every box is rung; else it must `grow`."""

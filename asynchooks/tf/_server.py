@@ -84,6 +84,11 @@ class Server:
         if board is not None:
             board.close()
 
+    @property
+    def num_taken(self) -> int:
+        """How many seats have been taken at the board, as last heard."""
+        return 0 if self._board is None else self._board.num_taken
+
     def note(self, said: np.ndarray) -> int:
         """Take note of what a run was told; returns the step after it."""
         notice, board = Notice.of(said), self._board
