@@ -25,6 +25,7 @@ from .._step_source import Demand, SourceState, StepSource
 from ..distributed._rations import Rations
 from ._board_link import BoardLink, Notice, SeatLostError
 from ._board_ops import NEVER, Place
+from ._end_of_process import TensorFlowThread
 from ._patient import GivenUp, PatientThread
 
 logger = logging.getLogger("asynchooks")
@@ -87,7 +88,8 @@ class Board(StepSource):
         self._has_ended = threading.Event()
         atexit.register(self._end)
         step.feed_from(self, stride)
-        threading.Thread(target=self._serve, name="asynchooks-board", daemon=True).start()
+        TensorFlowThread(self._serve, "asynchooks-board")
+        TensorFlowThread.close_at_exit(self)
 
     def look_again(self) -> None:
         with self._changed:

@@ -5,7 +5,6 @@ Every method blocks. Nothing is tried again here.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ._board_ops import NUM_SEATS, BoardOps, Place
+from ._end_of_process import TensorFlowThread
 
 v1 = tf.compat.v1
 
@@ -135,7 +135,7 @@ class BoardLink:
                 self.error = error
                 on_any()
 
-        self._start(serve, "asynchooks-board-wait")
+        TensorFlowThread(serve, "asynchooks-board-wait")
 
     def close(self) -> None:
         """End the blocked wait, and the sessions, without waiting for a server that is silent."""
@@ -144,15 +144,7 @@ class BoardLink:
 
         self._start(lambda: _close_all(sessions), "asynchooks-board-close")
 
-    def join(self, secs: float) -> None:
-        """Wait until what `close` ends has ended, so many seconds at most for each thread."""
-        for each in self._threads:
-            each.join(secs)
-
-    def _start(self, fn: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=fn, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        TensorFlowThread(close, "asynchooks-board-close")
 
     def _open(self) -> Any:
         session = v1.Session(self._master, graph=self._graph, config=self._config)

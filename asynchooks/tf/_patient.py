@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._work_thread import Outcome, call
+from ._end_of_process import TensorFlowThread
 
 
 class PatientThread:
@@ -22,7 +23,7 @@ class PatientThread:
         self._changed = threading.Condition()
         self._outcome: Outcome | None = None
         self._is_given_up = False
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        TensorFlowThread(self._serve, name)
 
     def call(
         self, fn: Callable[[], Any], patience_secs: float, impatient: Callable[[], None]
