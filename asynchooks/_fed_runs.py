@@ -57,11 +57,17 @@ class FedRuns(StepRuns):
                 limit=gate.limit,
                 num_short=len(gate.askers) if gate.is_rationed and gate.allowance <= 0 else 0,
                 num_spare=max(0, gate.allowance),
-                num_out=gate.tickets,
+                num_out=gate.tickets + gate.void,
                 num_granted=gate.grants,
                 workers_open=len(waiters.workers),
                 epoch=gate.epoch,
+                num_void=gate.void,
             )
+
+    def forget_void(self) -> None:
+        """Reckon no longer with runs of older epochs, which have not ended for a long time."""
+        with self._lock:
+            self._gate.forget_void()
 
     def grant(self, runs: int, *, epoch: int) -> bool:
         """Let this process run so many steps more below the limit; from any thread.

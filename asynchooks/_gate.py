@@ -65,8 +65,9 @@ class Gate:
 
     __slots__ = (
         "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
-        "is_free", "is_rationed", "is_running_here", "keeps_limit", "limit", "low_water",
-        "read_runs", "reader", "source", "stride", "tickets", "unread_runs", "value",
+        "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from", "limit",
+        "low_water", "read_runs", "reader", "source", "stride", "tickets", "unread_runs", "value",
+        "void",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -84,6 +85,9 @@ class Gate:
         self.low_water = 0  # an allowance that is to be filled up
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
+        # of older epochs, from `kept_from` on: a source that has not lost its state may still see
+        # their runs, after its step has gone back
+        self.void = self.kept_from = 0
         # the largest advance of a run that was alone; unknown until one was
         self.stride: int | None = None
         self.is_exclusive = False
@@ -165,8 +169,9 @@ class Gate:
         if ticket.is_settled:
             return
         ticket.is_settled = True
-        if ticket.epoch != self.epoch:
-            return  # its step was lost with its epoch, and so was its place
+        if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
+            self.void -= ticket.epoch >= self.kept_from
+            return
         was_alone = ticket.lone_grant + 1 == self.grants
         self.move(ticket.epoch, ticket.value if was_alone else None, value)
         self.tickets -= 1
@@ -203,7 +208,12 @@ class Gate:
         self.epoch += 1
         self.value = value
         self.read_runs = self.unread_runs
+        self.void += self.tickets
         self.tickets = self.abandoned = self.allowance = 0
+
+    def forget_void(self) -> None:
+        """Take it that no run of an older epoch is under way any more."""
+        self.void, self.kept_from = 0, self.epoch
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for its run any longer: rather stop short of the limit than hang."""

@@ -173,6 +173,22 @@ def test_a_ticket_of_an_older_epoch_settles_nothing() -> None:
     assert (gate.value, gate.tickets) == (5, 0)
 
 
+def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten() -> None:
+    gate = Gate(0)
+    first, second = gate.grant(), gate.grant()
+    gate.restart(0)
+    third = gate.grant()
+    assert (gate.tickets, gate.void) == (1, 2)
+    gate.settle(first, 7)
+    assert gate.void == 1
+    gate.restart(0)
+    assert (gate.tickets, gate.void) == (0, 2)
+    gate.forget_void()
+    gate.settle(second, None)
+    gate.settle(third, None)
+    assert gate.void == 0
+
+
 def test_a_ticket_settles_once() -> None:
     gate = Gate(0)
     ticket, _ = gate.grant(), gate.grant()

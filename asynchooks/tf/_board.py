@@ -193,6 +193,8 @@ class Board(StepSource):
                 self._call(link.ring_all, self.num_taken)
             if moment >= beat_at:
                 self._beat(link, beats)
+                if beats.have_lasted(demand.num_void):
+                    self._step.forget_void()
                 beat_at = moment + beats.every_secs
             with self._changed:
                 until = min(beat_at, move.look_at) - now()
@@ -253,6 +255,13 @@ class _Beats:
     def __init__(self, every_secs: float) -> None:
         self.every_secs = every_secs
         self._seen: dict[int, tuple[int, int, int]] = {}  # seat: owner, beats, ours since then
+        self._void = 0, 0  # runs of an earlier epoch: how many, for how many beats
+
+    def have_lasted(self, num_void: int) -> bool:
+        """Whether so many runs are there that should have ended: who answers ends them."""
+        num, count = self._void
+        self._void = num_void, count + 1 if num_void and num_void == num else 0
+        return self._void[1] >= _BEATS_MISSED
 
     def missed(self, rows: np.ndarray, own_seat: int) -> list[tuple[int, int, int, int]]:
         """(Seat, owner, steps held, beats) of those who are taken for dead now."""
