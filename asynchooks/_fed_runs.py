@@ -6,6 +6,7 @@ Between `StepRuns` and `GlobalStep`, which adds the waiting.
 from __future__ import annotations
 
 import logging
+import math
 
 from ._signal import Signal
 from ._step_runs import StepRuns, wake_all
@@ -38,6 +39,7 @@ class FedRuns(StepRuns):
             gate.source = source
             gate.is_rationed = source is not None and source.rations
             gate.allowance = 0
+            gate.lease_until = math.inf
             if source is not None:
                 gate.stride = stride
             news = self._news()
@@ -85,6 +87,17 @@ class FedRuns(StepRuns):
             news = self._news()
         wake_all(news)
         return True
+
+    def lease(self, until: float) -> None:
+        """Let what was granted be used up to a time, in seconds of the engines' clock.
+
+        Afterwards others may have been given it: this process may have slept, or been cut off.
+        Never called, there is no such time.
+        """
+        with self._lock:
+            self._gate.lease_until = until
+            news = self._news()
+        wake_all(news)
 
     def set_source_state(self, state: SourceState | None, reason: str = "") -> None:
         """Say whether news of other processes arrives, and why not; from any thread.

@@ -6,11 +6,12 @@ and parks the askers. Nothing here knows of tasks, hooks or sessions.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ._engine import Engine, Slot
+from ._engine import Engine, Slot, now
 from ._signal import Signal
 from ._step_source import StepSource
 
@@ -65,9 +66,9 @@ class Gate:
 
     __slots__ = (
         "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
-        "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from", "limit",
-        "low_water", "read_runs", "reader", "source", "stride", "tickets", "unread_runs", "value",
-        "void",
+        "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
+        "lease_until", "limit", "low_water", "read_runs", "reader", "source", "stride", "tickets",
+        "unread_runs", "value", "void",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -82,6 +83,7 @@ class Gate:
         # below a limit this process runs only what the source allowed it, in runs
         self.is_rationed = False
         self.allowance = 0
+        self.lease_until = math.inf  # when others may have been given it, in seconds of `now`
         self.low_water = 0  # an allowance that is to be filled up
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
@@ -126,7 +128,8 @@ class Gate:
         if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
         if self.is_rationed:
-            return Answer.GRANTED if self.allowance > 0 else Answer.WAIT
+            is_ours = self.allowance > 0 and now() < self.lease_until
+            return Answer.GRANTED if is_ours else Answer.WAIT
         if self.is_unread:
             return Answer.WAIT
         if tickets == 0:

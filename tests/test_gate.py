@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._engine import Engine, Slot
+from asynchooks._engine import Engine, Slot, now
 from asynchooks._gate import Answer, Asker, Gate, Ticket
 
 
@@ -187,6 +188,17 @@ def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten(
     gate.settle(second, None)
     gate.settle(third, None)
     assert gate.void == 0
+
+
+def test_what_was_granted_is_used_while_it_is_leased() -> None:
+    gate = Gate(0)
+    gate.limit, gate.is_rationed = 10, True
+    gate.allow(2)
+    assert gate.decide(is_exclusive=False) is Answer.GRANTED
+    gate.lease_until = now()
+    assert gate.decide(is_exclusive=False) is Answer.WAIT
+    gate.lease_until = math.inf
+    assert gate.decide(is_exclusive=False) is Answer.GRANTED
 
 
 def test_a_ticket_settles_once() -> None:

@@ -38,6 +38,9 @@ _EXIT_SECS = 2.0
 """How long a process that exits waits for threads that may hang at a silent server."""
 _BEATS_MISSED = 4
 """After so many beats of ours without one of another process, it is taken for dead."""
+_BEATS_LEASED = _BEATS_MISSED - 0.5
+"""For so many beats after one, what was granted may be used: a process that was stopped must not
+run, when it goes on, what others have been given meanwhile."""
 
 
 class Board(StepSource):
@@ -155,20 +158,37 @@ class Board(StepSource):
         """Take a seat and keep it, until it is lost or this is closed."""
         if self._is_closed:
             return
+        moment = now()
         link: BoardLink = self._call(self._connect, int(self._heartbeat_secs * 5e5))
         try:
+            held = self._begin_seat(link)
+            self._lease_from(moment)
             self._has_linked = True
             self.note(link.first)
             link.listen(self.note, self.look_again)
             self._set_state(SourceState.LIVE)
-            self._attend(link)
+            self._attend(link, held)
         finally:
             link.close()
             link.join(_EXIT_SECS if self._is_closed else 0.0)
 
-    def _attend(self, link: BoardLink) -> None:
+    def _begin_seat(self, link: BoardLink) -> int:
+        """Give up what was granted to another seat; say, and return, what is held all the same."""
+        demand = self._step.demand()
+        while demand.num_spare:
+            self._step.grant(-demand.num_spare, epoch=demand.epoch)
+            demand = self._step.demand()
+        held = self.stride * demand.num_out
+        if held:
+            self._call(link.take, 0, held, self.stride, 0)
+        return held
+
+    def _lease_from(self, moment: float) -> None:
+        self._step.lease(moment + _BEATS_LEASED * self._heartbeat_secs / 2)
+
+    def _attend(self, link: BoardLink, held: int) -> None:
         rations, beats = Rations(), _Beats(self._heartbeat_secs / 2)
-        armed, held, beat_at = NEVER, 0, now() + beats.every_secs
+        armed, beat_at = NEVER, now() + beats.every_secs
         while True:
             with self._changed:
                 if self._is_closed:
@@ -214,7 +234,9 @@ class Board(StepSource):
         return int(granted)
 
     def _beat(self, link: BoardLink, beats: _Beats) -> None:
+        moment = now()
         notice, rows = self._call(link.beat)
+        self._lease_from(moment)
         self.note(notice)
         for seat, owner, held, count in beats.missed(rows, link.seat):
             if self._call(link.evict, seat, owner, count, self.num_taken):
