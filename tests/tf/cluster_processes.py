@@ -73,10 +73,13 @@ class TaskProcess:
 class TaskLauncher:
     """The process that forks; what it forked ends with each test."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, command: list[str] | None = None, cwd: Path | None = None
+    ) -> None:
         self._directory = directory
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__],
+            command or [sys.executable, "-P", __file__],
+            cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

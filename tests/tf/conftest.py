@@ -1,4 +1,4 @@
-"""What tests of clusters share: one launcher, because it takes seconds to load TensorFlow."""
+"""What tests of clusters share: launchers, because it takes seconds to load TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from .cluster_processes import TaskLauncher, launched
+from .training_processes import training_launched
 
 cluster_launcher = pytest.fixture(scope="session")(launched)
+training_launcher = pytest.fixture(scope="session")(training_launched)
 
 
 @pytest.fixture
