@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from .._engine import now
@@ -23,6 +22,7 @@ from .._errors import is_preemption
 from .._global_step import GlobalStep
 from .._step_source import Demand, SourceState, StepSource
 from ..distributed._rations import Rations
+from ._beats import BEATS_LEASED, Beats
 from ._board_link import BoardLink, Notice, SeatLostError
 from ._board_ops import NEVER, Place
 from ._end_of_process import TensorFlowThread
@@ -32,15 +32,6 @@ logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 """Between two tries to find the board again."""
-_LEAST_PATIENCE_SECS = 3.0
-"""Before silence is reported: the first run of each kind is compiled, on a busy machine perhaps."""
-_EXIT_SECS = 2.0
-"""How long a process that exits waits for threads that may hang at a silent server."""
-_BEATS_MISSED = 4
-"""After so many beats of ours without one of another process, it is taken for dead."""
-_BEATS_LEASED = _BEATS_MISSED - 0.5
-"""For so many beats after one, what was granted may be used: a process that was stopped must not
-run, when it goes on, what others have been given meanwhile."""
 
 
 class Board(StepSource):
@@ -184,10 +175,10 @@ class Board(StepSource):
         return held
 
     def _lease_from(self, moment: float) -> None:
-        self._step.lease(moment + _BEATS_LEASED * self._heartbeat_secs / 2)
+        self._step.lease(moment + BEATS_LEASED * self._heartbeat_secs / 2)
 
     def _attend(self, link: BoardLink, held: int) -> None:
-        rations, beats = Rations(), _Beats(self._heartbeat_secs / 2)
+        rations, beats = Rations(), Beats(self._heartbeat_secs / 2)
         armed, beat_at = NEVER, now() + beats.every_secs
         while True:
             with self._changed:
@@ -233,7 +224,7 @@ class Board(StepSource):
             self._step.grant(granted, epoch=demand.epoch)
         return int(granted)
 
-    def _beat(self, link: BoardLink, beats: _Beats) -> None:
+    def _beat(self, link: BoardLink, beats: Beats) -> None:
         moment = now()
         notice, rows = self._call(link.beat)
         self._lease_from(moment)
@@ -266,39 +257,6 @@ class Board(StepSource):
     def _set_state(self, state: SourceState, reason: str = "") -> None:
         if not self._is_closed:
             self._step.set_source_state(state, f"{self._where}: {reason}" if reason else "")
-
-
-class _Beats:
-    """Who among the others has been heard of, counted in beats of our own.
-
-    Not by a clock: after a server was stopped for a while, all are late alike.
-    """
-
-    def __init__(self, every_secs: float) -> None:
-        self.every_secs = every_secs
-        self._seen: dict[int, tuple[int, int, int]] = {}  # seat: owner, beats, ours since then
-        self._void = 0, 0  # runs of an earlier epoch: how many, for how many beats
-
-    def have_lasted(self, num_void: int) -> bool:
-        """Whether so many runs are there that should have ended: who answers ends them."""
-        num, count = self._void
-        self._void = num_void, count + 1 if num_void and num_void == num else 0
-        return self._void[1] >= _BEATS_MISSED
-
-    def missed(self, rows: np.ndarray, own_seat: int) -> list[tuple[int, int, int, int]]:
-        """(Seat, owner, steps held, beats) of those who are taken for dead now."""
-        dead = []
-        before, self._seen = self._seen, {}
-        for seat in np.flatnonzero(rows[:, 0]).tolist():
-            owner, held, count, every = rows[seat].tolist()
-            if seat == own_seat:
-                continue
-            old = before.get(seat)
-            missed = old[2] + 1 if old is not None and old[:2] == (owner, count) else 0
-            self._seen[seat] = owner, count, missed
-            if missed * self.every_secs >= _BEATS_MISSED * max(self.every_secs, every / 1e6):
-                dead.append((seat, owner, held, count))
-        return dead
 
 
 def _in_short(error: Exception) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from .cluster_processes import TaskLauncher, free_cluster
-from .training_processes import BEAT, Cast, Heard, read_step
+from .training_processes import Cast, Heard, read_step
+from .training_roles import BEAT
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow]
+# most of it is waiting for TensorFlow, on a busy machine
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 on_trio = pytest.mark.parametrize("cast", ["trio"], indirect=True)
 
@@ -45,7 +47,7 @@ def check_end(cast: Cast, processes: list[Heard], last_step: int) -> None:
 
 def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_path: Path) -> None:
     ps = cast.ps()
-    processes = chief, *_ = pair_of(cast, 400, tmp_path)
+    processes = pair_of(cast, 400, tmp_path)
     for each in processes:
         each.hear_step(70)
     epochs = [each.epoch for each in processes]
@@ -107,7 +109,7 @@ def test_a_chief_that_comes_again_restores_and_all_go_on(cast: Cast, tmp_path: P
     chief = cast.trains("chief:0", 300, workers=2, pace=0.02, directory=str(tmp_path))
     check_end(cast, [chief, *workers], 300)
     assert [each.done().epoch for each in workers] == [each + 1 for each in epochs]
-    assert 60 <= min(workers[0].steps(epochs[0] + 1)), "a checkpoint was restored"
+    assert min(workers[0].steps(epochs[0] + 1)) >= 60, "a checkpoint was restored"
 
 
 def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(
@@ -133,7 +135,7 @@ def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_workers_that_die_at_any_moment_never_keep_the_end(training_launcher: TaskLauncher) -> None:
     random_ = random.Random(7)
     late = []

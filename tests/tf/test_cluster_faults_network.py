@@ -9,11 +9,12 @@ import pytest
 
 from .cluster_processes import Cluster, TaskLauncher, free_cluster
 from .proxy import Proxy
-from .training_processes import BEAT, Cast, read_step
+from .training_processes import Cast, read_step
+from .training_roles import BEAT
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow]
-
+# most of it is waiting for TensorFlow, on a busy machine
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
 class Divided:

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(0)]
 LIMIT = 600
 HANGS_AFTER_SECS = 90.0
 """A training that has not ended so long after the last fault hangs; most take a few seconds."""
+SLOW_SECS = 15.0
+"""An end that is worth a look."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
     figures = Figures()
     until = time.monotonic() + soak_secs
     while time.monotonic() < until:
-        seed = figures.cycles
+        seed, num_problems = figures.cycles, len(figures.problems())
         cast = Cast(
             training_launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2]
         )
@@ -150,6 +152,8 @@ def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
             cast.end()
         figures.cycles += 1
         print(figures, flush=True)
-        for problem in figures.problems():
-            print("  ", problem[:4000], flush=True)
+        if len(figures.problems()) > num_problems or figures.end_secs[-1:] > [SLOW_SECS]:
+            story = tmp_path / f"{seed}.txt"
+            story.write_text(cast.story())
+            print("  see", story, *figures.problems()[num_problems:], flush=True)
     assert figures.problems() == []
