@@ -1,4 +1,4 @@
-"""Daemon threads that call TensorFlow, and what the end of the process waits for.
+"""Daemon threads that call TensorFlow, for which the end of the process waits a while.
 
 A thread that comes back from TensorFlow while the interpreter is being taken down aborts the
 process ("terminate called ... exception not rethrown"), and its exit code is that of a failure.
@@ -14,8 +14,9 @@ from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from .._engine import now
+from .._work_thread import WorkThread
 
-_PATIENCE_SECS = 2.0
+_PATIENCE_SECS = 3.0
 """How long the end of the process waits at most: a server may have fallen silent."""
 
 
@@ -55,10 +56,11 @@ class TensorFlowThread(threading.Thread):
             owner.close()
         while now() < until:
             with cls._guard:  # anew: the end of one may start another
-                running = next((each for each in cls._running if each.is_alive()), None)
-            if running is None:
+                threads = [*cls._running, *WorkThread.left_alone]
+            running = [each for each in threads if each.is_alive()]
+            if not running:
                 return
-            running.join(max(0.0, until - now()))
+            running[0].join(max(0.0, until - now()))
 
 
 atexit.register(TensorFlowThread.end_all)
