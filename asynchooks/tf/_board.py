@@ -6,7 +6,6 @@ One thread asks, and another holds the one blocked wait of the process. The oper
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import secrets
@@ -32,6 +31,8 @@ logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 """Between two tries to find the board again."""
+_LEAST_PATIENCE_SECS = 3.0
+"""Before silence is reported: the first run of each kind is compiled, on a busy machine perhaps."""
 
 
 class Board(StepSource):
@@ -79,8 +80,6 @@ class Board(StepSource):
         self._epoch = 0  # of the board; 0: unknown
         self.num_taken = 0  # seats, as last heard
         self._calls = PatientThread("asynchooks-board-calls")
-        self._has_ended = threading.Event()
-        atexit.register(self._end)
         step.feed_from(self, stride)
         TensorFlowThread(self._serve, "asynchooks-board")
         TensorFlowThread.close_at_exit(self)
@@ -137,13 +136,6 @@ class Board(StepSource):
             pass
         finally:
             self._calls.give_up()
-            self._has_ended.set()
-            atexit.unregister(self._end)
-
-    def _end(self) -> None:
-        """At the process's exit: a thread that comes back from TensorFlow after it aborts all."""
-        self.close()
-        self._has_ended.wait(_EXIT_SECS)
 
     def _visit(self) -> None:
         """Take a seat and keep it, until it is lost or this is closed."""
@@ -161,7 +153,6 @@ class Board(StepSource):
             self._attend(link, held)
         finally:
             link.close()
-            link.join(_EXIT_SECS if self._is_closed else 0.0)
 
     def _begin_seat(self, link: BoardLink) -> int:
         """Give up what was granted to another seat; say, and return, what is held all the same."""

@@ -56,7 +56,6 @@ class BoardLink:
         self._graph = tf.Graph()
         self._ops = BoardOps(self._graph, place)
         self._sessions: list[Any] = []
-        self._threads: list[threading.Thread] = []
         self._master, self._config = master, _without_timeout(config)
         with self._graph.as_default():
             self._request = v1.placeholder(tf.int64, (None,), "request")
@@ -116,11 +115,6 @@ class BoardLink:
     def leave(self, num_taken: int) -> None:
         self.evict(self.seat, self._owner, -1, num_taken)
 
-    def begin_epoch(self, num_taken: int) -> Notice:
-        """Tell every process that the step may have gone back."""
-        self._grow(num_taken)
-        return Notice.of(self._session.run(self._begin_epoch))
-
     def listen(self, on_notice: Callable[[Notice], None], on_any: Callable[[], None]) -> None:
         """Start the one blocked wait of this process; it ends with `close`, or sets `error`."""
         wait = self._ops.wait(self.seat)
@@ -141,10 +135,7 @@ class BoardLink:
         """End the blocked wait, and the sessions, without waiting for a server that is silent."""
         self._is_closed = True
         sessions, self._sessions = self._sessions, []
-
-        self._start(lambda: _close_all(sessions), "asynchooks-board-close")
-
-        TensorFlowThread(close, "asynchooks-board-close")
+        TensorFlowThread(lambda: _close_all(sessions), "asynchooks-board-close")
 
     def _open(self) -> Any:
         session = v1.Session(self._master, graph=self._graph, config=self._config)
@@ -157,7 +148,6 @@ class BoardLink:
             self._num_taken = num_taken
             self._leave = self._ops.leave(self._request, num_taken)
             self._ring_all = self._ops.ring_all(num_taken)
-            self._begin_epoch = self._ops.begin_epoch(num_taken)
 
 
 class ReadyEar:
@@ -196,9 +186,7 @@ class ReadyEar:
             self._is_closed = True
             if self._session is not None:
                 sessions = [self._session]
-                threading.Thread(
-                    target=_close_all, args=(sessions,), name="asynchooks-ready-close", daemon=True
-                ).start()
+                TensorFlowThread(lambda: _close_all(sessions), "asynchooks-ready-close")
 
 
 def _close_all(sessions: list[Any]) -> None:
