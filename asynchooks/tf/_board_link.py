@@ -5,6 +5,7 @@ Every method blocks. Nothing is tried again here.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
