@@ -59,11 +59,11 @@ class FedRuns(StepRuns):
                 limit=gate.limit,
                 num_short=len(gate.askers) if gate.is_rationed and gate.allowance <= 0 else 0,
                 num_spare=max(0, gate.allowance),
-                num_out=gate.tickets + gate.void,
+                num_out=gate.tickets + gate.num_void,
                 num_granted=gate.grants,
                 workers_open=len(waiters.workers),
                 epoch=gate.epoch,
-                num_void=gate.void,
+                num_void=gate.num_void,
             )
 
     def forget_void(self) -> None:

@@ -68,7 +68,7 @@ class Gate:
         "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
         "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
         "lease_until", "limit", "low_water", "read_runs", "reader", "source", "stride", "tickets",
-        "unread_runs", "value", "void",
+        "num_void", "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -89,7 +89,7 @@ class Gate:
         self.abandoned = 0  # of those, the ones whose thread may never end
         # of older epochs, from `kept_from` on: a source that has not lost its state may still see
         # their runs, after its step has gone back
-        self.void = self.kept_from = 0
+        self.num_void = self.kept_from = 0
         # the largest advance of a run that was alone; unknown until one was
         self.stride: int | None = None
         self.is_exclusive = False
@@ -173,7 +173,7 @@ class Gate:
             return
         ticket.is_settled = True
         if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
-            self.void -= ticket.epoch >= self.kept_from
+            self.num_void -= ticket.epoch >= self.kept_from
             return
         was_alone = ticket.lone_grant + 1 == self.grants
         self.move(ticket.epoch, ticket.value if was_alone else None, value)
@@ -211,12 +211,12 @@ class Gate:
         self.epoch += 1
         self.value = value
         self.read_runs = self.unread_runs
-        self.void += self.tickets
+        self.num_void += self.tickets
         self.tickets = self.abandoned = self.allowance = 0
 
     def forget_void(self) -> None:
         """Take it that no run of an older epoch is under way any more."""
-        self.void, self.kept_from = 0, self.epoch
+        self.num_void, self.kept_from = 0, self.epoch
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for its run any longer: rather stop short of the limit than hang."""
