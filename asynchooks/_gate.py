@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from itertools import takewhile
 
 from ._engine import Engine, Slot
 from ._signal import Signal
@@ -31,10 +32,11 @@ class Answer(Enum):
 class Ticket:
     """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "value")
+    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "terms", "value")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
+        self.terms = -1  # of the allowance that it was taken from, if any
         self.value: int | None = 0  # before the run; None: runs have ended unread
         self.lone_grant = 0  # which grant this is, if no other run was under way
         self.is_settled = True
@@ -64,9 +66,10 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
-        "is_free", "is_rationed", "is_running_here", "keeps_limit", "limit", "low_water",
-        "read_runs", "reader", "source", "stride", "tickets", "unread_runs", "value",
+        "abandoned", "allowance", "askers", "engine", "epoch", "grants",
+        "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit", "limit",
+        "low_water", "read_runs", "reader", "source", "stride", "terms", "tickets",
+        "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -80,8 +83,9 @@ class Gate:
         self.source: StepSource | None = None  # what other processes move the step, if any
         # below a limit this process runs only what the source allowed it, in runs
         self.is_rationed = False
-        self.allowance = 0
+        self.allowance = 0  # >= 0
         self.low_water = 0  # an allowance that is to be filled up
+        self.terms = 0  # how often what was allowed before became void
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
         # the largest advance of a run that was alone; unknown until one was
@@ -121,13 +125,17 @@ class Gate:
             return Answer.WAIT
         if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
+        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.is_rationed:
-            return Answer.GRANTED if self.allowance > 0 else Answer.WAIT
+            if self.allowance > 0:
+                return Answer.GRANTED
+            # no other process is allowed those steps either
+            is_last = hangs and self.value + tickets * (self.stride or 1) >= self.limit
+            return Answer.REFUSED if is_last else Answer.WAIT
         if self.is_unread:
             return Answer.WAIT
         if tickets == 0:
             return Answer.GRANTED
-        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.stride is None:
             return Answer.GRANTED if hangs else Answer.WAIT
         if self.value + (tickets + 1) * self.stride <= self.limit:
@@ -143,14 +151,34 @@ class Gate:
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
-        if self.is_rationed and self.limit is not None:
-            self.allowance -= 1
+        # one that a run takes which began without a limit was not asked of anybody
+        is_allowed = self.limit is not None and self.allowance > 0
+        ticket.terms = self.terms if is_allowed else -1
+        self.allowance -= is_allowed
         return ticket
+
+    def take_back(self, ticket: Ticket) -> None:
+        """The ticket has not been used: whoever asks next may have what it was allowed."""
+        self.settle(ticket, None)
+        self.allowance += ticket.terms == self.terms
+
+    def void(self) -> None:
+        """Forget what was allowed so far; others may have been given it meanwhile."""
+        self.terms += 1
+        self.allowance = self.low_water = 0
 
     def allow(self, runs: int) -> None:
         """Add to what this process may run below the limit."""
         self.allowance += runs
         self.low_water = self.allowance // 2
+
+    @property
+    def num_short(self) -> int:
+        """How many askers a ticket would help; not those that wait for somebody's exclusive."""
+        is_needed = self.is_rationed and self.limit is not None and self.allowance == 0
+        if not is_needed or self.is_exclusive:
+            return 0
+        return sum(1 for _ in takewhile(lambda asker: not asker.is_exclusive, self.askers))
 
     @property
     def is_short(self) -> bool:
@@ -203,7 +231,8 @@ class Gate:
         self.epoch += 1
         self.value = value
         self.read_runs = self.unread_runs
-        self.tickets = self.abandoned = self.allowance = 0
+        self.tickets = self.abandoned = 0
+        self.void()
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for its run any longer: rather stop short of the limit than hang."""

@@ -104,6 +104,8 @@ class StepRuns:
             self._release()
         if news:
             wake_all(news)
+        if gate.is_rationed and gate.askers:  # what a failed run held is to be had again
+            self._look_again()
         if value is UNREAD and self.is_watched:  # since a moment ago
             self.refresh()
 
@@ -227,6 +229,7 @@ class StepRuns:
             self._gate.abandon(ticket)
             news = self._news()
         wake_all(news)
+        self._look_again()
 
     @asynccontextmanager
     async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
@@ -268,6 +271,7 @@ class StepRuns:
                     is_taken = self._gate.is_exclusive = False
                 news = self._news()
             wake_all(news)
+            self._look_again()  # whoever stood in line may have taken the last tickets
 
         return release
 
@@ -282,9 +286,9 @@ class StepRuns:
             self._gate.askers.append(asker)
             news = self._news()
         wake_all(news)
-        self._look_again()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
+            self._look_again()
             with EndsAtStop(asker.slot, self._stop) if ends_at_stop else nullcontext():
                 await engine.park(asker.slot, until)
         except BaseException:
@@ -300,16 +304,17 @@ class StepRuns:
             if asker.answer is Answer.WAIT:
                 self._gate.askers.remove(asker)
             elif give_back and asker.ticket is not None:
-                self._gate.settle(asker.ticket, None)
+                self._gate.take_back(asker.ticket)
             elif give_back and asker.answer is Answer.GRANTED:
                 self._gate.is_exclusive = False
             news = self._news()
         wake_all(news)
+        self._look_again()
 
     def _look_again(self) -> None:
-        """Tell the source, if there is one, when it has something to bring; without the lock."""
+        """Tell the source, if there is one, when it has tickets to bring; without the lock."""
         source = self._gate.source
-        if source is not None and (self._gate.is_short or self._gate.askers):
+        if source is not None and self._gate.is_short:
             source.look_again()
 
     def _news(self) -> list[tuple[Slot, object]]:

@@ -165,7 +165,7 @@ class Board(StepSource):
                 self.note(self._call(link.arm, wanted))
                 armed = wanted
             move = rations.next_move(demand, moment)
-            if move.give_back and self._step.grant(-move.give_back, epoch=demand.epoch):
+            if move.give_back and self._grant(-move.give_back, demand):
                 demand = demand._replace(num_spare=0)
             in_hand = self.stride * (demand.num_out + demand.num_spare)
             if move.ask:
@@ -191,8 +191,11 @@ class Board(StepSource):
         self.note(notice)
         rations.take_note(granted, demand, now())
         if granted:
-            self._step.grant(granted, epoch=demand.epoch)
+            self._grant(int(granted), demand)
         return int(granted)
+
+    def _grant(self, runs: int, demand: Demand) -> bool:
+        return self._step.grant(runs, epoch=demand.epoch, limit=demand.limit, source=self)
 
     def _beat(self, link: BoardLink, beats: _Beats) -> None:
         notice, rows = self._call(link.beat)
