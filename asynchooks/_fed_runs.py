@@ -102,15 +102,17 @@ class FedRuns(StepRuns):
     def set_source_state(self, state: SourceState | None, reason: str = "") -> None:
         """Say whether news of other processes arrives, and why not; from any thread.
 
-        Once the source is closed every wait for a step ends; it may come back.
+        Once the source is closed every wait for a step ends, and for a ticket; it may come back.
         """
         with self._lock:
             before, self._waiters.source_state = self._waiters.source_state, state
+            self._gate.is_cut_off = state is SourceState.CLOSED
+            news = self._news()
             lost = self._waiters.take_lost()
             told = self._waiters.take_told() if state is SourceState.LOST else []
         if before is not state and not (before is None and state is SourceState.LIVE):
             level = logging.WARNING if state is SourceState.LOST else logging.INFO
             name = "gone" if state is None else state.value
             logger.log(level, "The source of %s is %s%s", self.name, name, reason and f": {reason}")
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
-        wake_all([(each.slot, LOST) for each in told])
+        news += [(each.slot, UNREACHABLE) for each in lost]
+        wake_all(news + [(each.slot, LOST) for each in told])

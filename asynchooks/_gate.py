@@ -26,6 +26,7 @@ class Answer(Enum):
 
     GRANTED = auto()
     REFUSED = auto()
+    CUT_OFF = auto()  # below the limit, but no more tickets come
     WAIT = auto()
 
 
@@ -66,7 +67,7 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "allowance", "askers", "engine", "epoch", "grants",
+        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_cut_off",
         "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit", "limit",
         "low_water", "read_runs", "reader", "source", "stride", "terms", "tickets",
         "unread_runs", "value",
@@ -83,6 +84,7 @@ class Gate:
         self.source: StepSource | None = None  # what other processes move the step, if any
         # below a limit this process runs only what the source allowed it, in runs
         self.is_rationed = False
+        self.is_cut_off = False  # no allowance comes any more
         self.allowance = 0  # >= 0
         self.low_water = 0  # an allowance that is to be filled up
         self.terms = 0  # how often what was allowed before became void
@@ -129,6 +131,8 @@ class Gate:
         if self.is_rationed:
             if self.allowance > 0:
                 return Answer.GRANTED
+            if self.is_cut_off:
+                return Answer.CUT_OFF
             # no other process is allowed those steps either
             is_last = hangs and self.value + tickets * (self.stride or 1) >= self.limit
             return Answer.REFUSED if is_last else Answer.WAIT

@@ -6,6 +6,8 @@ import pytest
 
 from asynchooks._gate import Answer, Gate
 
+from .test_gate import asker
+
 
 def rationed(value: int = 0, *, allowance: int = 0, stride: int = 1) -> Gate:
     gate = Gate(value)
@@ -91,3 +93,17 @@ def test_one_run_that_goes_on_is_waited_for() -> None:
     gate.abandon(gate.grant())
     gate.grant()
     assert gate.decide(is_exclusive=False) is Answer.WAIT
+
+
+def test_who_is_cut_off_hears_so_when_the_allowance_is_used_up() -> None:
+    gate = rationed(allowance=1)
+    gate.is_cut_off = True
+    waiting = [asker(), asker(is_exclusive=True), asker()]
+    gate.askers.extend(waiting)
+    assert gate.answer_askers() == waiting[:1]
+    assert waiting[0].ticket is not None
+    gate.settle(waiting[0].ticket, 1)
+    gate.answer_askers()
+    gate.is_exclusive = False
+    assert gate.answer_askers() == waiting[2:]
+    assert waiting[2].answer is Answer.CUT_OFF
