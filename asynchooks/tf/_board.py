@@ -178,7 +178,7 @@ class Board(StepSource):
                 self._beat(link, beats)
                 beat_at = moment + beats.every_secs
             with self._changed:
-                until = min(beat_at, move.look_at) - now()
+                until = 0.0 if move.ask else min(beat_at, move.look_at) - now()
                 self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
         self._call(link.leave, self.num_taken)
 
