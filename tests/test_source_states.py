@@ -206,3 +206,13 @@ async def test_the_state_may_be_told_by_several_threads_at_once() -> None:
         assert step.statistics().source is LIVE
         step.publish(5)
     assert box.value == 5
+
+
+async def test_a_source_that_goes_without_a_loss_ends_no_wait() -> None:
+    step, _ = fed()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: step.wait_for(5, fails_on_loss=True))
+        await settle()
+        step.feed_from(None)
+        assert step.statistics().tasks_waiting_for_step == 1
+        step.publish(5)
