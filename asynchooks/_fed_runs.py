@@ -34,32 +34,33 @@ class FedRuns(StepRuns):
         """
         if not (isinstance(stride, int) and stride >= 1):
             raise ValueError(f"stride is {stride!r}; give the steps that a run makes, >= 1")
+        self.set_source_state(None if source is None else SourceState.LIVE)
         with self._lock:
             gate = self._gate
             gate.source = source
-            gate.is_rationed = source is not None and source.rations
-            gate.allowance = 0
+            gate.is_rationed = source is not None and source.rations and not gate.keeps_limit
+            gate.void()
             gate.lease_until = math.inf
             if source is not None:
                 gate.stride = stride
             news = self._news()
         wake_all(news)
-        if source is None:
-            self.set_source_state(None)
-        else:
-            self.set_source_state(SourceState.LIVE)
+        if source is not None:
             source.look_again()
 
     def demand(self) -> Demand:
         """What is needed from other processes now; for the source."""
         with self._lock:
             gate, waiters = self._gate, self._waiters
+            next_step = waiters.next_step
+            if gate.is_rationed and gate.limit is not None and gate.value < gate.limit:
+                next_step = min(next_step, gate.limit)
             return Demand(
-                next_step=waiters.next_step,
+                next_step=next_step,
                 limit=gate.limit,
-                num_short=len(gate.askers) if gate.is_rationed and gate.allowance <= 0 else 0,
-                num_spare=max(0, gate.allowance),
-                num_out=gate.tickets + gate.num_void,
+                num_short=gate.num_short,
+                num_spare=gate.allowance,
+                num_out=gate.tickets + gate.num_void + gate.is_running_here,
                 num_granted=gate.grants,
                 workers_open=len(waiters.workers),
                 epoch=gate.epoch,
@@ -71,17 +72,35 @@ class FedRuns(StepRuns):
         with self._lock:
             self._gate.forget_void()
 
-    def grant(self, runs: int, *, epoch: int) -> bool:
+    def grant(
+        self,
+        runs: int,
+        *,
+        epoch: int,
+        limit: int | None = None,
+        source: StepSource | None = None,
+    ) -> bool:
         """Let this process run so many steps more below the limit; from any thread.
 
         A negative number takes back what is not used yet.
 
+        Args:
+            epoch: the one that they are for.
+            limit: the one that they were asked for under, if there may be a lower one by now:
+                the last session may have closed and another one opened.
+            source: who grants, if another one may have taken its place by now.
+
         Returns:
-            Whether it did: not what belongs to another epoch, and never more back than there is.
+            Whether it did: not for another epoch, nor a lower limit or none, nor from a source
+            that feeds the step no more, and never more back than there is.
         """
         with self._lock:
             gate = self._gate
-            if epoch != gate.epoch or gate.allowance + runs < 0:
+            if not gate.is_rationed or gate.limit is None or epoch != gate.epoch:
+                return False
+            if source not in (None, gate.source) or (limit is not None and limit > gate.limit):
+                return False
+            if gate.allowance + runs < 0:
                 return False
             gate.allow(runs)
             news = self._news()
@@ -89,7 +108,7 @@ class FedRuns(StepRuns):
         return True
 
     def lease(self, until: float) -> None:
-        """Let what was granted be used up to a time, in seconds of the engines' clock.
+        """Let what was granted be used up to a time, in seconds by `system_now`.
 
         Afterwards others may have been given it: this process may have slept, or been cut off.
         Never called, there is no such time.
@@ -102,17 +121,17 @@ class FedRuns(StepRuns):
     def set_source_state(self, state: SourceState | None, reason: str = "") -> None:
         """Say whether news of other processes arrives, and why not; from any thread.
 
-        Once the source is closed every wait for a step ends; it may come back.
+        Once the source is closed every wait for a step ends, and for a ticket; it may come back.
         """
         with self._lock:
             before, self._waiters.source_state = self._waiters.source_state, state
-            if SourceState.CLOSED in (before, state) and before is not state:
-                self._waiters.is_closed = state is SourceState.CLOSED
+            self._gate.is_cut_off = state is SourceState.CLOSED
+            news = self._news()
             lost = self._waiters.take_lost()
             told = self._waiters.take_told() if state is SourceState.LOST else []
         if before is not state and not (before is None and state is SourceState.LIVE):
             level = logging.WARNING if state is SourceState.LOST else logging.INFO
             name = "gone" if state is None else state.value
             logger.log(level, "The source of %s is %s%s", self.name, name, reason and f": {reason}")
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
-        wake_all([(each.slot, LOST) for each in told])
+        news += [(each.slot, UNREACHABLE) for each in lost]
+        wake_all(news + [(each.slot, LOST) for each in told])

@@ -10,8 +10,9 @@ import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from itertools import takewhile
 
-from ._engine import Engine, Slot, now
+from ._engine import Engine, Slot, system_now
 from ._signal import Signal
 from ._step_source import StepSource
 
@@ -26,16 +27,18 @@ class Answer(Enum):
 
     GRANTED = auto()
     REFUSED = auto()
+    CUT_OFF = auto()  # below the limit, but no more tickets come
     WAIT = auto()
 
 
 class Ticket:
     """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "value")
+    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "terms", "value")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
+        self.terms = -1  # of the allowance that it was taken from, if any
         self.value: int | None = 0  # before the run; None: runs have ended unread
         self.lone_grant = 0  # which grant this is, if no other run was under way
         self.is_settled = True
@@ -65,10 +68,10 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
-        "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
-        "lease_until", "limit", "low_water", "read_runs", "reader", "source", "stride", "tickets",
-        "num_void", "unread_runs", "value",
+        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_cut_off",
+        "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
+        "lease_until", "limit", "low_water", "num_void", "read_runs", "reader", "source", "stride",
+        "terms", "tickets", "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -82,9 +85,11 @@ class Gate:
         self.source: StepSource | None = None  # what other processes move the step, if any
         # below a limit this process runs only what the source allowed it, in runs
         self.is_rationed = False
-        self.allowance = 0
-        self.lease_until = math.inf  # when others may have been given it, in seconds of `now`
+        self.is_cut_off = False  # no allowance comes any more
+        self.allowance = 0  # >= 0
+        self.lease_until = math.inf  # when others may have been given it, by `system_now`
         self.low_water = 0  # an allowance that is to be filled up
+        self.terms = 0  # how often what was allowed before became void
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
         # of older epochs, from `kept_from` on: a source that has not lost its state may still see
@@ -127,14 +132,19 @@ class Gate:
             return Answer.WAIT
         if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
+        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.is_rationed:
-            is_ours = self.allowance > 0 and now() < self.lease_until
-            return Answer.GRANTED if is_ours else Answer.WAIT
+            if self.allowance > 0 and system_now() < self.lease_until:
+                return Answer.GRANTED
+            if self.is_cut_off:
+                return Answer.CUT_OFF
+            # no other process is allowed those steps either
+            is_last = hangs and self.value + tickets * (self.stride or 1) >= self.limit
+            return Answer.REFUSED if is_last else Answer.WAIT
         if self.is_unread:
             return Answer.WAIT
         if tickets == 0:
             return Answer.GRANTED
-        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.stride is None:
             return Answer.GRANTED if hangs else Answer.WAIT
         if self.value + (tickets + 1) * self.stride <= self.limit:
@@ -150,14 +160,34 @@ class Gate:
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
-        if self.is_rationed and self.limit is not None:
-            self.allowance -= 1
+        # one that a run takes which began without a limit was not asked of anybody
+        is_allowed = self.limit is not None and self.allowance > 0
+        ticket.terms = self.terms if is_allowed else -1
+        self.allowance -= is_allowed
         return ticket
+
+    def take_back(self, ticket: Ticket) -> None:
+        """The ticket has not been used: whoever asks next may have what it was allowed."""
+        self.settle(ticket, None)
+        self.allowance += ticket.terms == self.terms
+
+    def void(self) -> None:
+        """Forget what was allowed so far; others may have been given it meanwhile."""
+        self.terms += 1
+        self.allowance = self.low_water = 0
 
     def allow(self, runs: int) -> None:
         """Add to what this process may run below the limit."""
         self.allowance += runs
         self.low_water = self.allowance // 2
+
+    @property
+    def num_short(self) -> int:
+        """How many askers a ticket would help; not those that wait for somebody's exclusive."""
+        is_needed = self.is_rationed and self.limit is not None and self.allowance == 0
+        if not is_needed or self.is_exclusive:
+            return 0
+        return sum(1 for _ in takewhile(lambda asker: not asker.is_exclusive, self.askers))
 
     @property
     def is_short(self) -> bool:
@@ -212,7 +242,8 @@ class Gate:
         self.value = value
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
-        self.tickets = self.abandoned = self.allowance = 0
+        self.tickets = self.abandoned = 0
+        self.void()
 
     def forget_void(self) -> None:
         """Take it that no run of an older epoch is under way any more."""

@@ -157,10 +157,9 @@ class GlobalStep(FedRuns):
         wake_all([(each.slot, UNREACHABLE) for each in lost])
         if self._gate.is_unread:  # by a thread that did not know of this waiter yet
             self.refresh()
-        if is_next and self._gate.source is not None:
-            self._gate.source.look_again()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
+            self._tell_source(is_next)
             with EndsAtStop(slot, self._stop):
                 value = await engine.park(slot, until)
         finally:
@@ -180,6 +179,11 @@ class GlobalStep(FedRuns):
         assert isinstance(value, int)
         return value
 
+    def _tell_source(self, is_news: bool = True) -> None:
+        source = self._gate.source
+        if is_news and source is not None:
+            source.look_again()
+
     def _lost(self, step: int) -> StepSourceLostError:
         return StepSourceLostError(
             f"no news of other processes arrives while waiting for {self.name} {step}: {self!r}"
@@ -193,8 +197,10 @@ class GlobalStep(FedRuns):
         watchers = self._waiters.of_limit
         with self._lock:
             limit = self._gate.limit
+            is_next = limit is not None and limit < self._waiters.next_step
             waiter = None if limit is None else self._waiters.add(limit, slot, None)
             watchers.append(slot)
+        self._tell_source(is_next)
 
         def forget() -> None:
             with self._lock:
@@ -224,6 +230,7 @@ class GlobalStep(FedRuns):
             self._gate.restart(value)
             news = self._news()
         wake_all(news)
+        self._tell_source()
 
     def raise_limit(self, step: int) -> None:
         """Let no run start that could bring the step beyond `step`; the largest limit holds."""
@@ -257,12 +264,12 @@ class GlobalStep(FedRuns):
             self._waiters.close(worker)
             if not self._waiters.workers:
                 self._gate.limit = None  # whoever opens next sets a limit of its own
+                self._gate.void()
                 self._gate.engine = None
-                self._gate.find_free()
+            news = self._news()
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
-        if self._gate.source is not None:
-            self._gate.source.look_again()
+        wake_all(news + [(each.slot, UNREACHABLE) for each in lost])
+        self._tell_source()
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
         """Say that an open worker moves no step for now; waiters that it leaves alone end."""

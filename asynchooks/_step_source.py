@@ -25,15 +25,17 @@ class Demand(NamedTuple):
     """What the tasks of this process need from other processes, at one moment."""
 
     next_step: float
-    """The lowest step that somebody waits for; infinite if nobody does."""
+    """The lowest step that somebody waits for, or the limit where tickets are rationed; infinite
+    if there is none."""
     limit: int | None
     """The step that no run may lead beyond, if any."""
     num_short: int
-    """Tasks that wait for tickets."""
+    """Tasks that wait for tickets, and for nothing else."""
     num_spare: int
     """Tickets that were granted to this process and not taken yet."""
     num_out: int
-    """Tickets taken: runs under way."""
+    """Tickets taken: runs under way. These and the spare ones are all that this process may still
+    do: others may be granted the rest."""
     num_granted: int
     """Tickets taken since the process began: two equal ones say that it is idle."""
     workers_open: int
@@ -65,4 +67,7 @@ class StepSource(ABC):
 
     @abstractmethod
     def look_again(self) -> None:
-        """`GlobalStep.demand` has changed. Called from any thread, and must not block."""
+        """`GlobalStep.demand` has changed. Called from any thread; it must not block, nor raise.
+
+        Also from within `restart`: do not hold a lock there that is taken here.
+        """

@@ -108,7 +108,8 @@ class Waiters:
 
     def take_lost(self) -> list[Waiter]:
         """Take out all, in order, if their steps can no longer come; after every change."""
-        if not (self.is_closed or self._nobody_moves()):
+        is_closed = self.is_closed or self.source_state is SourceState.CLOSED
+        if not (is_closed or self._nobody_moves()):
             return []
         lost: list[Waiter] = []
         for _, _, waiter in sorted(self._heap):

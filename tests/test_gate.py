@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._engine import Engine, Slot, now
+from asynchooks._engine import Engine, Slot, system_now
 from asynchooks._gate import Answer, Asker, Gate, Ticket
 
 
@@ -179,15 +179,15 @@ def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten(
     first, second = gate.grant(), gate.grant()
     gate.restart(0)
     third = gate.grant()
-    assert (gate.tickets, gate.void) == (1, 2)
+    assert (gate.tickets, gate.num_void) == (1, 2)
     gate.settle(first, 7)
-    assert gate.void == 1
+    assert gate.num_void == 1
     gate.restart(0)
-    assert (gate.tickets, gate.void) == (0, 2)
+    assert (gate.tickets, gate.num_void) == (0, 2)
     gate.forget_void()
     gate.settle(second, None)
     gate.settle(third, None)
-    assert gate.void == 0
+    assert gate.num_void == 0
 
 
 def test_what_was_granted_is_used_while_it_is_leased() -> None:
@@ -195,7 +195,7 @@ def test_what_was_granted_is_used_while_it_is_leased() -> None:
     gate.limit, gate.is_rationed = 10, True
     gate.allow(2)
     assert gate.decide(is_exclusive=False) is Answer.GRANTED
-    gate.lease_until = now()
+    gate.lease_until = system_now()
     assert gate.decide(is_exclusive=False) is Answer.WAIT
     gate.lease_until = math.inf
     assert gate.decide(is_exclusive=False) is Answer.GRANTED

@@ -20,6 +20,7 @@ class Move(NamedTuple):
     """What to do next, in runs, and when to look again if nothing happens before."""
 
     ask: int = 0
+    """For one request at a time; when it has been answered, look again at once."""
     give_back: int = 0
     look_at: float = math.inf
     is_idle: bool = False
@@ -45,17 +46,23 @@ class Rations:
         """What this process should do; `now` in seconds on any clock that never goes back."""
         if demand.num_granted != self._num_granted:
             self._num_granted, self._busy_at = demand.num_granted, now
-        if demand.limit is None or not demand.workers_open:
-            return Move(give_back=demand.num_spare, is_idle=True)
+        if demand.limit is None or not (demand.workers_open or demand.num_short):
+            # a run that was left behind; without a limit nobody else waits for what is held here
+            is_left = demand.num_out and not demand.workers_open
+            look_at = now + _IDLE_SECS if is_left else math.inf
+            return Move(give_back=demand.num_spare, look_at=look_at, is_idle=True)
         is_busy = now < self._busy_at + _IDLE_SECS
-        if demand.num_spare and not is_busy and not demand.num_short:
-            return Move(give_back=demand.num_spare, is_idle=True)
-        look_at = self._busy_at + _IDLE_SECS if is_busy else math.inf
+        if demand.num_spare and not is_busy:
+            # a run may take one before they are given back, and then they are not
+            return Move(give_back=demand.num_spare, look_at=now + _IDLE_SECS, is_idle=True)
+        look_at = math.inf
+        if is_busy or demand.num_out:  # nobody says when a run has ended that was the last
+            look_at = (self._busy_at if is_busy else now) + _IDLE_SECS
         if demand.num_short or (is_busy and demand.num_spare <= self._last_grant // 2):
             may_ask_at = self._asked_at + self._pause
             if now < may_ask_at:
                 return Move(look_at=min(look_at, may_ask_at))
-            return Move(ask=max(self._batch, demand.num_short))
+            return Move(ask=max(self._batch, demand.num_short), look_at=look_at)
         return Move(look_at=look_at, is_idle=not is_busy)
 
     def take_note(self, granted: int, demand: Demand, now: float) -> None:

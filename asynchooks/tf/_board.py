@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._engine import now
+from .._engine import system_now
 from .._errors import is_preemption
 from .._global_step import GlobalStep
 from .._step_source import Demand, SourceState, StepSource
@@ -141,7 +141,7 @@ class Board(StepSource):
         """Take a seat and keep it, until it is lost or this is closed."""
         if self._is_closed:
             return
-        moment = now()
+        moment = system_now()
         link: BoardLink = self._call(self._connect, int(self._heartbeat_secs * 5e5))
         try:
             held = self._begin_seat(link)
@@ -170,7 +170,7 @@ class Board(StepSource):
 
     def _attend(self, link: BoardLink, held: int) -> None:
         rations, beats = Rations(), Beats(self._heartbeat_secs / 2)
-        armed, beat_at = NEVER, now() + beats.every_secs
+        armed, beat_at = NEVER, system_now() + beats.every_secs
         while True:
             with self._changed:
                 if self._is_closed:
@@ -178,13 +178,13 @@ class Board(StepSource):
                 self._is_due = False
             if link.error is not None:
                 raise link.error
-            demand, moment = self._step.demand(), now()
+            demand, moment = self._step.demand(), system_now()
             wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
             if wanted != armed:
                 self.note(self._call(link.arm, wanted))
                 armed = wanted
             move = rations.next_move(demand, moment)
-            if move.give_back and self._step.grant(-move.give_back, epoch=demand.epoch):
+            if move.give_back and self._grant(-move.give_back, demand):
                 demand = demand._replace(num_spare=0)
             in_hand = self.stride * (demand.num_out + demand.num_spare)
             if move.ask:
@@ -199,7 +199,7 @@ class Board(StepSource):
                     self._step.forget_void()
                 beat_at = moment + beats.every_secs
             with self._changed:
-                until = min(beat_at, move.look_at) - now()
+                until = 0.0 if move.ask else min(beat_at, move.look_at) - system_now()
                 self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
         self._call(link.leave, self.num_taken)
 
@@ -210,13 +210,16 @@ class Board(StepSource):
         assert demand.limit is not None
         notice, granted = self._call(link.take, runs, in_hand, self.stride, demand.limit)
         self.note(notice)
-        rations.take_note(granted, demand, now())
+        rations.take_note(granted, demand, system_now())
         if granted:
-            self._step.grant(granted, epoch=demand.epoch)
+            self._grant(int(granted), demand)
         return int(granted)
 
+    def _grant(self, runs: int, demand: Demand) -> bool:
+        return self._step.grant(runs, epoch=demand.epoch, limit=demand.limit, source=self)
+
     def _beat(self, link: BoardLink, beats: Beats) -> None:
-        moment = now()
+        moment = system_now()
         notice, rows = self._call(link.beat)
         self._lease_from(moment)
         self.note(notice)
