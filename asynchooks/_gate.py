@@ -65,10 +65,29 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_exclusive",
-        "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
-        "lease_until", "limit", "low_water", "read_runs", "reader", "source", "stride", "tickets",
-        "num_void", "unread_runs", "value",
+        "abandoned",
+        "allowance",
+        "askers",
+        "engine",
+        "epoch",
+        "grants",
+        "is_exclusive",
+        "is_free",
+        "is_rationed",
+        "is_running_here",
+        "keeps_limit",
+        "kept_from",
+        "lease_until",
+        "limit",
+        "low_water",
+        "num_void",
+        "read_runs",
+        "reader",
+        "source",
+        "stride",
+        "tickets",
+        "unread_runs",
+        "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:

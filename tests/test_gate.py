@@ -179,15 +179,15 @@ def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten(
     first, second = gate.grant(), gate.grant()
     gate.restart(0)
     third = gate.grant()
-    assert (gate.tickets, gate.void) == (1, 2)
+    assert (gate.tickets, gate.num_void) == (1, 2)
     gate.settle(first, 7)
-    assert gate.void == 1
+    assert gate.num_void == 1
     gate.restart(0)
-    assert (gate.tickets, gate.void) == (0, 2)
+    assert (gate.tickets, gate.num_void) == (0, 2)
     gate.forget_void()
     gate.settle(second, None)
     gate.settle(third, None)
-    assert gate.void == 0
+    assert gate.num_void == 0
 
 
 def test_what_was_granted_is_used_while_it_is_leased() -> None:
