@@ -157,7 +157,7 @@ class Board(StepSource):
     def _begin_seat(self, link: BoardLink) -> int:
         """Give up what was granted to another seat; say, and return, what is held all the same."""
         demand = self._step.demand()
-        while demand.num_spare:
+        while demand.num_spare and not self._is_closed:
             self._step.grant(-demand.num_spare, epoch=demand.epoch)
             demand = self._step.demand()
         held = self.stride * demand.num_out
@@ -166,7 +166,9 @@ class Board(StepSource):
         return held
 
     def _lease_from(self, moment: float) -> None:
-        self._step.lease(moment + BEATS_LEASED * self._heartbeat_secs / 2)
+        with self._changed:
+            if not self._is_closed:
+                self._step.lease(moment + BEATS_LEASED * self._heartbeat_secs / 2)
 
     def _attend(self, link: BoardLink, held: int) -> None:
         rations, beats = Rations(), Beats(self._heartbeat_secs / 2)

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from .._engine import now
 from .._work_thread import WorkThread
 
-_PATIENCE_SECS = 3.0
+_PATIENCE_SECS = 5.0
 """How long the end of the process waits at most: a server may have fallen silent."""
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from asynchooks import ClusterTask, SessionRunContext, SessionRunValues
 
 BEAT = 1.5
-"""Heartbeat of these processes, in seconds: silence for so long is noticed."""
+"""Heartbeat of these processes, in seconds."""
+NOTICED_SECS = BEAT + 3 + 2
+"""Within this time the silence of a ps is noticed: 3 s are patience, 2 s for a busy machine."""
 
 
 def global_step(scope: str) -> Any:
