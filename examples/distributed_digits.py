@@ -9,12 +9,15 @@ tells each process which task it is: `asynchooks launch` sets it on one machine,
 from __future__ import annotations
 
 import os
+import sys
 
+if __name__ == "__main__" and not os.environ.get("TF_CONFIG"):  # before TensorFlow is loaded
+    launch = "asynchooks launch --ps 1 --workers 3 --workers-per-process 8"
+    sys.exit(f"there is no TF_CONFIG; on one machine: {launch} {sys.argv[0]}")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # fewer lines from TensorFlow at its start
 
 import logging
 import math
-import sys
 from typing import Any
 
 import anyio
@@ -26,7 +29,6 @@ from sklearn.model_selection import train_test_split
 import asynchooks as ah
 
 LAST_STEP, K, BATCH_SIZE, SEED = 2000, 100, 64, 0
-LAUNCH = "asynchooks launch --ps 1 --workers 3 --workers-per-process 8"
 
 
 class Model:
@@ -86,7 +88,7 @@ async def train(task: ah.ClusterTask) -> None:
         for i in range(task.workers_per_process):
             group.start_soon(worker, i)
 
-    print(f"its workers began by the steps {starts} and ran {num_steps} steps")
+    print(f"began by the steps {starts}, ran {num_steps} steps")
     if task.is_chief:
         step, accuracy = final.final_ops_values
         print(f"final step {step}, test accuracy {accuracy:.4f}")
@@ -104,7 +106,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if "TF_CONFIG" not in os.environ:
-        sys.exit(f"there is no TF_CONFIG; on one machine: {LAUNCH} {sys.argv[0]}")
     logging.basicConfig(format="%(message)s")
     anyio.run(main)
