@@ -129,9 +129,11 @@ class FedRuns(StepRuns):
             news = self._news()
             lost = self._waiters.take_lost()
             told = self._waiters.take_told() if state is SourceState.LOST else []
-        if before is not state and not (before is None and state is SourceState.LIVE):
+        # that the last session here has closed, or the first one opened, is no news to anybody
+        is_news = before is not state and not (before is None and state is SourceState.LIVE)
+        if is_news and state is not None:
             level = logging.WARNING if state is SourceState.LOST else logging.INFO
-            name = "gone" if state is None else state.value
-            logger.log(level, "The source of %s is %s%s", self.name, name, reason and f": {reason}")
+            why = reason and f": {reason}"
+            logger.log(level, "The source of %s is %s%s", self.name, state.value, why)
         news += [(each.slot, UNREACHABLE) for each in lost]
         wake_all(news + [(each.slot, LOST) for each in told])

@@ -2,7 +2,8 @@
 
 The parameters live on one Dask worker; every session pulls them, computes a gradient of a small
 network and pushes it. Worker i joins at step int(K * log(i + 1)), and training stops exactly at
-the last step. It runs on the cluster at DASK_SCHEDULER_ADDRESS, or starts one on this machine.
+the last step. It runs on the cluster at DASK_SCHEDULER_ADDRESS, which `asynchooks launch --engine
+dask --workers 3 --workers-per-process 4` sets, or starts one on this machine.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ async def train_here(address: ServerAddress, workers: range, last_step: int, k: 
     return list(num_steps.values())
 
 
-async def main(protocol_name: str, last_step: int, k: float) -> None:
+async def main(protocol_name: str, last_step: int, k: float, num_processes: int) -> None:
     rng, pixels = np.random.default_rng(SEED), 64
     first = {
         "w1": rng.normal(0, 0.2, (pixels, HIDDEN)), "b1": np.zeros(HIDDEN),
@@ -92,10 +93,11 @@ async def main(protocol_name: str, last_step: int, k: float) -> None:
         cluster: Any = os.environ.get("DASK_SCHEDULER_ADDRESS")
         if cluster is None:  # its status pages on any port, of this machine only
             cluster = await stack.enter_async_context(LocalCluster(
-                n_workers=3, threads_per_worker=4, dashboard_address="127.0.0.1:0",
-                asynchronous=True,
+                n_workers=num_processes, threads_per_worker=4,
+                dashboard_address="127.0.0.1:0", asynchronous=True,
             ))  # fmt: skip
         client: Any = await stack.enter_async_context(Client(cluster, asynchronous=True))
+        await client.wait_for_workers(num_processes)
         places = await client.nthreads()  # by Dask worker: one session for each of its threads
         ends = [0, *accumulate(places.values())]
         protocol = parse_protocol(protocol_name, ends[-1])
@@ -118,7 +120,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--protocol", default="async", help="such as kbatch-async:4, ssp:3, sync")
     parser.add_argument("--steps", type=int, default=2000, help="the last global step")
+    parser.add_argument("--processes", type=int, default=3, help="Dask workers to wait for")
     options = parser.parse_args()
     # where workers wait for each other, all have to begin together
     starts_gradually = options.protocol.startswith(("async", "kbatch-async"))
-    anyio.run(main, options.protocol, options.steps, K if starts_gradually else 0)
+    k = K if starts_gradually else 0
+    anyio.run(main, options.protocol, options.steps, k, options.processes)

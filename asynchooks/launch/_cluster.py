@@ -25,11 +25,13 @@ class Task:
         name: as it stands before its lines, "worker:1".
         command: the program, an absolute path, and its arguments.
         environment: what it has beside the launcher's own.
+        defaults: what it has where the launcher's own says nothing.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,17 +121,24 @@ def dask_cluster(
     url, port = f"tcp://{address}", address.rpartition(":")[2]
     # without a dashboard there is a web server still: on all interfaces and port 8787, unless told
     common = ("--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0")
+    # else some thirty lines of each process, of what goes well, stand between those of the script
+    quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
     scheduler = _python("-m", "distributed.cli.dask_scheduler", "--port", port, *common)
     worker = _python(
         "-m", "distributed.cli.dask_worker", url, "--no-nanny", *common,
         "--nthreads", str(workers_per_process),
     )  # fmt: skip
     workers = [
-        Task(f"worker:{index}", [*worker, "--name", str(index)]) for index in range(num_workers)
+        Task(f"worker:{index}", [*worker, "--name", str(index)], defaults=quiet)
+        for index in range(num_workers)
     ]
     environment = {"DASK_SCHEDULER_ADDRESS": url}
     return Cluster(
-        [[Task("script", _python(*script), environment)], workers, [Task("scheduler", scheduler)]]
+        [
+            [Task("script", _python(*script), environment)],
+            workers,
+            [Task("scheduler", scheduler, defaults=quiet)],
+        ]
     )
 
 

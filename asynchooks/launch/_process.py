@@ -87,7 +87,7 @@ class Guard:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, **task.environment},
+            env={**task.defaults, **os.environ, **task.environment},
             start_new_session=True,
             pass_fds=[self._pipe],
         )

@@ -214,7 +214,7 @@ class Heartbeat:
         except TimeoutError:
             return f"{name} at {target} has not answered for {self._timeout:g} s"
         except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
-            who = f", where {name[4:]} should be" if len(self._servers) > 1 else ""
+            who = f", where {name} should be" if len(self._servers) > 1 else ""
             return f"no server answers at {target}{who}: {error}"
         return "" if answered else f"{name} at {target} hangs up"
 

@@ -47,6 +47,20 @@ async def test_a_guard_that_ends_kills_what_was_not_forgotten() -> None:
     assert await ended(forgotten) == -signal.SIGUSR1
 
 
+async def test_what_a_user_has_set_goes_before_a_tasks_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GIVEN", "by the user")
+    guard = Guard()
+    code = "import os; print(os.environ['GIVEN'], os.environ['OTHER'], sep=', ')"
+    defaults = {"GIVEN": "by default", "OTHER": "by default"}
+    process = guard.start(Task("task", [sys.executable, "-c", f"import sys; {code}"], {}, defaults))
+    with anyio.fail_after(20):
+        assert await process.read(process.stdout) == b"by the user, by default\n"
+    assert await ended(process) == 0
+    guard.close()
+
+
 async def test_a_guard_heeds_no_signal() -> None:
     guard = Guard()
     process = started(guard, "print(1); signal.pause()")
