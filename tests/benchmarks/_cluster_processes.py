@@ -1,4 +1,4 @@
-"""Processes of a cluster on the loopback device, which do what they are told. It measures nothing."""
+"""Processes of a cluster on loopback, which do what they are told. It measures nothing."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import statistics
@@ -275,7 +274,6 @@ ROLES = {each.__name__: each for each in (train, final_step, publish, wait, noti
 def play(pipe: Connection, cluster: dict[str, list[str]], job: str, index: int, size: int) -> None:
     """What the process does with its life: what it is told, until it is killed."""
     v1.logging.set_verbosity(v1.logging.ERROR)
-    logging.getLogger("asynchooks").setLevel(logging.ERROR)
     task = ClusterTask(cluster, job, index, workers_per_process=size)
     task.start()
     pipe.send("up")
