@@ -343,14 +343,11 @@ class BoardOps:
 
     def _put_once(self, queue: Any, is_wanted: Any = True) -> Any:
         """Put an item into a queue that holds none."""
-
-        def put() -> Any:
-            item = raw.QueueEnqueueV2(handle=queue, components=[tf.constant(True)])
-            with tf.control_dependencies([item]):
-                return tf.constant(True)
-
         is_empty = raw.QueueSizeV2(handle=queue) < 1
-        return tf.cond(is_empty & is_wanted, put, lambda: tf.constant(False))
+        # a batch of one or of none: a branch for each queue made graphs three times as dear to make
+        num_items = tf.cast(is_empty & is_wanted, tf.int32)
+        items = tf.fill([num_items], True)
+        return raw.QueueEnqueueManyV2(handle=queue, components=[items])
 
     def _alone(self, request: Any, body: Callable[..., Any]) -> Any:
         """What `body` returns, run while nobody else changes the seats.
