@@ -72,7 +72,7 @@ class DaskStream:
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_secs):
-                comm = await self._join(timeout_secs)
+                comm = await self._join(timeout_secs, comes_back=False)
         except (TimeoutError, OSError) as error:
             raise ConnectionError(
                 f"no Dask scheduler answers at {self._place.address} within {timeout_secs:g} s "
@@ -103,27 +103,21 @@ class DaskStream:
         finally:
             comm.abort()
 
-    async def _join(self, timeout_secs: float) -> Any:
+    async def _join(self, timeout_secs: float, *, comes_back: bool) -> Any:
         comm = await self._place.connect(timeout_secs)
         try:
+            # Without a client of the user's, registering takes a client of our own: whoever comes
+            # back asks first, as most schedulers have not been started anew.
+            welcome = await self._greet(comm) if comes_back else None
             refusal = None
-            try:
-                await self._place.register(timeout_secs)
-            except OSError:
-                raise
-            except Exception as error:  # whatever the scheduler says; it may have it all the same
-                refusal = error
-            hello = {
-                "op": FOLLOW,
-                "training": self._training,
-                "version": version(),
-                "uid": self._source.uid,
-                "beat_secs": self._beat_secs,
-                "lease_secs": self._lease_secs,
-                "request": self._source.greeting()._asdict(),
-            }
-            await comm.write(hello)
-            welcome = await comm.read()
+            if not _is_welcome(welcome):
+                try:
+                    await self._place.register(timeout_secs)
+                except OSError:
+                    raise
+                except Exception as error:  # whatever it says; it may have it all the same
+                    refusal = error
+                welcome = await self._greet(comm)
             self._check(welcome, refusal)
             self._hear(welcome)
             again = self._source.last_request()
@@ -134,9 +128,18 @@ class DaskStream:
             raise
         return comm
 
+    async def _greet(self, comm: Any) -> Any:
+        hello = {
+            "op": FOLLOW, "training": self._training, "version": version(),
+            "uid": self._source.uid, "beat_secs": self._beat_secs,
+            "lease_secs": self._lease_secs, "request": self._source.greeting()._asdict(),
+        }  # fmt: skip
+        await comm.write(hello)
+        return await comm.read()
+
     def _check(self, welcome: Any, refusal: Exception | None) -> None:
         where = f"the Dask scheduler at {self._place.address}"
-        if not isinstance(welcome, dict) or "version" not in welcome:
+        if not _is_welcome(welcome):
             raise RuntimeError(
                 f"{where} has no plugin of asynchooks, and took none: {refusal!r}, it answered "
                 f"{welcome!r}. Install asynchooks where the scheduler runs; where it takes no "
@@ -185,7 +188,7 @@ class DaskStream:
             self._set_state(SourceState.LOST, f"{self._place.address}: {reason}")
             try:
                 async with asyncio.timeout(max(self._heartbeat_secs, 1.0)):
-                    return await self._join(self._heartbeat_secs)
+                    return await self._join(self._heartbeat_secs, comes_back=True)
             except (OSError, TimeoutError) as error:
                 reason = repr(error)
             except Exception as error:
@@ -238,6 +241,10 @@ class DaskStream:
         if state is not self._state and self._state is not SourceState.CLOSED:
             self._state = state
             self._source.set_state(state, reason)
+
+
+def _is_welcome(answer: Any) -> bool:
+    return isinstance(answer, dict) and "version" in answer
 
 
 class _Closed(Exception):  # noqa: N818 - it only ends a connection
