@@ -115,6 +115,18 @@ def test_runs_of_an_earlier_epoch_do_not_count() -> None:
     assert training.step == 7
 
 
+def test_a_restart_of_an_epoch_that_has_ended_already_changes_nothing() -> None:
+    training = Training("a")
+    one, other = Process(training, "one"), Process(training, "other")
+    first = training.epoch
+    one.say(restart_at=7, restart_of=first)
+    other.say(restart_at=3, restart_of=first)
+    assert (training.step, training.num_restarts) == (7, 1)
+    assert training.news(other.member)["answer"] == (1, 7)
+    other.say(restart_at=3)
+    assert (training.step, training.num_restarts) == (3, 2)
+
+
 def test_no_ticket_is_given_before_all_have_said_what_they_run_without_one() -> None:
     training = Training("a")
     slow, asker = Process(training, "slow"), Process(training, "asker")
