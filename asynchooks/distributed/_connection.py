@@ -10,9 +10,8 @@ from .._engine import current_engine
 from .._global_step import GlobalStep
 from ..protocols import Seats, Snapshot
 from ._actor_calls import ActorCalls
-from ._host import HostStatistics
 from ._link import Link
-from ._messages import Ending, ServerAddress
+from ._messages import Ending, HostStatistics, ServerAddress
 from ._pending_waits import PendingWait
 
 
