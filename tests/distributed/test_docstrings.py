@@ -73,7 +73,7 @@ async def test_the_example_of_a_remote_server_runs_in_a_task_of_dask(client: Any
         ) as server:
             example = example_of(public.RemoteParameterServer)
             await own.submit(run_example, example, address=server.address, worker=0, pure=False)
-            assert server.version == await server.global_step.wait_for(1)
+            assert await server.global_step.wait_for(1) == server.version == 1
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
