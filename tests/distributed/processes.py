@@ -68,6 +68,10 @@ class Scheduler:
             time.sleep(0.02)
         raise RuntimeError(f"the scheduler does not listen: {self._process.poll()}")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
