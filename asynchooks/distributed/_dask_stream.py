@@ -18,6 +18,7 @@ from ._actions import Action
 from ._dask_place import Place
 from ._dask_plugin import FOLLOW, STATISTICS, version
 from ._dask_source import DaskSource
+from ._training import message_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -106,10 +107,8 @@ class DaskStream:
     async def _join(self, timeout_secs: float, *, comes_back: bool) -> Any:
         comm = await self._place.connect(timeout_secs)
         try:
-            # Without a client of the user's, registering takes a client of our own: whoever comes
-            # back asks first, as most schedulers have not been started anew.
-            welcome = await self._greet(comm) if comes_back else None
-            refusal = None
+            # registering may take a client of our own, and most schedulers are those that they were
+            welcome, refusal = await self._greet(comm) if comes_back else None, None
             if not _is_welcome(welcome):
                 try:
                     await self._place.register(timeout_secs)
@@ -122,7 +121,7 @@ class DaskStream:
             self._hear(welcome)
             again = self._source.last_request()
             if again is not None:
-                await comm.write(again._asdict())
+                await comm.write(message_of(again))
         except BaseException:
             comm.abort()
             raise
@@ -132,7 +131,7 @@ class DaskStream:
         hello = {
             "op": FOLLOW, "training": self._training, "version": version(),
             "uid": self._source.uid, "beat_secs": self._beat_secs,
-            "lease_secs": self._lease_secs, "request": self._source.greeting()._asdict(),
+            "lease_secs": self._lease_secs, "request": message_of(self._source.greeting()),
         }  # fmt: skip
         await comm.write(hello)
         return await comm.read()
@@ -206,7 +205,7 @@ class DaskStream:
             request = self._source.next_request(is_beat=self._is_beat_due)
             if request is not None:
                 self._is_beat_due = False
-                await comm.write(request._asdict())
+                await comm.write(message_of(request))
             until = self._source.look_at
             if until == math.inf:
                 await self._kicked.wait()

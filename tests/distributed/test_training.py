@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks.distributed._training import Member, Request, Training, request_of
+from asynchooks.distributed._training import Member, Request, Training, message_of, request_of
 
 
 class Process:
@@ -191,6 +191,12 @@ def test_late_runs_of_a_process_that_was_given_up_count_only_where_there_is_room
 
 def test_what_a_newer_version_says_more_is_left_out() -> None:
     assert request_of({"number": 1, "epoch": "a", "mood": "fine"}) == Request(1, "a")
+
+
+def test_what_is_left_out_of_a_message_is_as_ever() -> None:
+    assert message_of(Request(1, "a", limit=0)) == {"number": 1, "epoch": "a", "limit": 0}
+    for request in (Request(0, ""), Request(3, "b", restart_at=0, restart_of="a", next_step=7)):
+        assert request_of(message_of(request)) == request
 
 
 ACTS = ["run", "end", "fail", "tell", "hear", "ask", "give back", "die", "limit"]
