@@ -7,7 +7,7 @@ are connections of this one, which does not get in its way.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,7 @@ from asynchooks.distributed import DaskCluster
 from ..distributed.processes import Scheduler
 
 NUM_CONNECTIONS, NUM_ADVANCES, NUM_STEPS = 64, 40, 40
-_NO_BEATS = {"heartbeat_secs": 1e4, "lease_secs": 1e4}
+_NO_BEATS: dict[str, Any] = {"heartbeat_secs": 1e4, "lease_secs": 1e4}
 
 
 class Load(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import anyio.to_thread
 import pytest
@@ -72,7 +74,7 @@ async def test_a_restart_takes_the_step_back_everywhere(
 async def test_while_a_process_waits_nothing_but_heartbeats_leaves_it(
     scheduler: Scheduler, training: str
 ) -> None:
-    never = {"heartbeat_secs": 1e4, "lease_secs": 1e4}
+    never: dict[str, Any] = {"heartbeat_secs": 1e4, "lease_secs": 1e4}
     async with DaskCluster(scheduler.address, training, **never) as cluster:
         async with anyio.create_task_group() as group:
             for each in range(50):
