@@ -157,9 +157,12 @@ def foreign(path: Path) -> set[str]:
     return names
 
 
-DASK = {"_actor_calls.py", "_dask.py", "_dask_place.py", "_dask_plugin.py"}
+DASK = {
+    "_actor_calls.py", "_dask.py", "_dask_place.py", "_dask_plugin.py", "_dask_workers.py",
+}  # fmt: skip
 EVENT_LOOPS = {
     "_actor_calls.py", "_asyncio.py", "_dask_loop.py", "_dask_plugin.py", "_dask_stream.py",
+    "_dask_workers.py",
     "_real_time.py", "_runner.py", "_trio.py", "_wakeup_fd.py",
 }  # fmt: skip
 

@@ -14,8 +14,8 @@ from .._step_source import Demand, SourceState, StepSource
 
 if TYPE_CHECKING:
     from ._dask import DaskCluster as DaskCluster
-    from ._host import HostStatistics as HostStatistics
     from ._hosting import host_parameter_server as host_parameter_server
+    from ._messages import HostStatistics as HostStatistics
     from ._messages import ServerAddress as ServerAddress
     from ._remote_server import RemoteParameterServer as RemoteParameterServer
 else:  # Dask is imported when it is first used
@@ -23,7 +23,7 @@ else:  # Dask is imported when it is first used
         __name__,
         {
             "DaskCluster": "_dask",
-            "HostStatistics": "_host",
+            "HostStatistics": "_messages",
             "RemoteParameterServer": "_remote_server",
             "ServerAddress": "_messages",
             "host_parameter_server": "_hosting",

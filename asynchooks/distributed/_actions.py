@@ -13,6 +13,7 @@ class Action(NamedTuple):
     num_runs: int = 0
     published: int = 0
     restart_at: int | None = None
+    restart_of: str = ""
     is_done: bool = False
     epoch: str = ""
     ticket_of: int | None = None

@@ -16,6 +16,7 @@ from .._engine import STOPPED, TIMED_OUT, Slot, current_engine
 from .._errors import StepSourceLostError, StopTraining
 from .._stop import EndsAtStop, Loss, Stop
 from .._work_thread import Outcome
+from ._dask_workers import own_worker
 from ._messages import ServerAddress
 
 WhenLate = Callable[[], object]
@@ -40,8 +41,10 @@ class ActorCalls:
     """
 
     def __init__(self, address: ServerAddress, client: Any) -> None:
-        owner = client if client is not None else _own_worker()
+        owner = client if client is not None else own_worker()
         self._owner = owner
+        self.place: str | None = owner.address if client is None else None
+        """The address of the Dask worker that this process is, if it is one."""
         self._pool = owner.rpc
         self._loop: asyncio.AbstractEventLoop = owner.loop.asyncio_loop
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
@@ -199,16 +202,3 @@ class _Request:
     def _tell(self) -> None:
         if self._when_late is not None:  # twice, perhaps: it does not mind
             self._when_late()
-
-
-def _own_worker() -> Any:
-    try:
-        from distributed import get_worker
-
-        return get_worker()
-    except ImportError as error:
-        raise ImportError("Dask is missing; run: pip install 'asynchooks[dask]'") from error
-    except ValueError:
-        raise ValueError(
-            "no client is given, and this is no task on a Dask worker; give a distributed.Client"
-        ) from None

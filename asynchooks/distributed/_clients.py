@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from .._engine import Engine, EngineTask, Slot
 from .._waiters import Worker
@@ -48,6 +48,7 @@ class ServedProcess:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.place: str | None = None  # of the Dask worker that it is, if it is one
         self.num_silent = 0  # looks at it since it was heard of
         self.is_away = False
         self.is_closed = False
@@ -180,18 +181,27 @@ class Clients:
         """How often to call `look`."""
         return self._lease_secs / _LOOKS
 
-    def look(self) -> None:
-        """The workers of processes that are silent for a lease leave.
+    def silent_places(self) -> set[str]:
+        """Dask workers of which nothing was heard since the last look."""
+        found = {each.place for each in self.processes.values() if each.num_silent}
+        return {each for each in found if each is not None}
+
+    def look(self, gone: Collection[str] = ()) -> None:
+        """The workers of processes that are silent for a lease leave, or that Dask has lost.
 
         By a number of looks and not by a clock: a server that was stopped itself cannot know how
         long others were silent.
         """
         for process in list(self.processes.values()):
             process.num_silent += 1
-            if process.num_silent > _LOOKS and not process.is_away:
-                self._drop(process)
+            if process.is_away:
+                continue
+            if process.num_silent > _LOOKS:
+                self._drop(process, f"Nothing was heard for {self._lease_secs:g} s of")
+            elif process.place in gone and process.num_silent > 1:
+                self._drop(process, f"The Dask worker {process.place} has left the cluster, and")
 
-    def _drop(self, process: ServedProcess) -> None:
+    def _drop(self, process: ServedProcess, why: str) -> None:
         process.is_away = True
         process.begin_turn()
         for wait in process.waits.values():
@@ -200,9 +210,8 @@ class Clients:
         self._set_session(process, None)
         if process.workers:
             logger.warning(
-                "Nothing was heard for %g s of the process of the workers %s: nobody waits for "
-                "them any longer",
-                self._lease_secs, sorted(process.workers),
+                "%s the process of the workers %s: nobody waits for them any longer",
+                why, sorted(process.workers),
             )  # fmt: skip
         for worker in sorted(process.workers):
             self._server.leave(worker)

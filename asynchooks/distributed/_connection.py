@@ -10,9 +10,8 @@ from .._engine import current_engine
 from .._global_step import GlobalStep
 from ..protocols import Seats, Snapshot
 from ._actor_calls import ActorCalls
-from ._host import HostStatistics
 from ._link import Link
-from ._messages import Ending, ServerAddress
+from ._messages import Ending, HostStatistics, ServerAddress
 from ._pending_waits import PendingWait
 
 
@@ -79,8 +78,12 @@ class Connection(Seats):
         await self._link.ask("close_server")
 
     async def state_dict(self) -> dict[str, Any]:
-        """All that training goes on from, as `ParameterServer.state_dict` gives it."""
-        state: dict[str, Any] = await self._link.ask("state_dict")
+        """All that training goes on from, as `ParameterServer.state_dict` gives it; a copy.
+
+        No saver awaits it: save what it gave, `StateDictSaver(server=state)`, and `restore` into
+        that for `load_state_dict`.
+        """
+        state: dict[str, Any] = _writeable(await self._link.ask("state_dict"))
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -108,3 +111,14 @@ class Connection(Seats):
             f"<RemoteParameterServer {self._link.welcome.what} at {self.address.worker}, "
             f"version {self.version}>"
         )
+
+
+def _writeable(state: Any) -> Any:
+    """What came over the wire, whose arrays may be views of what was received."""
+    import numpy as np
+
+    if isinstance(state, dict):
+        return {key: _writeable(each) for key, each in state.items()}
+    if isinstance(state, list):
+        return [_writeable(each) for each in state]
+    return np.array(state) if isinstance(state, np.ndarray) else state

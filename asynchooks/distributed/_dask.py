@@ -198,7 +198,7 @@ class DaskCluster:
 
     def publish_soon(self, step: int) -> None:
         """As `publish`, without waiting for the scheduler; from any thread."""
-        self.source.do_soon(Action(published=_as_step("step", step)))
+        self.source.publish_soon(_as_step("step", step))
 
     async def restart(self, step: int) -> int:
         """Begin a new epoch at a step, for all processes; returns it.

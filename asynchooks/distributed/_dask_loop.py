@@ -99,6 +99,11 @@ def _ended() -> Outcome:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
+    left = asyncio.all_tasks(loop)  # of a call that was cancelled just before, and of Dask's
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=_JOIN_SECS / 2))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 

@@ -12,8 +12,9 @@ from .._global_step import GlobalStep, GlobalStepStatistics
 from .._raw_session import RawSession
 from .._session_creator import Lease, Restore
 from .._signal import Signal
-from ._actions import Begun
+from ._actions import Action, Begun
 from ._dask_source import DaskSource
+from ._training import first_epoch
 
 if TYPE_CHECKING:
     from ._dask import DaskCluster
@@ -41,12 +42,13 @@ class DaskSessionCreator(FunctionSessionCreator):
 class DaskLease(Lease):
     """A session's hold on a step that the scheduler keeps."""
 
-    __slots__ = ("_cluster", "_first_step", "_restored")
+    __slots__ = ("_cluster", "_first_step", "_last", "_restored")
 
     def __init__(self, creator: DaskSessionCreator, cluster: DaskCluster) -> None:
         super().__init__(creator, cluster.global_step)
         self._cluster = cluster
         self._restored: int | None = None
+        self._last: DaskSession | None = None
         self._first_step = 0
 
     async def acquire(
@@ -63,11 +65,15 @@ class DaskLease(Lease):
             self._restored = await restore(raw)
             return self._restored
 
-        was_there = self._has_created
         raw = await super().acquire(engine, grace_secs, lost, None if restore is None else noted)
-        if self._restored is not None and was_there:
-            # what was lost with the raw session is run anew, by everybody
-            await self._cluster.restart(self._restored)
+        assert isinstance(raw, DaskSession)
+        before, self._last = self._last, raw
+        if self._restored is not None and before is not None:
+            # what was lost with the raw session is run anew, by everybody; once, however many
+            # sessions lost theirs at the same time
+            await self._cluster.source.do(
+                Action(restart_at=self._restored, restart_of=before.lost_epoch())
+            )
         elif self._first_step > self.global_step.value:
             await self._cluster.publish(self._first_step)
         return raw
@@ -83,6 +89,15 @@ class DaskSession(FunctionSession):
         super().__init__(step_fn, initial_step)
         self._source = source
         self._incarnation = source.incarnation
+        self._last_epoch = source.epoch  # in which its last run began
+
+    def lost_epoch(self) -> str:
+        """The epoch that ends when its model is restored, unless another session has ended it.
+
+        That is the one of its last run; of a scheduler that was started anew since, the first.
+        """
+        incarnation = self._source.incarnation
+        return self._last_epoch if incarnation == self._incarnation else first_epoch(incarnation)
 
     def attach(self, global_step: GlobalStep) -> None:
         super().attach(global_step)
@@ -93,6 +108,7 @@ class DaskSession(FunctionSession):
         if not self._counts:
             return super().run_step(args)
         begun = self._source.begin_run()
+        self._last_epoch = begun.epoch
         result = super().run_step(args)
         if type(result) is tuple:  # counted even if nobody waits for it any longer
             return self._finish_counted(result[0], self._count(begun, result[1]))

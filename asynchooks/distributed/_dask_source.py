@@ -16,7 +16,7 @@ from .._signal import Signal
 from .._step_source import SourceState, StepSource
 from ._actions import Action, Begun
 from ._rations import Move, Rations
-from ._training import Request
+from ._training import Request, incarnation_of
 
 _CLOSED = Signal("CLOSED")
 _LOOK_SECS = 0.1
@@ -54,7 +54,7 @@ class DaskSource(StepSource):
     @property
     def incarnation(self) -> str:
         """Which scheduler's training it is: one that began anew has another."""
-        return self.epoch.partition(".")[0]
+        return incarnation_of(self.epoch)
 
     def look_again(self) -> None:
         if self.limit is not None and self.step.limit is None:
@@ -89,9 +89,13 @@ class DaskSource(StepSource):
         self._add(action)
         return self._settle(slot, begun.local_epoch)
 
-    def do_soon(self, action: Action) -> None:
-        """As `do`, without waiting."""
-        self._add(action._replace(epoch=self.epoch))
+    def publish_soon(self, step: int) -> None:
+        """Say that a step is reached, without waiting for the scheduler; from any thread."""
+        action = Action(published=step, epoch=self.epoch)
+        with self._lock:
+            if self._actions and self._actions[-1]._replace(published=step) == action:
+                step = max(step, self._actions.pop().published)  # they would pile up at a loss
+        self._add(action._replace(published=step))
 
     def greeting(self) -> Request:
         """How things stand when a connection begins: what was granted before it is void."""
@@ -233,17 +237,14 @@ class DaskSource(StepSource):
             actions = (self._sent or []) if takes or resends else []
         limits = [each for each in (demand.limit, self.limit) if each is not None]
         valid = [each for each in actions if each.epoch == self.epoch]
-        restarts = [each.restart_at for each in actions if each.restart_at is not None]
+        restarts = [each for each in actions if each.restart_at is not None]
         return Request(
-            number=self._number,
-            epoch=self.epoch,
-            num_runs=sum(each.num_runs for each in valid),
+            number=self._number, epoch=self.epoch, num_runs=sum(each.num_runs for each in valid),
             published=max((each.published for each in valid), default=0),
-            restart_at=restarts[0] if restarts else None,
+            restart_at=restarts[0].restart_at if restarts else None,
+            restart_of=restarts[0].restart_of if restarts else "",
             is_done=any(each.is_done for each in actions),
-            next_step=demand.next_step,
-            limit=max(limits, default=None),
+            next_step=demand.next_step, limit=max(limits, default=None),
             num_held=max(0, num_held) if self.rations else 0,
-            num_granted=self._granted,
-            num_wanted=num_wanted,
-        )
+            num_granted=self._granted, num_wanted=num_wanted,
+        )  # fmt: skip

@@ -18,6 +18,7 @@ from ._actions import Action
 from ._dask_place import Place
 from ._dask_plugin import FOLLOW, STATISTICS, version
 from ._dask_source import DaskSource
+from ._training import message_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -72,7 +73,7 @@ class DaskStream:
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_secs):
-                comm = await self._join(timeout_secs)
+                comm = await self._join(timeout_secs, comes_back=False)
         except (TimeoutError, OSError) as error:
             raise ConnectionError(
                 f"no Dask scheduler answers at {self._place.address} within {timeout_secs:g} s "
@@ -103,40 +104,41 @@ class DaskStream:
         finally:
             comm.abort()
 
-    async def _join(self, timeout_secs: float) -> Any:
+    async def _join(self, timeout_secs: float, *, comes_back: bool) -> Any:
         comm = await self._place.connect(timeout_secs)
         try:
-            refusal = None
-            try:
-                await self._place.register(timeout_secs)
-            except OSError:
-                raise
-            except Exception as error:  # whatever the scheduler says; it may have it all the same
-                refusal = error
-            hello = {
-                "op": FOLLOW,
-                "training": self._training,
-                "version": version(),
-                "uid": self._source.uid,
-                "beat_secs": self._beat_secs,
-                "lease_secs": self._lease_secs,
-                "request": self._source.greeting()._asdict(),
-            }
-            await comm.write(hello)
-            welcome = await comm.read()
+            # registering may take a client of our own, and most schedulers are those that they were
+            welcome, refusal = await self._greet(comm) if comes_back else None, None
+            if not _is_welcome(welcome):
+                try:
+                    await self._place.register(timeout_secs)
+                except OSError:
+                    raise
+                except Exception as error:  # whatever it says; it may have it all the same
+                    refusal = error
+                welcome = await self._greet(comm)
             self._check(welcome, refusal)
             self._hear(welcome)
             again = self._source.last_request()
             if again is not None:
-                await comm.write(again._asdict())
+                await comm.write(message_of(again))
         except BaseException:
             comm.abort()
             raise
         return comm
 
+    async def _greet(self, comm: Any) -> Any:
+        hello = {
+            "op": FOLLOW, "training": self._training, "version": version(),
+            "uid": self._source.uid, "beat_secs": self._beat_secs,
+            "lease_secs": self._lease_secs, "request": message_of(self._source.greeting()),
+        }  # fmt: skip
+        await comm.write(hello)
+        return await comm.read()
+
     def _check(self, welcome: Any, refusal: Exception | None) -> None:
         where = f"the Dask scheduler at {self._place.address}"
-        if not isinstance(welcome, dict) or "version" not in welcome:
+        if not _is_welcome(welcome):
             raise RuntimeError(
                 f"{where} has no plugin of asynchooks, and took none: {refusal!r}, it answered "
                 f"{welcome!r}. Install asynchooks where the scheduler runs; where it takes no "
@@ -185,7 +187,7 @@ class DaskStream:
             self._set_state(SourceState.LOST, f"{self._place.address}: {reason}")
             try:
                 async with asyncio.timeout(max(self._heartbeat_secs, 1.0)):
-                    return await self._join(self._heartbeat_secs)
+                    return await self._join(self._heartbeat_secs, comes_back=True)
             except (OSError, TimeoutError) as error:
                 reason = repr(error)
             except Exception as error:
@@ -203,7 +205,7 @@ class DaskStream:
             request = self._source.next_request(is_beat=self._is_beat_due)
             if request is not None:
                 self._is_beat_due = False
-                await comm.write(request._asdict())
+                await comm.write(message_of(request))
             until = self._source.look_at
             if until == math.inf:
                 await self._kicked.wait()
@@ -238,6 +240,10 @@ class DaskStream:
         if state is not self._state and self._state is not SourceState.CLOSED:
             self._state = state
             self._source.set_state(state, reason)
+
+
+def _is_welcome(answer: Any) -> bool:
+    return isinstance(answer, dict) and "version" in answer
 
 
 class _Closed(Exception):  # noqa: N818 - it only ends a connection

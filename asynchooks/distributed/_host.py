@@ -7,7 +7,6 @@ once, and of all else, by one blocked request, `events`. It computes no gradient
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from .._engine import EngineTask, Slot, current_engine
@@ -15,30 +14,10 @@ from .._errors import StepSourceLostError
 from .._global_step import GlobalStep
 from ..protocols import ParameterServer, Protocol
 from ._clients import Clients, ServedProcess, Wait
+from ._dask_workers import gone_workers, own_worker
 from ._host_waits import HostWaits
-from ._messages import Answer, News, Report, State, Welcome
+from ._messages import Answer, HostStatistics, News, Report, State, Welcome
 from ._step_mirror import StepMirror
-
-
-@dataclass(frozen=True)
-class HostStatistics:
-    """What a parameter server that many processes share holds at one moment; all counts."""
-
-    version: int
-    processes: int
-    """Processes that are connected, or whose workers are still expected back."""
-    processes_away: int
-    """Those of them that are silent for longer than the lease."""
-    workers_present: int
-    waits: int
-    """Workers' waits that have not ended, or whose end has not been fetched."""
-    blocked_requests: int
-    """Requests that wait for news: at most one for each process."""
-    requests: int
-    """Ever; asking for this is one."""
-    collected: int
-    applied: int
-    discarded: int
 
 
 class Host:
@@ -75,6 +54,7 @@ class Host:
         self._number = 0
         self._seen: tuple[object, ...] = ()
         self._watch: EngineTask | None = None
+        self._worker: Any = None  # of Dask, that it is on
 
     async def open(self, scheduler: str) -> None:
         """Before anything else.
@@ -82,6 +62,7 @@ class Host:
         Raises:
             ConnectionError, RuntimeError: the step cannot be shown by the scheduler.
         """
+        self._worker = own_worker()
         if self._mirror is not None:
             await self._mirror.open(scheduler)
 
@@ -97,15 +78,15 @@ class Host:
         if self._mirror is not None:
             await self._mirror.aclose()
 
-    async def connect(self, process: str) -> Answer:
-        """A process is there.
+    async def connect(self, process: str, place: str | None = None) -> Answer:
+        """A process is there, perhaps on a Dask worker.
 
         Raises:
             StepSourceLostError: the server was taken away.
         """
         if self._is_gone:
             raise StepSourceLostError("the parameter server is gone: its host has closed it")
-        self._clients.open(process)
+        self._clients.open(process).place = place
         if self._watch is None and self._lease_secs < math.inf:
             self._watch = current_engine().start(self._watch_leases)
         protocol = self._server.protocol
@@ -248,6 +229,8 @@ class Host:
             await engine.park(
                 Slot(engine, "the end of a lease"), engine.now() + self._clients.look_secs
             )
-            self._clients.look()
+            silent = self._clients.silent_places()
+            gone = await gone_workers(self._worker, silent, self._clients.look_secs)
+            self._clients.look(gone)
             self._state()
         self._watch = None

@@ -69,7 +69,9 @@ class Link(StepSource):
         Raises:
             StepSourceLostError: the server cannot be reached.
         """
-        state, self.welcome = await self._calls.call("connect", self._name, until=until)
+        state, self.welcome = await self._calls.call(
+            "connect", self._name, self._calls.place, until=until
+        )
         self.knowledge.abandons_stale = self.welcome.abandons_stale
         self.knowledge.learn(state)
         self._step.feed_from(self)

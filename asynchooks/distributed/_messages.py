@@ -5,6 +5,7 @@ Each request carries a `Report` of its process, each answer the `State` of the s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..protocols import Snapshot
@@ -87,3 +88,24 @@ class Welcome(NamedTuple):
 
 
 Answer = tuple[State, Any]
+
+
+@dataclass(frozen=True)
+class HostStatistics:
+    """What a parameter server that many processes share holds at one moment; all counts."""
+
+    version: int
+    processes: int
+    """Processes that are connected, or whose workers are still expected back."""
+    processes_away: int
+    """Those of them that are silent for longer than the lease."""
+    workers_present: int
+    waits: int
+    """Workers' waits that have not ended, or whose end has not been fetched."""
+    blocked_requests: int
+    """Requests that wait for news: at most one for each process."""
+    requests: int
+    """Ever; asking for this is one."""
+    collected: int
+    applied: int
+    discarded: int

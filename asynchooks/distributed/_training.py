@@ -24,6 +24,8 @@ class Request(NamedTuple):
     """Action: a step that is reached at least."""
     restart_at: int | None = None
     """Action: a step at which a new epoch begins."""
+    restart_of: str = ""
+    """The epoch that ends by it: once, however many ask for it; empty: whichever there is."""
     is_done: bool = False
     """Action: forget the training when the last process has left it."""
     next_step: float = math.inf
@@ -80,7 +82,7 @@ class Training:
 
     @property
     def epoch(self) -> str:
-        return f"{self.incarnation}.{self.num_restarts}"
+        return _epoch(self.incarnation, self.num_restarts)
 
     @property
     def num_held(self) -> int:
@@ -146,11 +148,8 @@ class Training:
     def _act(self, member: Member, request: Request) -> None:
         self.is_done |= request.is_done
         if request.restart_at is not None:
-            self.num_restarts += 1
-            self.step = request.restart_at
-            for each in self.members.values():
-                each.held = each.granted = each.uncounted = 0
-                each.wake()
+            if request.restart_of in ("", self.epoch):
+                self._restart(request.restart_at)
         elif request.epoch == self.epoch:
             late = min(request.num_runs, member.uncounted)
             member.uncounted -= late
@@ -162,6 +161,13 @@ class Training:
                 each.wake()
             elif is_over and each.wanted:
                 each.wake()
+
+    def _restart(self, step: int) -> None:
+        self.num_restarts += 1
+        self.step = step
+        for each in self.members.values():
+            each.held = each.granted = each.uncounted = 0
+            each.wake()
 
     def _note(self, member: Member, request: Request) -> None:
         if request.limit is not None and request.limit > (self.limit or -1):
@@ -206,6 +212,30 @@ class Training:
             member.wanted = 0
             del self._wanting[member.uid]
             member.wake()
+
+
+def incarnation_of(epoch: str) -> str:
+    """Which training, of which scheduler, an epoch belongs to."""
+    return epoch.partition(".")[0]
+
+
+def first_epoch(incarnation: str) -> str:
+    """The one in which a training begins."""
+    return _epoch(incarnation, 0)
+
+
+def _epoch(incarnation: str, num_restarts: int) -> str:
+    return f"{incarnation}.{num_restarts}"
+
+
+def message_of(request: Request) -> dict[str, Any]:
+    """What goes over the wire: what is as ever is left out (29 us to pack become 9)."""
+    plain = Request._field_defaults
+    return {
+        key: value
+        for key, value in request._asdict().items()
+        if key not in plain or value != plain[key]
+    }
 
 
 def request_of(message: Mapping[str, Any]) -> Request:

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.dask
 
 Three worker processes, the scheduler's and the one that publishes, on loopback. It does not
-measure a network, nor what Dask's own tasks cost.
+measure a network, nor what Dask's own tasks cost. What a scheduler carries is told by the processor
+time that it spends, as if it did nothing else.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import distributed
 from asynchooks import MonitoredSession, StopAtStepHook
 from asynchooks.distributed import DaskCluster
 
+from ..distributed.processes import a_scheduler
 from ._report import percentile, print_table
+from ._scheduler_load import scheduler_load
 
 NUM_PROCESSES, NUM_SESSIONS = 3, 4
 NUM_WAITERS = {1: 10.0, 8: 10.0, 64: 10.0, 512: 40.0}
 """Waiters in each process → the bar for p99, ms."""
 NUM_ROUNDS, NUM_STEPS, NUM_TRIALS = 100, 6000, 7
+BEATS_PER_SEC = 1.0
+"""Of one process: three in `heartbeat_secs`, which is 3 s unless told otherwise."""
 
 
 async def wait(name: str, num_waiters: int) -> list[list[float]]:
@@ -147,6 +152,13 @@ async def measure() -> None:
         rows.append([f"{NUM_SESSIONS} sessions each: steps/s without a limit", "-", f"{free:.0f}"])
         rows.append(["the same, with an exact stop", "-", f"{exact:.0f}"])
         rows.append(["ratio", "-", f"{ratio:.2f}"])
+        with a_scheduler() as scheduler:  # alone in its process
+            load = await scheduler_load(scheduler)
+        rows.append(["scheduler's time for one advance, µs", "-", f"{load.advance_secs * 1e6:.0f}"])
+        rows.append(["so it carries advances/s", "-", f"{1 / load.advance_secs:.0f}"])
+        rows.append(["for a step told to one process, µs", "-", f"{load.news_secs * 1e6:.0f}"])
+        beats = BEATS_PER_SEC * load.advance_secs
+        rows.append(["processes whose heartbeats take a tenth of it", "-", f"{0.1 / beats:.0f}"])
         print_table(f"A Dask scheduler and {NUM_PROCESSES} processes", ["", "bar", ""], rows)
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,7 +17,7 @@ import distributed
 from asynchooks import StopTraining
 from asynchooks.distributed import HostStatistics, RemoteParameterServer
 
-ROOT = Path(__file__).parent.parent.parent
+from .processes import ROOT
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -12,10 +13,25 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
+
+ROOT = Path(__file__).parent.parent.parent
+PORT = 8786
+_hosts = itertools.count(1)
+
+
+def own_host() -> str:
+    """A loopback address that nobody else has: at it a port is free, and stays so.
+
+    At 127.0.0.1 any connection may take the port of a server that is started again, and one that
+    is tried again and again may connect to itself. The ports of outgoing ones are not taken here.
+    """
+    number = os.getpid() % 65_536
+    return f"127.{next(_hosts)}.{number // 256}.{number % 256}"
 
 
 class Scheduler:
@@ -23,20 +39,22 @@ class Scheduler:
 
     Args:
         variables: more of its environment.
+        before: lines of Python that run before it.
     """
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        port = free_port()
-        self.address = f"tcp://127.0.0.1:{port}"
-        self._port = port
+    def __init__(self, variables: Mapping[str, str], before: str = "") -> None:
+        self.host = own_host()
+        self.address = f"tcp://{self.host}:{PORT}"
         self._variables = variables
+        self._before = before
         self.start()
 
     def start(self) -> None:
         """At the address that it had before."""
+        code = f"{self._before}\nfrom distributed.cli.dask_scheduler import main; main()"
         command = [
-            sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1",
-            "--port", str(self._port), "--dashboard-address", "127.0.0.1:0", "--no-show",
+            sys.executable, "-c", code, "--host", self.host, "--port", str(PORT),
+            "--dashboard-address", f"{self.host}:0", "--no-show",
         ]  # fmt: skip
         # its log is not read: a pipe that is full would stop it
         self._process = subprocess.Popen(
@@ -45,10 +63,14 @@ class Scheduler:
         until = time.monotonic() + 30.0
         while time.monotonic() < until and self._process.poll() is None:
             with suppress(ConnectionError):
-                socket.create_connection(("127.0.0.1", self._port)).close()
+                socket.create_connection((self.host, PORT)).close()
                 return
             time.sleep(0.02)
         raise RuntimeError(f"the scheduler does not listen: {self._process.poll()}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -60,19 +82,12 @@ class Scheduler:
 
 
 @contextmanager
-def a_scheduler(**variables: str) -> Iterator[Scheduler]:
-    scheduler = Scheduler(variables)
+def a_scheduler(*, before: str = "", **variables: str) -> Iterator[Scheduler]:
+    scheduler = Scheduler(variables, before)
     try:
         yield scheduler
     finally:
         scheduler.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,14 @@ import pytest
 from distributed import Client
 
 from asynchooks import MonitoredSession
-from asynchooks.distributed import DaskCluster, _dask_stream
+from asynchooks.distributed import DaskCluster
 
-from .processes import Scheduler, a_scheduler, free_port
+from .processes import ROOT, Scheduler, a_scheduler, own_host
 
 pytestmark = pytest.mark.anyio
+
+ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For tests that start a scheduler of their own, which takes a second or more."""
 
 
 def test_something_else_than_a_client_is_a_type_error() -> None:
@@ -38,7 +42,7 @@ def test_values_out_of_range_are_named(options: dict[str, Any], message: str) ->
 
 
 async def test_an_address_where_nobody_answers_is_named_in_time() -> None:
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://{own_host()}:8786"
     with pytest.raises(ConnectionError, match=f"{address} within 0.5 s"):
         await DaskCluster(address, timeout_secs=0.5).open()
 
@@ -79,14 +83,28 @@ async def test_steps_are_integers_from_zero_on(
             await cluster.publish(step)
 
 
-async def test_another_version_at_the_scheduler_is_named(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_dask_stream, "version", lambda: "99.0")
-    with pytest.raises(RuntimeError, match=r"runs asynchooks .*, this process 99\.0"):
-        await DaskCluster(scheduler.address).open()
+@ONE_BACKEND
+async def test_another_version_at_the_scheduler_is_named(tmp_path: Path) -> None:
+    installed = tmp_path / "asynchooks-99.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: asynchooks\nVersion: 99.0\n")
+    with a_scheduler(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])) as scheduler:
+        with pytest.raises(
+            RuntimeError, match=rf"{scheduler.address} runs asynchooks 99\.0, this process "
+        ):
+            await DaskCluster(scheduler.address).open()
 
 
+@ONE_BACKEND
+async def test_a_scheduler_where_asynchooks_is_missing_says_what_to_do() -> None:
+    with a_scheduler(before="import sys; sys.modules['asynchooks'] = None") as scheduler:
+        with pytest.raises(
+            RuntimeError, match=r"No module named 'asynchooks.*Install asynchooks where the sche"
+        ):
+            await DaskCluster(scheduler.address).open()
+
+
+@ONE_BACKEND
 async def test_a_scheduler_that_takes_no_plugin_says_what_to_do() -> None:
     forbidden = {"DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
     with a_scheduler(**forbidden) as scheduler:
@@ -94,6 +112,7 @@ async def test_a_scheduler_that_takes_no_plugin_says_what_to_do() -> None:
             await DaskCluster(scheduler.address).open()
 
 
+@ONE_BACKEND
 async def test_a_scheduler_that_has_loaded_the_plugin_itself_needs_no_leave() -> None:
     forbidden = {"DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
     preload = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": "['asynchooks.distributed._dask_plugin']"}

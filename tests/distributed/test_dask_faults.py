@@ -1,11 +1,11 @@
-"""What becomes of a training when its scheduler, a process or a connection is lost."""
+"""What becomes of a training when its scheduler, or a connection to it, is lost."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from asynchooks import (
     MonitoredSession,
     StateDictSaver,
     StepSourceLostError,
-    StepUnreachableError,
     StopAtStepHook,
 )
 from asynchooks.distributed import DaskCluster, SourceState
 
 from .processes import Scheduler, a_scheduler
-from .test_dask import step, wait_until
+from .proxy import a_proxy
+from .sessions import cut, step, train_here, until_state, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -36,82 +36,6 @@ def own_scheduler() -> Iterator[Scheduler]:
     """One that tests may stop, and kill if they start it again."""
     with a_scheduler() as running:
         yield running
-
-
-async def until_state(cluster: DaskCluster, state: SourceState) -> None:
-    with anyio.fail_after(20):
-        while cluster.global_step.statistics().source is not state:  # noqa: ASYNC110
-            await anyio.sleep(0.005)
-
-
-async def _hold_a_ticket(address: str, training: str, lease_secs: float) -> None:
-    async def hold() -> None:
-        await anyio.sleep(1000)
-
-    beat = lease_secs / 2
-    async with DaskCluster(
-        address, training, heartbeat_secs=beat, lease_secs=lease_secs
-    ) as cluster:
-        hooks = [StopAtStepHook(last_step=10)]
-        async with MonitoredSession(hooks, cluster.session_creator(hold)) as session:
-            await session.run("loss")
-
-
-def hold_a_ticket(address: str, training: str, lease_secs: float = 30.0) -> None:
-    anyio.run(_hold_a_ticket, address, training, lease_secs)
-
-
-async def train(cluster: DaskCluster, last_step: int) -> int:
-    num_runs = 0
-    hooks = [StopAtStepHook(last_step=last_step)]
-    async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
-        while not session.should_stop():
-            await session.run("loss")
-            num_runs += 1
-    return num_runs
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_tickets_of_a_killed_process_are_run_by_others_at_once(
-    scheduler: Scheduler, training: str
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=hold_a_ticket, args=(scheduler.address, training))
-    process.start()
-    async with DaskCluster(scheduler.address, training) as cluster:
-        await wait_until(cluster, "num_held", 1)
-        async with anyio.create_task_group() as group:
-            found = []
-
-            async def one() -> None:
-                found.append(await train(cluster, 10))
-
-            group.start_soon(one)
-            await wait_until(cluster, "step", 9)  # the last one belongs to the other
-            await wait_until(cluster, "num_wanting", 1)
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            with anyio.fail_after(2):
-                await cluster.global_step.wait_for(10)
-    assert found == [10]
-    process.join()
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_process_that_is_silent_for_its_lease_loses_its_tickets(
-    scheduler: Scheduler, training: str
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=hold_a_ticket, args=(scheduler.address, training, 1.0))
-    process.start()
-    async with DaskCluster(scheduler.address, training) as cluster:
-        await wait_until(cluster, "num_held", 1)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        await wait_until(cluster, "num_processes", 1)
-        assert await train(cluster, 10) == 10
-    process.kill()
-    process.join()
 
 
 async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_after_it(
@@ -132,8 +56,7 @@ async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_a
                 group.start_soon(wait, fails_on_loss)
             await wait_until(cluster, "num_waiting", 1)
             own_scheduler.send(signal.SIGSTOP)
-            with anyio.fail_after(3):
-                await until_state(cluster, SourceState.LOST)
+            await until_state(cluster, SourceState.LOST)
             group.start_soon(cluster.publish, 1)
             own_scheduler.send(signal.SIGCONT)
             await until_state(cluster, SourceState.LIVE)
@@ -141,8 +64,9 @@ async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_a
     assert cluster.global_step.epoch == 0
 
 
+@pytest.mark.parametrize("secs", [0.0, 3.0, pytest.param(20.0, marks=pytest.mark.slow)])
 async def test_training_goes_on_exactly_after_the_scheduler_was_stopped_for_a_while(
-    own_scheduler: Scheduler, training: str
+    own_scheduler: Scheduler, training: str, secs: float
 ) -> None:
     async def slow() -> dict[str, float]:
         await anyio.sleep(0.01)
@@ -165,43 +89,59 @@ async def test_training_goes_on_exactly_after_the_scheduler_was_stopped_for_a_wh
             await cluster.global_step.wait_for(20)
             own_scheduler.send(signal.SIGSTOP)
             await until_state(cluster, SourceState.LOST)
+            await anyio.sleep(secs)
             own_scheduler.send(signal.SIGCONT)
         assert (num_runs, cluster.global_step.value) == (80, 80)
         assert (await cluster.statistics())["num_held"] == 0
 
 
-def cut(cluster: DaskCluster) -> None:
-    """As a network does: both ends see the connection end."""
-    stream = cluster._stream
-    assert stream is not None
-    assert stream.comm is not None
-    cluster._loop._loop.call_soon_threadsafe(stream.comm.abort)
-
-
+@pytest.mark.parametrize("num_times", [1, pytest.param(8, marks=pytest.mark.slow)])
 async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the_checkpoint(
-    own_scheduler: Scheduler, training: str, tmp_path: Path
+    own_scheduler: Scheduler, training: str, tmp_path: Path, num_times: int
 ) -> None:
     saver = StateDictSaver(weights={"w": np.zeros(3)})
     async with DaskCluster(own_scheduler.address, training, heartbeat_secs=0.6) as cluster:
         hooks = [
-            StopAtStepHook(last_step=12),
+            StopAtStepHook(last_step=20),
             CheckpointSaverHook(tmp_path, save_steps=1, saver=saver),
         ]
         async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
-            for _ in range(5):
+            for step_before in range(1, 1 + num_times):
                 await session.run("loss")
-            own_scheduler.kill()
-            await until_state(cluster, SourceState.LOST)
-            async with anyio.create_task_group() as group:
-                group.start_soon(anyio.to_thread.run_sync, own_scheduler.start)
-                with anyio.fail_after(20):
-                    await session.run("loss")  # waits for the scheduler, and is run anew
-            assert session.global_step.value == 6
+                own_scheduler.kill()
+                await until_state(cluster, SourceState.LOST)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(anyio.to_thread.run_sync, own_scheduler.start)
+                    with anyio.fail_after(60):
+                        await session.run("loss")  # waits for the scheduler, and is run anew
+                assert session.global_step.value == 2 * step_before
             while not session.should_stop():
                 await session.run("loss")
-        assert cluster.global_step.value == 12
+        assert cluster.global_step.value == 20
         async with DaskCluster(own_scheduler.address, training) as other:
-            assert other.global_step.value == 12
+            assert other.global_step.value == 20
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_a_client_that_finds_its_scheduler_again_takes_the_training_along(
+    own_scheduler: Scheduler, training: str, is_synchronous: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        address, native = own_scheduler.address, not is_synchronous
+        client = Client(address, asynchronous=native, set_as_default=False)
+        if is_synchronous:
+            stack.enter_context(client)
+        else:
+            await stack.enter_async_context(client)
+        async with DaskCluster(client, training, heartbeat_secs=1.0) as cluster:
+            assert await cluster.advance(7) == 7
+            own_scheduler.kill()
+            await until_state(cluster, SourceState.LOST)
+            await anyio.to_thread.run_sync(own_scheduler.start)
+            await until_state(cluster, SourceState.LIVE)
+            assert await cluster.advance() == 1
+            assert cluster.global_step.epoch == 1
 
 
 async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(
@@ -232,7 +172,7 @@ async def test_the_stop_is_exact_although_connections_are_cut(
             async with anyio.create_task_group() as group:
                 for cluster in (here, there):
                     for _ in range(3):
-                        group.start_soon(train, cluster, 300)
+                        group.start_soon(train_here, cluster, 300)
                 for place in range(num_cuts):
                     await here.global_step.wait_for(50 + 40 * place)
                     cut(here)
@@ -240,46 +180,56 @@ async def test_the_stop_is_exact_although_connections_are_cut(
             assert (await here.statistics())["step"] == 300
 
 
-async def test_waits_end_when_the_client_is_closed(scheduler: Scheduler, training: str) -> None:
-    client = Client(scheduler.address, set_as_default=False)
-    cluster = DaskCluster(client, training, heartbeat_secs=0.3)
-    async with cluster, anyio.create_task_group() as group:
-
-        async def wait() -> None:
-            with pytest.raises(StepUnreachableError, match="can no longer come"):
-                await cluster.global_step.wait_for(10)
-
-        group.start_soon(wait)
-        await wait_until(cluster, "num_waiting", 1)
-        # as somebody else in the process may do it
-        await anyio.to_thread.run_sync(client.close)
-    with pytest.raises(StepUnreachableError, match="client is closed"):
-        await cluster.advance()
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_waits_end_when_an_asynchronous_client_is_closed(
+async def test_a_silent_network_is_noticed_and_the_stop_is_exact_when_it_is_back(
     scheduler: Scheduler, training: str
 ) -> None:
-    client = await Client(scheduler.address, asynchronous=True, set_as_default=False)
-    async with DaskCluster(client, training, heartbeat_secs=0.3) as cluster:
-        await client.close()
-        with pytest.raises(StepUnreachableError, match="can no longer come"):
-            await cluster.global_step.wait_for(10)
-        with pytest.raises(StepUnreachableError, match="client is closed"):
-            await cluster.advance()
+    async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
+        async with DaskCluster(proxy.address, training, heartbeat_secs=0.3) as far:
+            num_runs: list[int] = []
+
+            async def one(cluster: DaskCluster) -> None:
+                num_runs.append(await train_here(cluster, 200))
+
+            async with anyio.create_task_group() as group:
+                for cluster in (near, far, near, far):
+                    group.start_soon(one, cluster)
+                await far.global_step.wait_for(30)
+                proxy.fall_silent()
+                await until_state(far, SourceState.LOST)
+                proxy.heal()
+            assert sum(num_runs) == near.global_step.value == far.global_step.value == 200
+            assert far.global_step.statistics().source is SourceState.LIVE
+        await wait_until(near, "num_processes", 1)
 
 
-async def test_a_process_that_leaves_without_a_word_leaves_no_wait_behind(
+async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwhile(
     scheduler: Scheduler, training: str
 ) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
-        for _ in range(3):
-            with anyio.CancelScope() as scope:
-                async with DaskCluster(scheduler.address, training) as other:
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(other.global_step.wait_for, 100)
-                        await wait_until(cluster, "num_waiting", 1)
-                        scope.cancel()
+    async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
+        async with DaskCluster(proxy.address, training, heartbeat_secs=0.3) as far:
+            async with anyio.create_task_group() as group:
+                group.start_soon(far.global_step.wait_for, 100)
+                await wait_until(near, "num_waiting", 1)
+                proxy.close()
+                await until_state(far, SourceState.LOST)
+                await wait_until(near, "num_processes", 1)
+                assert await train_here(near, 100) == 100
+                assert far.global_step.value == 0
+                proxy.heal()
+            assert far.global_step.value == 100
+            assert far.global_step.epoch == 0
+
+
+async def test_opening_that_is_cancelled_leaves_no_thread_and_no_process_behind(
+    own_scheduler: Scheduler, training: str
+) -> None:
+    own_scheduler.send(signal.SIGSTOP)
+    try:
+        with anyio.move_on_after(0.2) as scope:
+            await DaskCluster(own_scheduler.address, training).open()
+    finally:
+        own_scheduler.send(signal.SIGCONT)
+    assert scope.cancelled_caught
+    assert "asynchooks-dask" not in [each.name for each in threading.enumerate()]
+    async with DaskCluster(own_scheduler.address, training) as cluster:
         await wait_until(cluster, "num_processes", 1)
-        assert (await cluster.statistics())["num_waiting"] == 0

@@ -106,6 +106,21 @@ async def test_runs_of_an_earlier_epoch_are_answered_and_not_counted() -> None:
     assert source.step.epoch == 1
 
 
+async def test_what_is_published_while_the_scheduler_is_lost_does_not_pile_up() -> None:
+    source = a_source(limit=None)
+    for step in (3, 9, 5):
+        source.publish_soon(step)
+    assert len(source._actions) == 1
+    async with anyio.create_task_group() as group:
+        group.start_soon(source.count_run, source.begin_run())
+        await settle()
+        source.publish_soon(11)
+        request = source.next_request()
+        assert request is not None
+        assert (request.published, request.num_runs) == (11, 1)
+        news(source, step=12, limit=None, answer=(1, 12))
+
+
 async def test_a_wait_is_told_once() -> None:
     source = a_source(limit=None)
     async with anyio.create_task_group() as group:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import distributed
 import numpy as np
 import pytest
 
 from asynchooks import StepSourceLostError
+from asynchooks.distributed._dask_workers import gone_workers
 from asynchooks.distributed._host import Host
 from asynchooks.distributed._messages import News, Report, State
 from asynchooks.protocols import Synchronous
 
 from ..helpers import settle
+from .clusters import addresses
 
 INFINITE = float("inf")
 
@@ -114,6 +117,31 @@ async def test_a_released_wait_ends_at_once() -> None:
     await server.report(report("a", 2, released=(7,)))
     await settle()
     assert await count(server, "waits") == 0
+
+
+@pytest.mark.anyio
+async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too() -> None:
+    server = host()
+    await server.connect("a", "tcp://127.0.0.1:1")
+    await server.connect("b", "tcp://127.0.0.1:2")
+    assert await pushed_by(server, "a", 0, 1, wait=7) is None
+    gone = {"tcp://127.0.0.1:1"}
+    assert server._clients.silent_places() == set()
+    server._clients.look(gone)
+    assert server._clients.silent_places() == {*gone, "tcp://127.0.0.1:2"}
+    assert await count(server, "workers_present") == 2  # it was heard of between the looks
+    server._clients.look(gone)
+    assert await count(server, "workers_present") == 1
+    assert await count(server, "processes_away") == 1
+
+
+@pytest.mark.anyio
+async def test_which_workers_are_gone_is_what_the_scheduler_says(client: Any) -> None:
+    nowhere = "tcp://127.0.0.1:1"
+    address = client.scheduler.address
+    async with distributed.Client(address, asynchronous=True, set_as_default=False) as own:
+        assert await gone_workers(own, [*addresses(client), nowhere], 20.0) == {nowhere}
+        assert await gone_workers(own, [], 20.0) == set()
 
 
 @pytest.mark.anyio

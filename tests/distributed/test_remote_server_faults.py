@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from asynchooks import StepSourceLostError, StepUnreachableError, StopTraining
-from asynchooks.distributed import RemoteParameterServer, SourceState, host_parameter_server
+from asynchooks.distributed import (
+    RemoteParameterServer,
+    ServerAddress,
+    SourceState,
+    host_parameter_server,
+)
 from asynchooks.protocols import Synchronous
 
 from .clusters import addresses, comes, native, other_process, until
@@ -52,6 +57,32 @@ async def test_nobody_waits_for_a_process_that_was_killed(client: Any) -> None:
                     assert await push_and_end(server, 0) == 1
                     assert await push_and_end(server, 0) == 2
             await until(server, workers_present=1, blocked_requests=1)
+
+
+async def hold_a_step(address: ServerAddress) -> None:
+    """As worker 1, on a Dask worker, until that dies."""
+    async with RemoteParameterServer(address) as server:
+        await push_and_end(server, 1)
+        await server.begin_step(1)
+        await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+async def test_nobody_waits_for_a_dask_worker_that_has_left_its_cluster(client: Any) -> None:
+    async with native(client) as own:
+        here, there = addresses(client)[:2]
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, worker=here, lease_secs=8.0
+        ) as server:
+            pid = client.run(os.getpid, workers=[there])[there]
+            holding = client.submit(hold_a_step, server.address, workers=[there], pure=False)
+            assert await push_and_end(server, 0) == 1
+            await until(server, processes=2, waits=0)
+            os.kill(pid, signal.SIGKILL)
+            await until(server, workers_present=1)
+            assert await push_and_end(server, 0) == 2
+            holding.cancel()
+    await comes(lambda: len(addresses(client)) == 3)  # for those who come after
 
 
 @pytest.mark.anyio

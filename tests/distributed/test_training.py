@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks.distributed._training import Member, Request, Training, request_of
+from asynchooks.distributed._training import Member, Request, Training, message_of, request_of
 
 
 class Process:
@@ -115,6 +115,18 @@ def test_runs_of_an_earlier_epoch_do_not_count() -> None:
     assert training.step == 7
 
 
+def test_a_restart_of_an_epoch_that_has_ended_already_changes_nothing() -> None:
+    training = Training("a")
+    one, other = Process(training, "one"), Process(training, "other")
+    first = training.epoch
+    one.say(restart_at=7, restart_of=first)
+    other.say(restart_at=3, restart_of=first)
+    assert (training.step, training.num_restarts) == (7, 1)
+    assert training.news(other.member)["answer"] == (1, 7)
+    other.say(restart_at=3)
+    assert (training.step, training.num_restarts) == (3, 2)
+
+
 def test_no_ticket_is_given_before_all_have_said_what_they_run_without_one() -> None:
     training = Training("a")
     slow, asker = Process(training, "slow"), Process(training, "asker")
@@ -179,6 +191,12 @@ def test_late_runs_of_a_process_that_was_given_up_count_only_where_there_is_room
 
 def test_what_a_newer_version_says_more_is_left_out() -> None:
     assert request_of({"number": 1, "epoch": "a", "mood": "fine"}) == Request(1, "a")
+
+
+def test_what_is_left_out_of_a_message_is_as_ever() -> None:
+    assert message_of(Request(1, "a", limit=0)) == {"number": 1, "epoch": "a", "limit": 0}
+    for request in (Request(0, ""), Request(3, "b", restart_at=0, restart_of="a", next_step=7)):
+        assert request_of(message_of(request)) == request
 
 
 ACTS = ["run", "end", "fail", "tell", "hear", "ask", "give back", "die", "limit"]
