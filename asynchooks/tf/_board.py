@@ -158,7 +158,7 @@ class Board(StepSource):
         """Give up what was granted to another seat; say, and return, what is held all the same."""
         demand = self._step.demand()
         while demand.num_spare and not self._is_closed:
-            self._step.grant(-demand.num_spare, epoch=demand.epoch)
+            self._grant(-demand.num_spare, demand)
             demand = self._step.demand()
         held = self.stride * demand.num_out
         if held:
