@@ -134,7 +134,11 @@ def test_a_script_for_dask_finds_its_scheduler_and_the_cluster_ends_with_it(
     script.write_text(DASK)
     line = "-m asynchooks launch --engine dask --workers 2 --workers-per-process 3"
     done = subprocess.run(
-        [sys.executable, *line.split(), str(script)], capture_output=True, text=True, timeout=60
+        [sys.executable, *line.split(), str(script)],
+        env={**os.environ, "DASK_LOGGING__DISTRIBUTED": "info"},  # else they say little
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split(" | ", 1) for line in done.stdout.splitlines()]

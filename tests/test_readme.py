@@ -47,7 +47,10 @@ def parameters() -> list[object]:
         pytest.param(
             block,
             id=f"line-{block.line}",
-            marks=[pytest.mark.tensorflow] if "tensorflow" in block.code else [],
+            marks=[
+                *([pytest.mark.tensorflow] if "tensorflow" in block.code else []),
+                *([pytest.mark.timeout(300)] if SCRIPT.match(block.code) else []),
+            ],
         )
         for block in find_blocks(README)
     ]
