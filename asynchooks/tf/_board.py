@@ -69,7 +69,7 @@ class Board(StepSource):
         self._step = step
         self._on_silence = on_silence
         self._heartbeat_secs = heartbeat_secs
-        self._connect = partial(BoardLink, place, master, config, secrets.randbits(62) + 1)
+        self._new_link = partial(BoardLink, place, master, config, secrets.randbits(62) + 1)
         self._where = f"the board of {place.name} at {place.device or master}"
         self._changed = threading.Condition()
         self._is_due = False  # somebody has called look_again
@@ -141,8 +141,10 @@ class Board(StepSource):
         """Take a seat and keep it, until it is lost or this is closed."""
         if self._is_closed:
             return
+        # made before anybody is asked: on a busy machine that alone takes seconds
+        link = self._new_link(int(self._heartbeat_secs * 5e5))
         moment = system_now()
-        link: BoardLink = self._call(self._connect, int(self._heartbeat_secs * 5e5))
+        self._call(link.take_seat)
         try:
             held = self._begin_seat(link)
             self._lease_from(moment)

@@ -36,7 +36,7 @@ class SeatLostError(RuntimeError):
 
 
 class BoardLink:
-    """A seat, from its making until `close`.
+    """A seat, from `take_seat` until `close`. Making it adds operations, and asks nobody.
 
     Args:
         place: where the step lives.
@@ -44,32 +44,41 @@ class BoardLink:
         config: a `tf.compat.v1.ConfigProto`, or None.
         owner: who takes the seat, > 0.
         every_micros: microseconds between its beats.
-
-    Raises:
-        tf.errors.OpError: the server is lost, or the step is not initialised.
-        SeatLostError: all seats are taken.
     """
+
+    first: Notice
+    seat: int
 
     def __init__(
         self, place: Place, master: str, config: Any, owner: int, every_micros: int
     ) -> None:
-        self._owner = owner
+        self._owner, self._every_micros = owner, every_micros
         self._graph = tf.Graph()
         self._ops = BoardOps(self._graph, place)
         self._sessions: list[Any] = []
         self._master, self._config = master, _without_timeout(config)
         with self._graph.as_default():
             self._request = v1.placeholder(tf.int64, (None,), "request")
-        prepare, join = self._ops.prepare(), self._ops.join(self._request)
-        arm, take = self._ops.arm(self._request), self._ops.take(self._request)
-        beat = self._ops.beat(self._request)
+        self._to_prepare, self._to_join = self._ops.prepare(), self._ops.join(self._request)
+        self._to_arm, self._to_take = self._ops.arm(self._request), self._ops.take(self._request)
+        self._to_beat = self._ops.beat(self._request)
         self._num_taken = -1
+        self._grow(0)
         self.error: BaseException | None = None
         self._is_closed = False
+
+    def take_seat(self) -> None:
+        """Ask for a seat, which is in `seat` then, and the board's words in `first`.
+
+        Raises:
+            tf.errors.OpError: the server is lost, or the step is not initialised.
+            SeatLostError: all seats are taken.
+        """
         self._session = self._open()
         try:
-            self._session.run(prepare)
-            joined = self._session.run(join, {self._request: [owner, every_micros]})
+            self._session.run(self._to_prepare)
+            request = [self._owner, self._every_micros]
+            joined = self._session.run(self._to_join, {self._request: request})
             self.first, self.seat = Notice.of(joined), int(joined[3])
             if self.seat < 0:
                 raise SeatLostError(f"all {NUM_SEATS} seats for processes that train are taken")
@@ -78,7 +87,8 @@ class BoardLink:
             self.close()
             raise
         self._arm, self._take, self._beat = (
-            self._session.make_callable(each, [self._request]) for each in (arm, take, beat)
+            self._session.make_callable(each, [self._request])
+            for each in (self._to_arm, self._to_take, self._to_beat)
         )
 
     def arm(self, threshold: int) -> Notice:

@@ -29,8 +29,8 @@ from ._report import run_on
 
 v1 = tf.compat.v1
 
-PAUSE_SECS = 0.06
-"""Between two steps of the process that publishes: the waiters are idle by then."""
+PAUSE_SECS = 0.03
+"""Between asking for a step and having it published: the waiters are idle by then."""
 WARM_UP = 10
 
 
@@ -153,18 +153,16 @@ async def publishing(
     begun: list[float] = []
     async with session:
         pipe.send("open")
-        await until_told(pipe)
         for _ in range(num_rounds):
-            await anyio.sleep(PAUSE_SECS)
+            await until_told(pipe)
             begun.append(time.monotonic())
             await session.run(train_op)
-        pipe.send("published")
         await until_told(pipe)  # the waiters need somebody who might train
     return begun
 
 
 def publish(pipe: Connection, task: ClusterTask, name: str, loop: str, num_rounds: int) -> None:
-    """Answer "open"; when told, publish; then answer when each run began."""
+    """Answer "open"; publish whenever told; at the end answer when each run began."""
     pipe.send(run_on(loop, publishing, pipe, task, name, num_rounds))
 
 
@@ -200,7 +198,8 @@ async def waiting(
                     await anyio.sleep(idle_secs)
                     after = bytes_to(task)
                     sent = after[0] - before[0], after[1] - before[1]
-                    pipe.send("waiting")
+                await anyio.sleep(PAUSE_SECS)  # until the ps knows whom to tell
+                pipe.send("waiting")
     return {"resumed": resumed, "sent": sent}
 
 
@@ -214,7 +213,7 @@ def wait(
     idle_secs: float,
     heartbeat_secs: float,
 ) -> None:
-    """Answer "waiting", then when each waiter resumed, and what was sent while all were idle."""
+    """Answer "waiting" before each step, then when each waiter resumed, and what idle ones sent."""
     idle = idle_secs, heartbeat_secs
     pipe.send(run_on(loop, waiting, pipe, task, name, num_waiters, num_rounds, idle))
 
@@ -228,6 +227,8 @@ def bytes_to(task: ClusterTask) -> tuple[int, int]:
     num_bytes = num_segments = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
+            if end.family == socket.AF_UNIX:
+                continue
             if end.getpeername()[1] in ports:
                 info = end.getsockopt(socket.IPPROTO_TCP, 11, 232)  # TCP_INFO
                 num_bytes += int.from_bytes(info[120:128], "little")
