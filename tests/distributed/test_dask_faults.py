@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -220,8 +221,8 @@ async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwh
             assert far.global_step.epoch == 0
 
 
-async def test_opening_that_is_cancelled_leaves_no_thread_and_no_process_behind(
-    own_scheduler: Scheduler, training: str
+async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind(
+    own_scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_scheduler.send(signal.SIGSTOP)
     try:
@@ -231,5 +232,7 @@ async def test_opening_that_is_cancelled_leaves_no_thread_and_no_process_behind(
         own_scheduler.send(signal.SIGCONT)
     assert scope.cancelled_caught
     assert "asynchooks-dask" not in [each.name for each in threading.enumerate()]
+    gc.collect()
+    assert not [each for each in caplog.messages if "it is pending" in each]
     async with DaskCluster(own_scheduler.address, training) as cluster:
         await wait_until(cluster, "num_processes", 1)
