@@ -96,7 +96,10 @@ async def test_training_goes_on_exactly_after_the_scheduler_was_stopped_for_a_wh
         assert (await cluster.statistics())["num_held"] == 0
 
 
-@pytest.mark.parametrize("num_times", [1, pytest.param(8, marks=pytest.mark.slow)])
+LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("num_times", [1, pytest.param(8, marks=LONG)])
 async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the_checkpoint(
     own_scheduler: Scheduler, training: str, tmp_path: Path, num_times: int
 ) -> None:
