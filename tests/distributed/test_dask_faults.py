@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -95,7 +96,10 @@ async def test_training_goes_on_exactly_after_the_scheduler_was_stopped_for_a_wh
         assert (await cluster.statistics())["num_held"] == 0
 
 
-@pytest.mark.parametrize("num_times", [1, pytest.param(8, marks=pytest.mark.slow)])
+LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("num_times", [1, pytest.param(8, marks=LONG)])
 async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the_checkpoint(
     own_scheduler: Scheduler, training: str, tmp_path: Path, num_times: int
 ) -> None:
@@ -220,8 +224,8 @@ async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwh
             assert far.global_step.epoch == 0
 
 
-async def test_opening_that_is_cancelled_leaves_no_thread_and_no_process_behind(
-    own_scheduler: Scheduler, training: str
+async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind(
+    own_scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_scheduler.send(signal.SIGSTOP)
     try:
@@ -231,5 +235,7 @@ async def test_opening_that_is_cancelled_leaves_no_thread_and_no_process_behind(
         own_scheduler.send(signal.SIGCONT)
     assert scope.cancelled_caught
     assert "asynchooks-dask" not in [each.name for each in threading.enumerate()]
+    gc.collect()
+    assert not [each for each in caplog.messages if "it is pending" in each]
     async with DaskCluster(own_scheduler.address, training) as cluster:
         await wait_until(cluster, "num_processes", 1)
