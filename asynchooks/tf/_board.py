@@ -196,7 +196,6 @@ class Board(StepSource):
             elif move.is_idle and held != in_hand:
                 self._call(link.take, 0, in_hand, self.stride, 0)
                 held = in_hand
-                self._call(link.ring_all, self.num_taken)
             if moment >= beat_at:
                 self._beat(link, beats)
                 if beats.have_lasted(demand.num_void):
@@ -205,7 +204,7 @@ class Board(StepSource):
             with self._changed:
                 until = 0.0 if move.ask else min(beat_at, move.look_at) - system_now()
                 self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
-        self._call(link.leave, self.num_taken)
+        self._call(link.leave)
 
     def _ask(
         self, link: BoardLink, rations: Rations, demand: Demand, runs: int, in_hand: int
@@ -228,7 +227,7 @@ class Board(StepSource):
         self._lease_from(moment)
         self.note(notice)
         for seat, owner, held, count in beats.missed(rows, link.seat):
-            if self._call(link.evict, seat, owner, count, self.num_taken):
+            if self._call(link.evict, seat, owner, count):
                 logger.warning(
                     "A process that trains on %s has not been heard of for a while; the %d steps "
                     "that it may have been about to make are given to others",

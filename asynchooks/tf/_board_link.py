@@ -62,8 +62,7 @@ class BoardLink:
         self._to_prepare, self._to_join = self._ops.prepare(), self._ops.join(self._request)
         self._to_arm, self._to_take = self._ops.arm(self._request), self._ops.take(self._request)
         self._to_beat = self._ops.beat(self._request)
-        self._num_taken = -1
-        self._grow(0)
+        self._leave = self._ops.leave(self._request)
         self.error: BaseException | None = None
         self._is_closed = False
 
@@ -82,7 +81,6 @@ class BoardLink:
             self.first, self.seat = Notice.of(joined), int(joined[3])
             if self.seat < 0:
                 raise SeatLostError(f"all {NUM_SEATS} seats for processes that train are taken")
-            self._grow(self.first.num_taken)
         except BaseException:
             self.close()
             raise
@@ -113,18 +111,12 @@ class BoardLink:
             raise SeatLostError("other processes have taken this one for dead")
         return Notice.of(said[0]), said[2:]
 
-    def evict(self, seat: int, owner: int, beats: int, num_taken: int) -> bool:
+    def evict(self, seat: int, owner: int, beats: int) -> bool:
         """Empty the seat of a process that is dead; whether it was still as said."""
-        self._grow(num_taken)
         return bool(self._session.run(self._leave, {self._request: [seat, owner, beats]}))
 
-    def ring_all(self, num_taken: int) -> None:
-        """Have every process look again."""
-        self._grow(num_taken)
-        self._session.run(self._ring_all)
-
-    def leave(self, num_taken: int) -> None:
-        self.evict(self.seat, self._owner, -1, num_taken)
+    def leave(self) -> None:
+        self.evict(self.seat, self._owner, -1)
 
     def listen(self, on_notice: Callable[[Notice], None], on_any: Callable[[], None]) -> None:
         """Start the one blocked wait of this process; it ends with `close`, or sets `error`."""
@@ -152,13 +144,6 @@ class BoardLink:
         session = v1.Session(self._master, graph=self._graph, config=self._config)
         self._sessions.append(session)
         return session
-
-    def _grow(self, num_taken: int) -> None:
-        """Add what rings every box, when there are more than before."""
-        if num_taken > self._num_taken:
-            self._num_taken = num_taken
-            self._leave = self._ops.leave(self._request, num_taken)
-            self._ring_all = self._ops.ring_all(num_taken)
 
 
 class ReadyEar:

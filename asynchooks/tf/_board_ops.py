@@ -208,8 +208,10 @@ class BoardOps:
             notice = self._notice(self._read_step(), rows)
             return tf.concat([[tf.pad(notice, [[0, 1]])], rows], 0)
 
-    def leave(self, request: Any, num_taken: int) -> Any:
-        """Empty a seat and ring everybody: (seat, owner, beats); -1 for any number of beats.
+    def leave(self, request: Any) -> Any:
+        """Empty a seat: (seat, owner, beats); -1 for any number of beats.
+
+        Nobody is rung: who is short of tickets asks again by itself.
 
         Returns:
             int64, shape (): 1, or 0 if the seat is not as said.
@@ -225,13 +227,7 @@ class BoardOps:
             with tf.control_dependencies([self._assign(self._seats, kept)]):
                 return tf.cast(is_it, tf.int64)
 
-        was_it = self._alone(request, leave)
-        return self._then_ring(was_it, num_taken)
-
-    def ring_all(self, num_taken: int) -> Any:
-        """Have every process look at the board."""
-        with self._here():
-            return tf.group(*self._ring_all(num_taken))
+        return self._alone(request, leave)
 
     def begin_epoch(self, num_taken: int) -> Any:
         """Say that the step may have gone back, and ring everybody; a notice."""
