@@ -192,8 +192,8 @@ async def waiting(
             async with anyio.create_task_group() as group:
                 for _ in range(num_waiters):
                     group.start_soon(wait_for, number)
-                if number == 1:
-                    await anyio.sleep(1.0)  # whatever opening has left to do
+                if number == num_rounds:
+                    await anyio.sleep(0.5)  # whatever asking has left to do
                     before = bytes_to(task)
                     await anyio.sleep(idle_secs)
                     after = bytes_to(task)
