@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import statistics
 import threading
 import time
@@ -192,8 +193,8 @@ async def waiting(
             async with anyio.create_task_group() as group:
                 for _ in range(num_waiters):
                     group.start_soon(wait_for, number)
-                if number == 1:
-                    await anyio.sleep(1.0)  # whatever opening has left to do
+                if number == num_rounds:
+                    await anyio.sleep(0.5)  # whatever asking has left to do
                     before = bytes_to(task)
                     await anyio.sleep(idle_secs)
                     after = bytes_to(task)
@@ -226,13 +227,14 @@ def bytes_to(task: ClusterTask) -> tuple[int, int]:
     ports = {int(each.rsplit(":", 1)[1]) for each in task.cluster.job_tasks("ps")}
     num_bytes = num_segments = 0
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
-            if end.family == socket.AF_UNIX:
+        with suppress(OSError):  # one that was closed meanwhile, or is not connected
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
                 continue
-            if end.getpeername()[1] in ports:
-                info = end.getsockopt(socket.IPPROTO_TCP, 11, 232)  # TCP_INFO
-                num_bytes += int.from_bytes(info[120:128], "little")
-                num_segments += int.from_bytes(info[156:160], "little")
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family != socket.AF_UNIX and end.getpeername()[1] in ports:
+                    info = end.getsockopt(socket.IPPROTO_TCP, 11, 232)  # TCP_INFO
+                    num_bytes += int.from_bytes(info[120:128], "little")
+                    num_segments += int.from_bytes(info[156:160], "little")
     return num_bytes, num_segments
 
 
