@@ -87,7 +87,8 @@ class BoardOps:
 
     def notice(self, num_taken: int) -> Any:
         """Ring whom the step concerns now; a notice."""
-        return self.notice_after(tf.no_op(), num_taken)
+        with self._here():
+            return self.notice_after(tf.no_op(), num_taken)
 
     def wait(self, seat: int) -> Any:
         """Block until this seat's box is rung; a notice."""
