@@ -17,7 +17,7 @@
     L1  _global_step, _fed_runs, _step_runs, _gate, _waiters, _timer, _lock, _portal,
         _stacks, checkpoints
     L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _step_source,
-        _errors, _later
+        _version, _errors, _later
                                 the one way to wait, and every exception
 
 Imports point down only. Hooks, checkpoints and TensorFlow's names are loaded at

@@ -6,13 +6,13 @@ What a sub-command takes and does is said in a file of its own.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from . import _launch_command, _simulate_command
 from ._errors import SimulationError
+from ._version import version
 
 INTERRUPTED = 130
 """What a shell says of a process that Ctrl-C ended: 128 and the number of the signal."""
@@ -79,11 +79,6 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def version() -> str:
-    """Of the package that is installed."""
-    return importlib.metadata.version("asynchooks")
 
 
 def _say(prog: str, error: Exception, code: int) -> int:

@@ -16,6 +16,7 @@ PACKAGE = Path(asynchooks.__file__).parent
 LAYERS = [
     [
         "_errors",
+        "_version",
         "_later",
         "_signal",
         "_engine",

@@ -10,26 +10,18 @@ import asyncio
 import logging
 import uuid
 from contextlib import suppress
-from importlib import metadata
 from typing import Any
 
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from .._version import version as own_version
 from ._training import Member, Training, request_of
 
 logger = logging.getLogger("asynchooks")
 
 FOLLOW, STATISTICS = "asynchooks_follow", "asynchooks_statistics"
 """What the plugin adds to the scheduler's operations."""
-
-
-def version() -> str:
-    """Of asynchooks, here."""
-    try:
-        return metadata.version("asynchooks")
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
 
 
 class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked into
@@ -59,7 +51,7 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked i
         request: dict[str, Any],
     ) -> Any:
         """Serve one process until its connection ends."""
-        here = globals()["version"]()
+        here = own_version()
         if version != here:
             await comm.write({"version": here})
             return Status.dont_reply

@@ -14,9 +14,10 @@ from typing import Any
 from .._engine import now
 from .._errors import StepUnreachableError
 from .._step_source import SourceState
+from .._version import version
 from ._actions import Action
 from ._dask_place import Place
-from ._dask_plugin import FOLLOW, STATISTICS, version
+from ._dask_plugin import FOLLOW, STATISTICS
 from ._dask_source import DaskSource
 from ._training import message_of
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._engine import Slot, current_engine
 from .._errors import ClusterError
+from .._version import version
 from .._work_thread import run_blocking
 from ._cluster_board import read_notice
 from ._cluster_spec import differences
@@ -32,7 +33,8 @@ async def check_ps(
         until: when they are over, on the engine's clock; one look is had in any case.
 
     Raises:
-        ClusterError: it is not there in time, is another task, or is of another cluster.
+        ClusterError: it is not there in time, is another task, is of another cluster, or runs
+            another version of asynchooks.
     """
     engine = current_engine()
     target = f"grpc://{addresses[ps]}"
@@ -69,3 +71,8 @@ def _compare(me: str, ps: str, addresses: dict[str, str], notice: dict[str, Any]
         )
     if there != ps:
         raise ClusterError(f"{me} found {there} at {addresses[ps]}; start {ps} there")
+    if notice.get("version") != version():
+        raise ClusterError(
+            f"{ps} at {addresses[ps]} runs asynchooks {notice.get('version')}, {me} "
+            f"{version()}; install the same version for both"
+        )

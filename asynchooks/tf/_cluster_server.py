@@ -11,6 +11,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from .._errors import ClusterError
+from .._version import version
 from ._cluster_board import write_notice
 from ._cluster_port import check_port, is_loopback
 
@@ -45,7 +46,8 @@ class Servers:
             ClusterError: it cannot listen there.
         """
         address = addresses[name]
-        notice = json.dumps({"task": name, "cluster": addresses}, sort_keys=True)
+        said = {"task": name, "cluster": addresses, "version": version()}
+        notice = json.dumps(said, sort_keys=True)
         key = (os.getpid(), address)
         with cls._guard:
             running = cls._notices.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import socket
@@ -212,6 +213,18 @@ async def test_another_process_of_a_server_that_is_told_the_same_is_named() -> N
     notice = '{"task": "worker:0", "cluster": {"ps:0": "%s", "worker:0": "%s"}}'
     board.write_notice(task.target, notice % (cluster["ps"][0], cluster["worker"][0]))
     with pytest.raises(ClusterError, match="worker:0 found worker:0 at .*; start ps:0 there"):
+        await task_of(cluster, "worker:0").check_cluster()
+
+
+async def test_a_server_of_another_version_is_refused() -> None:
+    cluster = free_cluster(ps=1, worker=1)
+    task = task_of(cluster, "ps:0")
+    board = pytest.importorskip("asynchooks.tf._cluster_board")
+    told = json.loads(board.read_notice(task.target))
+    board.write_notice(task.target, json.dumps({**told, "version": "0.0.1"}))
+    with pytest.raises(
+        ClusterError, match=rf"ps:0 at {cluster['ps'][0]} runs asynchooks 0\.0\.1, worker:0 \d"
+    ):
         await task_of(cluster, "worker:0").check_cluster()
 
 
