@@ -23,7 +23,7 @@ from .._step_source import Demand, SourceState, StepSource
 from ..distributed._rations import Rations
 from ._beats import BEATS_LEASED, Beats
 from ._board_link import BoardLink, Notice, SeatLostError
-from ._board_ops import NEVER, Place
+from ._board_pieces import NEVER, Place
 from ._end_of_process import TensorFlowThread
 from ._patient import GivenUp, PatientThread
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ._board_ops import NUM_SEATS, BoardOps, Place
+from ._board_ops import BoardOps
+from ._board_pieces import NUM_SEATS, Place
 from ._end_of_process import TensorFlowThread
 
 v1 = tf.compat.v1

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ._board_ops import BoardOps, Place, num_boxes_for
+from ._board_ops import BoardOps
+from ._board_pieces import Place, num_boxes_for
 
 v1 = tf.compat.v1
 

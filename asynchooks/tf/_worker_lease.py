@@ -12,7 +12,7 @@ from .._errors import is_preemption
 from .._raw_session import RawSession
 from .._work_thread import run_blocking
 from ._board_link import ReadyEar
-from ._board_ops import Place
+from ._board_pieces import Place
 from ._lease import GraphLease
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ import tensorflow as tf
 
 from asynchooks import ClusterTask, MonitoredSession, SharedSessionCreator, StopAtStepHook
 from asynchooks.tf import ChiefSessionCreator, WorkerSessionCreator
-from asynchooks.tf._board_ops import NEVER, BoardOps, Place
+from asynchooks.tf._board_ops import BoardOps
+from asynchooks.tf._board_pieces import NEVER, Place
 
 from ._report import run_on
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from asynchooks.tf._board_ops import NUM_SEATS, BoardOps, num_boxes_for
+from asynchooks.tf._board_ops import BoardOps
+from asynchooks.tf._board_pieces import NUM_SEATS, num_boxes_for
 from asynchooks.tf._notices import Notices
 
 from .models import Model, counting_model
