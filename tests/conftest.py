@@ -9,15 +9,3 @@ import pytest
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     backend: str = request.param
     return backend
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--soak-secs", type=float, default=3600.0, help="how long the soaks of clusters go on"
-    )
-
-
-@pytest.fixture
-def soak_secs(request: pytest.FixtureRequest) -> float:
-    secs: float = request.config.getoption("--soak-secs")
-    return secs

@@ -26,7 +26,6 @@ from ._policies import (
     Synchronous,
 )
 from ._protocol import Protocol
-from ._seats import Seats
 from ._server import ParameterServer
 from ._updates import staleness_aware
 from ._values import ABANDONED, Fate, Pushed, Snapshot
@@ -44,7 +43,6 @@ __all__ = [
     "Protocol",
     "ProtocolHook",
     "Pushed",
-    "Seats",
     "Snapshot",
     "StaleSynchronous",
     "Synchronous",
