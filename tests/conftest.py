@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Dask's tests come last: threads and sockets of its own go on for a while after them."""
+    items.sort(key=lambda item: "/tests/distributed/" in item.path.as_posix())
+
+
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     backend: str = request.param

@@ -103,7 +103,7 @@ class Board(StepSource):
                 self._step.publish(notice.step)
 
     def adopt(self, notice: Notice) -> None:
-        """An epoch begins, by a session of this process that restarts the step itself."""
+        """A session of this process has begun in this epoch, and restarts the step itself."""
         with self._epoch_lock:
             self._epoch = max(self._epoch, notice.epoch)
 

@@ -73,7 +73,7 @@ class BoardOps(BoardPieces):
                 return self._notice(self._read_step())
 
     def prepare(self) -> Any:
-        """Set the board up, where nobody has; 0."""
+        """Set the board up, where nobody has; 1 if it did, else 0."""
 
         def make() -> Any:
             def fresh() -> Any:
@@ -83,7 +83,7 @@ class BoardOps(BoardPieces):
                 with tf.control_dependencies(
                     [self._assign(self._thresholds, thresholds), self._assign(self._seats, seats)]
                 ):
-                    return tf.constant(0, tf.int64)
+                    return tf.constant(1, tf.int64)
 
             is_made = raw.VarIsInitializedOp(resource=self._seats)
             return tf.cond(is_made, lambda: tf.constant(0, tf.int64), fresh)

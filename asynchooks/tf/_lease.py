@@ -201,9 +201,12 @@ class GraphLease(Lease):
             raise
 
     def _join_board(self, session: Any, server: Server, notices: Notices) -> None:
-        session.run(notices.prepare)
-        if self._is_chief:  # the model is initialised, or restored: the step may have gone back
-            server.adopt(session.run(notices.begin_epoch))
+        is_new = session.run(notices.prepare)
+        # A chief has initialised or restored the model: the step may have gone back, and others
+        # must hear of it, unless the board is as new as the model.
+        begins = self._is_chief and not is_new
+        server.adopt(session.run(notices.begin_epoch if begins else notices.now))
+        if self._is_chief:
             session.run(notices.say_ready)
         if not self._is_on_board:
             self._is_on_board = True

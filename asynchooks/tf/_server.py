@@ -97,7 +97,7 @@ class Server:
         return notice.step
 
     def adopt(self, said: np.ndarray) -> None:
-        """A chief of this process has begun an epoch; its session restarts the step itself."""
+        """A session of this process begins in this epoch, and restarts the step itself."""
         board = self._board
         if board is not None:
             board.adopt(Notice.of(said))

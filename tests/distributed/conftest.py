@@ -13,19 +13,19 @@ from .processes import Scheduler, a_pool, a_scheduler
 pytest.importorskip("distributed")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scheduler() -> Iterator[Scheduler]:
     with a_scheduler() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pool() -> Iterator[ProcessPoolExecutor]:
     with a_pool(3) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client() -> Iterator[Any]:
     """A synchronous client of three Dask workers."""
     from .clusters import local_cluster

@@ -7,6 +7,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -27,11 +28,24 @@ def tasks() -> dict[str, ClusterTask]:
     return {name: task_of(cluster, name) for name in ("ps:0", "chief:0", "worker:0", "evaluator:0")}
 
 
-def threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("asynchooks-")]
+Threads = Callable[[], list[str]]
 
 
-async def test_a_ps_serves_until_all_that_train_have_ended(tasks: dict[str, ClusterTask]) -> None:
+@pytest.fixture
+def threads() -> Threads:
+    """Names our threads that have begun since: others may hang at servers that tests have killed."""
+    before = set(threading.enumerate())
+
+    def begun() -> list[str]:
+        ours = [each for each in threading.enumerate() if each.name.startswith("asynchooks-")]
+        return [each.name for each in ours if each not in before]
+
+    return begun
+
+
+async def test_a_ps_serves_until_all_that_train_have_ended(
+    tasks: dict[str, ClusterTask], threads: Threads
+) -> None:
     log = []
 
     async def serve() -> None:
@@ -79,7 +93,7 @@ async def test_without_the_chiefs_end_a_ps_goes_on(tasks: dict[str, ClusterTask]
 
 
 async def test_a_cancelled_serve_ends_at_once_and_remembers(
-    tasks: dict[str, ClusterTask], caplog: pytest.LogCaptureFixture
+    tasks: dict[str, ClusterTask], threads: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks["ps:0"].start()
     await tasks["worker:0"].end()
