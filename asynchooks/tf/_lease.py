@@ -249,19 +249,19 @@ class GraphLease(Lease):
             if self.graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS):
                 v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
         if raw.loss is not None:
-            coord.start_soon(_raise_when_lost, raw.loss)
+            coord.start_soon(_report_loss, raw.loss, coord)
 
     def new_coordinator(self) -> Coordinator:
         return GraphCoordinator(clean_stop_exception_types=())
 
 
-async def _raise_when_lost(loss: Loss) -> None:
+async def _report_loss(loss: Loss, coord: Coordinator) -> None:
     """A side task: have the session recreated also when no run is under way, but waits are."""
     slot = Slot(current_engine(), "the loss of the server")
     with EndsAtStop(slot, loss):
         await slot.engine.park(slot)
-    if loss.is_set:
-        raise loss.error()
+    if loss.is_set and not coord.joined:
+        coord.request_stop(loss.error())
 
 
 def _itself(value: Any) -> Any:

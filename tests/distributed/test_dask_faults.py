@@ -224,6 +224,8 @@ async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwh
             assert far.global_step.epoch == 0
 
 
+# Dask's own connect forgets its socket when it is cancelled while it shakes hands
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind(
     own_scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
 ) -> None:
