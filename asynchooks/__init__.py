@@ -1,9 +1,11 @@
 """asynchooks: monitored training sessions and their hooks for `async`/`await`.
 
     L6  testing                 fakes: a recording hook, a scripted raw session
-        cli, _simulate_command, _simulate_output
+        cli, _simulate_command, _simulate_output, _launch_command, _arguments
                                 the command line
+        launch                  processes of a cluster on this machine
     L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
+        distributed             steps of other processes, on engines that exist already
         simulation              thousands of workers in virtual time
     L4  hooks                   one file per purpose
         protocols               asynchronous training: who waits for whom
@@ -12,10 +14,10 @@
         _session_creator, _function_session, _shared_session, _hook, _hook_calls, _hook_state,
         _listener, _coordinator, _session_stop, _side_tasks, _runner, _work_thread, _or_stop,
         _step_fn, _recovery, _phase
-    L1  _global_step, _step_runs, _gate, _waiters, _timer, _lock, _portal, _stacks,
-        checkpoints
-    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _errors,
-        _later
+    L1  _global_step, _fed_runs, _step_runs, _gate, _waiters, _timer, _lock, _portal,
+        _stacks, checkpoints
+    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _step_source,
+        _version, _errors, _later
                                 the one way to wait, and every exception
 
 Imports point down only. Hooks, checkpoints and TensorFlow's names are loaded at
@@ -31,6 +33,7 @@ from ._errors import (
     CheckpointError,
     CheckpointInUseError,
     CheckpointVersionError,
+    ClusterError,
     DamagedCheckpointError,
     FeedError,
     FetchError,
@@ -44,6 +47,7 @@ from ._errors import (
     PreemptionError,
     StallError,
     StepFunctionError,
+    StepSourceLostError,
     StepUnreachableError,
     StopTraining,
 )
@@ -91,6 +95,7 @@ if TYPE_CHECKING:
     from .hooks import TimeLimitHook as TimeLimitHook
     from .hooks import WhenBusy as WhenBusy
     from .tf import ChiefSessionCreator as ChiefSessionCreator
+    from .tf import ClusterTask as ClusterTask
     from .tf import HooksCallback as HooksCallback
     from .tf import MonitoredTrainingSession as MonitoredTrainingSession
     from .tf import ProfilerHook as ProfilerHook
@@ -133,6 +138,7 @@ else:  # type checkers shall see the names above, and no others
             "TimeLimitHook": "hooks",
             "WhenBusy": "hooks",
             "ChiefSessionCreator": "tf",
+            "ClusterTask": "tf",
             "HooksCallback": "tf",
             "MonitoredTrainingSession": "tf",
             "ProfilerHook": "tf",
@@ -150,6 +156,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "CheckpointVersionError",
+    "ClusterError",
     "Coordinator",
     "DamagedCheckpointError",
     "DataWaitHook",
@@ -202,6 +209,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StepContext",
     "StepCounterHook",
     "StepFunctionError",
+    "StepSourceLostError",
     "StepUnreachableError",
     "StopAtStepHook",
     "StopReason",

@@ -22,6 +22,13 @@ class StepUnreachableError(RuntimeError):
     """The program's fault: somebody waits for a global step that can no longer come."""
 
 
+class StepSourceLostError(ConnectionError):
+    """The network's or another machine's fault: no news of other processes' steps arrives.
+
+    Raised by waits for the global step that asked for it; the others wait on.
+    """
+
+
 class PreemptionError(RuntimeError):
     """The machine's fault: the raw session is lost and a new one may work.
 
@@ -186,6 +193,10 @@ class InputStructureError(InputError, ValueError):
 
 class InputStateError(InputError, ValueError):
     """A position in the input cannot be saved, or is none of this pipeline."""
+
+
+class ClusterError(ValueError):
+    """The operator's fault: a process does not fit into its cluster, or cannot reach it."""
 
 
 class SimulationError(RuntimeError):

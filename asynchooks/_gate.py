@@ -6,12 +6,15 @@ and parks the askers. Nothing here knows of tasks, hooks or sessions.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from itertools import takewhile
 
-from ._engine import Engine, Slot
+from ._engine import Engine, Slot, system_now
 from ._signal import Signal
+from ._step_source import StepSource
 
 ADVANCED = Signal("ADVANCED")
 """In place of the step after a run: one more than before, as nobody else counts it."""
@@ -24,16 +27,18 @@ class Answer(Enum):
 
     GRANTED = auto()
     REFUSED = auto()
+    CUT_OFF = auto()  # below the limit, but no more tickets come
     WAIT = auto()
 
 
 class Ticket:
     """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "value")
+    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "terms", "value")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
+        self.terms = -1  # of the allowance that it was taken from, if any
         self.value: int | None = 0  # before the run; None: runs have ended unread
         self.lone_grant = 0  # which grant this is, if no other run was under way
         self.is_settled = True
@@ -63,9 +68,10 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "askers", "engine", "epoch", "grants", "is_exclusive", "is_free",
-        "is_running_here", "keeps_limit", "limit", "read_runs", "reader", "stride", "tickets",
-        "unread_runs", "value",
+        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_cut_off",
+        "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
+        "lease_until", "limit", "low_water", "num_void", "read_runs", "reader", "source", "stride",
+        "terms", "tickets", "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -76,8 +82,19 @@ class Gate:
         self.epoch = 0
         self.limit: int | None = None
         self.keeps_limit = False  # no run moves the step beyond it: whoever publishes sees to that
+        self.source: StepSource | None = None  # what other processes move the step, if any
+        # below a limit this process runs only what the source allowed it, in runs
+        self.is_rationed = False
+        self.is_cut_off = False  # no allowance comes any more
+        self.allowance = 0  # >= 0
+        self.lease_until = math.inf  # when others may have been given it, by `system_now`
+        self.low_water = 0  # an allowance that is to be filled up
+        self.terms = 0  # how often what was allowed before became void
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
+        # of older epochs, from `kept_from` on: a source that has not lost its state may still see
+        # their runs, after its step has gone back
+        self.num_void = self.kept_from = 0
         # the largest advance of a run that was alone; unknown until one was
         self.stride: int | None = None
         self.is_exclusive = False
@@ -95,6 +112,8 @@ class Gate:
 
     def is_far_from_limit(self) -> bool:
         """Whether one more step cannot go beyond the limit; without a lock."""
+        if self.is_rationed:
+            return False
         tickets = self.tickets  # before the value: one counts until its step is in the value
         stride, limit = self.stride, self.limit
         if stride is None or limit is None or self.unread_runs != self.read_runs:
@@ -113,11 +132,19 @@ class Gate:
             return Answer.WAIT
         if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
+        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
+        if self.is_rationed:
+            if self.allowance > 0 and system_now() < self.lease_until:
+                return Answer.GRANTED
+            if self.is_cut_off:
+                return Answer.CUT_OFF
+            # no other process is allowed those steps either
+            is_last = hangs and self.value + tickets * (self.stride or 1) >= self.limit
+            return Answer.REFUSED if is_last else Answer.WAIT
         if self.is_unread:
             return Answer.WAIT
         if tickets == 0:
             return Answer.GRANTED
-        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
         if self.stride is None:
             return Answer.GRANTED if hangs else Answer.WAIT
         if self.value + (tickets + 1) * self.stride <= self.limit:
@@ -133,15 +160,51 @@ class Gate:
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
+        # one that a run takes which began without a limit was not asked of anybody
+        is_allowed = self.limit is not None and self.allowance > 0
+        ticket.terms = self.terms if is_allowed else -1
+        self.allowance -= is_allowed
         return ticket
+
+    def take_back(self, ticket: Ticket) -> None:
+        """The ticket has not been used: whoever asks next may have what it was allowed."""
+        self.settle(ticket, None)
+        self.allowance += ticket.terms == self.terms
+
+    def void(self) -> None:
+        """Forget what was allowed so far; others may have been given it meanwhile."""
+        self.terms += 1
+        self.allowance = self.low_water = 0
+
+    def allow(self, runs: int) -> None:
+        """Add to what this process may run below the limit."""
+        self.allowance += runs
+        self.low_water = self.allowance // 2
+
+    @property
+    def num_short(self) -> int:
+        """How many askers a ticket would help; not those that wait for somebody's exclusive."""
+        is_needed = self.is_rationed and self.limit is not None and self.allowance == 0
+        if not is_needed or self.is_exclusive:
+            return 0
+        return sum(1 for _ in takewhile(lambda asker: not asker.is_exclusive, self.askers))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether more tickets should be asked for."""
+        return (
+            self.is_rationed and self.limit is not None
+            and self.allowance <= self.low_water and self.value < self.limit
+        )  # fmt: skip
 
     def settle(self, ticket: Ticket, value: int | Signal | None) -> None:
         """Take the ticket back, with the step after its run (None: the run failed)."""
         if ticket.is_settled:
             return
         ticket.is_settled = True
-        if ticket.epoch != self.epoch:
-            return  # its step was lost with its epoch, and so was its place
+        if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
+            self.num_void -= ticket.epoch >= self.kept_from
+            return
         was_alone = ticket.lone_grant + 1 == self.grants
         self.move(ticket.epoch, ticket.value if was_alone else None, value)
         self.tickets -= 1
@@ -158,7 +221,9 @@ class Gate:
             self.value = after = self.value + 1
         else:
             after = self.learn(after)
-        if before is not None and after - before > (self.stride or 0) and not self.keeps_limit:
+        if before is not None and after - before > (self.stride or 0):
+            if self.keeps_limit or self.source is not None:  # others have moved it, too
+                return
             self.stride = after - before
 
     def learn(self, value: int | Signal) -> int:
@@ -176,7 +241,13 @@ class Gate:
         self.epoch += 1
         self.value = value
         self.read_runs = self.unread_runs
+        self.num_void += self.tickets
         self.tickets = self.abandoned = 0
+        self.void()
+
+    def forget_void(self) -> None:
+        """Take it that no run of an older epoch is under way any more."""
+        self.num_void, self.kept_from = 0, self.epoch
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for its run any longer: rather stop short of the limit than hang."""

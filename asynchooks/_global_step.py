@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ._engine import STOPPED, TIMED_OUT, Engine, Slot, current_engine
-from ._errors import StepUnreachableError, StopTraining
+from ._errors import StepSourceLostError, StepUnreachableError, StopTraining
+from ._fed_runs import LOST, UNREACHABLE, FedRuns
 from ._signal import Signal
-from ._step_runs import StepRuns, wake_all
+from ._step_runs import wake_all
+from ._step_source import SourceState
 from ._stop import EndsAtStop, Stop
 from ._waiters import Worker
 
 logger = logging.getLogger("asynchooks")
-
-_UNREACHABLE = Signal("UNREACHABLE")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,11 @@ class GlobalStepStatistics:
     is_exclusive: bool
     workers_opened: int
     workers_open: int
+    source: SourceState | None
+    """Whether news of other processes arrives; None where nobody else moves the step."""
 
 
-class GlobalStep(StepRuns):
+class GlobalStep(FedRuns):
     """The number of training steps done, shared by all workers of one model.
 
     A session's creator makes it and the last session on it closes it; `session.global_step` and
@@ -102,7 +104,9 @@ class GlobalStep(StepRuns):
         """Whether only `publish` moves it, never beyond the limit."""
         return self._gate.keeps_limit
 
-    async def wait_for(self, step: int, *, timeout: float | None = None) -> int:
+    async def wait_for(
+        self, step: int, *, timeout: float | None = None, fails_on_loss: bool = False
+    ) -> int:
         """Suspend until the step is reached and return the value that was published then.
 
         That value is returned even if the step has gone back since. Waiters wake in order of
@@ -112,9 +116,12 @@ class GlobalStep(StepRuns):
         Args:
             step: the global step to wait for; one that is reached already returns at once.
             timeout: seconds, >= 0, on the engine's clock; None waits as long as it takes.
+            fails_on_loss: whether to end when other processes move the step and no news of them
+                arrives for now; else the wait goes on when it does again.
 
         Raises:
             TypeError, ValueError: `step` is no integer, or `timeout` is negative.
+            StepSourceLostError: no news arrives, and `fails_on_loss` is set.
             StopTraining: the session that this handle belongs to was asked to stop.
             TimeoutError: the step did not come in time.
             StepUnreachableError: nobody is left to bring it.
@@ -131,22 +138,28 @@ class GlobalStep(StepRuns):
                 return self._gate.value
             if self._stop is not None and self._stop.is_set:
                 raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
+            if fails_on_loss and self._waiters.source_state is SourceState.LOST:
+                raise self._lost(step)
             slot = Slot(engine, f"{self.name} {step}")
+            is_next = step < self._waiters.next_step
             waiter = self._waiters.add(step, slot, self._worker)
+            waiter.fails_on_loss = fails_on_loss
             if self._gate.value >= step:  # since a moment ago, by a run that took no lock
                 self._waiters.leave(waiter)
                 return self._gate.value
             lost = self._waiters.take_lost()
-            all_wait = self._worker is not None and self._waiters.all_wait
+            nobody_else = self._worker is not None and self._gate.source is None
+            all_wait = nobody_else and self._waiters.all_wait
         if all_wait and not lost:
             logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
             )
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
         if self._gate.is_unread:  # by a thread that did not know of this waiter yet
             self.refresh()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
+            self._tell_source(is_next)
             with EndsAtStop(slot, self._stop):
                 value = await engine.park(slot, until)
         finally:
@@ -156,13 +169,25 @@ class GlobalStep(StepRuns):
             raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
         if value is TIMED_OUT:
             raise TimeoutError(f"{self.name} {step} did not come within {timeout} s: {self!r}")
-        if value is _UNREACHABLE:
+        if value is LOST:
+            raise self._lost(step)
+        if value is UNREACHABLE:
             raise StepUnreachableError(
                 f"{self.name} {step} can no longer come: {self!r} has nobody left to move it. "
                 "Wait for an earlier step, or keep a session open that trains up to it."
             )
         assert isinstance(value, int)
         return value
+
+    def _tell_source(self, is_news: bool = True) -> None:
+        source = self._gate.source
+        if is_news and source is not None:
+            source.look_again()
+
+    def _lost(self, step: int) -> StepSourceLostError:
+        return StepSourceLostError(
+            f"no news of other processes arrives while waiting for {self.name} {step}: {self!r}"
+        )
 
     def watch_limit(self, slot: Slot) -> Callable[[], None]:
         """Have the slot woken when the limit is reached, or changed; returns what forgets it.
@@ -172,8 +197,10 @@ class GlobalStep(StepRuns):
         watchers = self._waiters.of_limit
         with self._lock:
             limit = self._gate.limit
+            is_next = limit is not None and limit < self._waiters.next_step
             waiter = None if limit is None else self._waiters.add(limit, slot, None)
             watchers.append(slot)
+        self._tell_source(is_next)
 
         def forget() -> None:
             with self._lock:
@@ -203,6 +230,7 @@ class GlobalStep(StepRuns):
             self._gate.restart(value)
             news = self._news()
         wake_all(news)
+        self._tell_source()
 
     def raise_limit(self, step: int) -> None:
         """Let no run start that could bring the step beyond `step`; the largest limit holds."""
@@ -214,6 +242,7 @@ class GlobalStep(StepRuns):
         wake_all(news)
         if gate.is_unread:
             self.refresh()
+        self._look_again()
 
     def open_worker(self, engine: Engine | None = None) -> Worker:
         """Say that one more session may move the step; close it with `close_worker`.
@@ -235,24 +264,26 @@ class GlobalStep(StepRuns):
             self._waiters.close(worker)
             if not self._waiters.workers:
                 self._gate.limit = None  # whoever opens next sets a limit of its own
+                self._gate.void()
                 self._gate.engine = None
-                self._gate.find_free()
+            news = self._news()
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all(news + [(each.slot, UNREACHABLE) for each in lost])
+        self._tell_source()
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
         """Say that an open worker moves no step for now; waiters that it leaves alone end."""
         with self._lock:
             self._waiters.set_idle(worker, is_idle)
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
 
     def close(self) -> None:
         """Say that the step will not move again: everybody who waits for it, or will, ends."""
         with self._lock:
             self._waiters.is_closed = True
             lost = self._waiters.take_lost()
-        wake_all([(each.slot, _UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
 
     def bound(self, stop: Stop, worker: Worker | None = None) -> GlobalStep:
         """The same step, whose waits end at `stop` and count as waits of `worker`."""
@@ -279,6 +310,7 @@ class GlobalStep(StepRuns):
                 is_exclusive=gate.is_exclusive,
                 workers_opened=waiters.opened,
                 workers_open=len(waiters.workers),
+                source=waiters.source_state,
             )
 
     def __repr__(self) -> str:

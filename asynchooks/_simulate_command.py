@@ -6,14 +6,14 @@ What is printed is made in `_simulate_output.py`.
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import _simulate_output as output
+from ._arguments import argument, number, positive
 
 if TYPE_CHECKING:
     from .protocols import Protocol
@@ -33,7 +33,7 @@ _DELAY = "seconds by a law, as constant:0.1, exponential:1.0 or uniform:1,3"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say what the sub-command takes."""
     add = parser.add_argument
-    add("--workers", type=_positive, default=64, metavar="N", help="default 64")
+    add("--workers", type=positive, default=64, metavar="N", help="default 64")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--protocol", default="async", metavar="NAME",
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the server for each gradient, one after the other (default none)")  # fmt: skip
     add("--mtbf", type=_delay, metavar="DELAY", help="until a worker crashes (default: never)")
     add("--repair", type=_delay, metavar="DELAY", help="until it works again; goes with --mtbf")
-    add("--updates", type=_positive, metavar="N",
+    add("--updates", type=positive, metavar="N",
         help=f"of the parameters (default {DEFAULT_UPDATES}, without --until)")  # fmt: skip
     add("--until", type=_secs, metavar="SECS", help="the last virtual second, perhaps earlier")
     add("--learning-rate", type=_rate, metavar="RATE",
@@ -73,8 +73,8 @@ class Simulate:
     protocols: dict[str, Protocol]
     failures: list[Failure]
 
-    def run(self) -> None:
-        """Train by each protocol, and write and print what came of it.
+    def run(self) -> int:
+        """Train by each protocol, and write and print what came of it; the exit code is 0.
 
         Raises:
             SimulationError: the simulation could not go on.
@@ -92,6 +92,7 @@ class Simulate:
             output.print_json(options.seed, options.backend, reports)
         else:
             output.print_table(reports)
+        return 0
 
     def _train(self, name: str, protocol: Protocol) -> Report:
         import numpy as np
@@ -212,36 +213,12 @@ def _named(option: str) -> Iterator[None]:
         raise ValueError(f"argument {option}: {error}") from error
 
 
-def _argument(check: Callable[[str], Any]) -> Callable[[str], Any]:
-    """For `type=`: argparse shows a message only if it comes as its own error."""
-
-    def parse(text: str) -> Any:
-        try:
-            return check(text)
-        except (ValueError, OSError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parse
+_count = argument(lambda text: number(text, int, 0, "a whole number >= 0"))
+_secs = argument(lambda text: number(text, float, 0, "virtual seconds >= 0"))
+_rate = argument(lambda text: number(text, float, 0, "a finite number >= 0"))
 
 
-def _number(text: str, kind: Callable[[str], Any], least: float, allowed: str) -> Any:
-    try:
-        number = kind(text)
-    except ValueError:
-        number = math.nan
-    # NaN is not within any bounds
-    if not least <= number < math.inf:
-        raise ValueError(f"{text!r}; give {allowed}")
-    return number
-
-
-_positive = _argument(lambda text: _number(text, int, 1, "a whole number >= 1"))
-_count = _argument(lambda text: _number(text, int, 0, "a whole number >= 0"))
-_secs = _argument(lambda text: _number(text, float, 0, "virtual seconds >= 0"))
-_rate = _argument(lambda text: _number(text, float, 0, "a finite number >= 0"))
-
-
-@_argument
+@argument
 def _delay(text: str) -> Delay:
     from .simulation import parse_delay
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Protocol
 
 from ._engine import STOPPED, TIMED_OUT, Slot, current_engine
-from ._errors import StopTraining
+from ._errors import StepUnreachableError, StopTraining
 from ._gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 from ._signal import Signal
 from ._stop import EndsAtStop, Stop
@@ -57,6 +57,7 @@ class StepRuns:
 
         Raises:
             StopTraining: the limit is reached.
+            StepUnreachableError: it is not, but whoever gives tickets below it gives no more.
         """
         gate = self._gate
         self._acquire()
@@ -68,8 +69,10 @@ class StepRuns:
                 return ticket
         finally:
             self._release()
-        if answer is Answer.REFUSED:
-            raise StopTraining(f"{self.name} has reached its limit: {self!r}")
+            if gate.is_rationed:
+                self._look_again()
+        if answer in (Answer.REFUSED, Answer.CUT_OFF):
+            raise self._refusal(answer)
         return None
 
     async def take_ticket(self) -> Ticket:
@@ -77,16 +80,25 @@ class StepRuns:
 
         Raises:
             StopTraining: the limit is reached, or a stop was requested meanwhile.
+            StepUnreachableError: as `take_ticket_nowait`.
         """
         ticket = self.take_ticket_nowait()
         if ticket is not None:
             return ticket
         asker = await self._ask(is_exclusive=False, ends_at_stop=True)
-        if asker.answer is Answer.REFUSED:
-            raise StopTraining(f"{self.name} has reached its limit: {self!r}")
+        if asker.answer in (Answer.REFUSED, Answer.CUT_OFF):
+            raise self._refusal(asker.answer)
         if asker.ticket is None:
             raise StopTraining(f"a stop was requested while waiting to run a step of {self.name}")
         return asker.ticket
+
+    def _refusal(self, answer: Answer) -> Exception:
+        if answer is Answer.REFUSED:
+            return StopTraining(f"{self.name} has reached its limit: {self!r}")
+        return StepUnreachableError(
+            f"no step of {self!r} can be run any more: its source is closed, which gave the "
+            "tickets below the limit. Keep the source open until the sessions have closed."
+        )
 
     def settle(self, ticket: Ticket, value: int | Signal | None = None) -> None:
         """Give a ticket back with the step read after the run, None if it failed; any thread.
@@ -102,6 +114,8 @@ class StepRuns:
             self._release()
         if news:
             wake_all(news)
+        if gate.is_rationed and gate.askers:  # what a failed run held is to be had again
+            self._look_again()
         if value is UNREAD and self.is_watched:  # since a moment ago
             self.refresh()
 
@@ -225,6 +239,7 @@ class StepRuns:
             self._gate.abandon(ticket)
             news = self._news()
         wake_all(news)
+        self._look_again()
 
     @asynccontextmanager
     async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
@@ -266,6 +281,7 @@ class StepRuns:
                     is_taken = self._gate.is_exclusive = False
                 news = self._news()
             wake_all(news)
+            self._look_again()  # whoever stood in line may have taken the last tickets
 
         return release
 
@@ -282,6 +298,7 @@ class StepRuns:
         wake_all(news)
         until = math.inf if timeout is None else engine.now() + timeout
         try:
+            self._look_again()
             with EndsAtStop(asker.slot, self._stop) if ends_at_stop else nullcontext():
                 await engine.park(asker.slot, until)
         except BaseException:
@@ -297,11 +314,18 @@ class StepRuns:
             if asker.answer is Answer.WAIT:
                 self._gate.askers.remove(asker)
             elif give_back and asker.ticket is not None:
-                self._gate.settle(asker.ticket, None)
+                self._gate.take_back(asker.ticket)
             elif give_back and asker.answer is Answer.GRANTED:
                 self._gate.is_exclusive = False
             news = self._news()
         wake_all(news)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Tell the source, if there is one, when it has tickets to bring; without the lock."""
+        source = self._gate.source
+        if source is not None and self._gate.is_short:
+            source.look_again()
 
     def _news(self) -> list[tuple[Slot, object]]:
         """Whom the present state concerns; call it with the lock held, after every change."""

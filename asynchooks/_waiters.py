@@ -10,6 +10,7 @@ import heapq
 import math
 
 from ._engine import Slot
+from ._step_source import SourceState
 
 
 class Worker:
@@ -24,11 +25,12 @@ class Worker:
 class Waiter:
     """One task that waits for a step; `worker` is its session if it trains only afterwards."""
 
-    __slots__ = ("is_gone", "slot", "worker")
+    __slots__ = ("fails_on_loss", "is_gone", "slot", "worker")
 
     def __init__(self, slot: Slot, worker: Worker | None) -> None:
         self.slot = slot
         self.worker = worker
+        self.fails_on_loss = False
         self.is_gone = False
 
 
@@ -37,7 +39,7 @@ class Waiters:
 
     __slots__ = (
         "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "next_step", "num_workers",
-        "of_limit", "opened", "workers",
+        "of_limit", "opened", "source_state", "workers",
     )  # fmt: skip
 
     def __init__(self, num_workers: float | None) -> None:
@@ -51,6 +53,7 @@ class Waiters:
         self.opened = 0
         self.workers: set[Worker] = set()
         self.is_closed = False
+        self.source_state: SourceState | None = None  # of who brings news of other processes
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_gone
@@ -105,7 +108,8 @@ class Waiters:
 
     def take_lost(self) -> list[Waiter]:
         """Take out all, in order, if their steps can no longer come; after every change."""
-        if not (self.is_closed or self._nobody_moves()):
+        is_closed = self.is_closed or self.source_state is SourceState.CLOSED
+        if not (is_closed or self._nobody_moves()):
             return []
         lost: list[Waiter] = []
         for _, _, waiter in sorted(self._heap):
@@ -113,6 +117,15 @@ class Waiters:
         self._heap.clear()
         self._find_next()
         return lost
+
+    def take_told(self) -> list[Waiter]:
+        """Take out those who asked to be told when no news arrives any more, in order."""
+        told: list[Waiter] = []
+        for _, _, waiter in sorted(self._heap):
+            if waiter.fails_on_loss and not waiter.is_gone:
+                told.append(waiter)
+                self.leave(waiter)
+        return told
 
     @property
     def all_wait(self) -> bool:

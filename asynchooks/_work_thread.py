@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from ._engine import STOPPED, TIMED_OUT, Engine, Slot, engine_in_use
 from ._stop import Loss
@@ -59,6 +60,9 @@ class WorkThread:
     """
 
     __slots__ = ("_engine", "_is_busy", "_jobs", "_name", "_thread", "_what")
+
+    # Those that were abandoned, for the end of the process: one thing, whoever has started them.
+    left_alone: ClassVar[WeakSet[threading.Thread]] = WeakSet()
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
@@ -128,7 +132,9 @@ class WorkThread:
         return outcome.unwrap()
 
     def _abandon(self, job: _Job) -> None:
-        self._dismiss()
+        thread = self._dismiss()
+        if thread is not None:
+            self.left_alone.add(thread)
         job.abandon()
         logger.warning("A call in the thread %s did not end in time and is left alone", self._name)
 

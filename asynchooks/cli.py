@@ -6,16 +6,36 @@ What a sub-command takes and does is said in a file of its own.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from . import _simulate_command
+from . import _launch_command, _simulate_command
 from ._errors import SimulationError
+from ._version import version
 
 INTERRUPTED = 130
 """What a shell says of a process that Ctrl-C ended: 128 and the number of the signal."""
+
+
+class Run(Protocol):
+    """What arguments ask for; its `run` returns the exit code."""
+
+    def run(self) -> int: ...
+
+
+class Command(Protocol):
+    """What the module of a sub-command has."""
+
+    SUMMARY: str
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
+
+    def checked(self, options: argparse.Namespace, /) -> Run: ...
+
+
+COMMANDS: dict[str, Command] = {"simulate": _simulate_command, "launch": _launch_command}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,31 +46,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1: the run failed; 2: an argument is refused, by one line on stderr
-        (argparse leaves by SystemExit with it, and with 0 after --help); 130: Ctrl-C.
+        (argparse leaves by SystemExit with it, and with 0 after --help); 130: Ctrl-C. That of
+        `launch` may be any: it is its processes' own.
     """
     parser = OneLineParser(
         prog="asynchooks", description="Monitored training sessions and hooks for async/await."
     )
     parser.add_argument("--version", action="version", version=f"asynchooks {version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    command = commands.add_parser(
-        "simulate", help=_simulate_command.SUMMARY, description=_simulate_command.DESCRIPTION
-    )
-    _simulate_command.add_arguments(command)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION)
+        command.set_defaults(prog=command.prog)
+        module.add_arguments(command)
     options = parser.parse_args(argv)
+    prog: str = options.prog
     try:
         try:
-            checked = _simulate_command.checked(options)
+            checked = COMMANDS[options.command].checked(options)
         except (ValueError, OSError, ImportError) as error:
-            return _say(command.prog, error, 2)
+            return _say(prog, error, 2)
         try:
-            checked.run()
+            return checked.run()
         except (SimulationError, OSError) as error:
-            return _say(command.prog, error, 1)
+            return _say(prog, error, 1)
     except KeyboardInterrupt:
-        print(f"{command.prog}: interrupted", file=sys.stderr)
+        print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -58,11 +79,6 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def version() -> str:
-    """Of the package that is installed."""
-    return importlib.metadata.version("asynchooks")
 
 
 def _say(prog: str, error: Exception, code: int) -> int:

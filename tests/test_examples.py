@@ -188,3 +188,19 @@ def test_a_thousand_workers_learn_digits_under_every_protocol(tmp_path: Path) ->
     assert found["ksync:900"][1] == 0.0
     if len(options) > 2:
         assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_are_learnt_by_sessions_in_several_dask_processes() -> None:
+    for module in ("distributed", "sklearn"):
+        pytest.importorskip(module)
+    printed = run_example("distributed_digits_dask.py")
+    rows = re.findall(r"^process (\d): its sessions ran \[(.*)\] steps$", printed, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [0, 1, 2]
+    steps = [int(each) for _, row in rows for each in row.split(", ")]
+    assert len(steps) == 12
+    # a gradient that came when the last update was made counts for a step, and for no update
+    assert 2000 <= sum(steps) <= 2000 + 12
+    end = re.search(r"final step (\d+), test accuracy ([\d.]+)", printed)
+    assert end is not None, printed
+    assert int(end[1]) == 2000
+    assert float(end[2]) >= 0.95

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._engine import Engine, Slot
+from asynchooks._engine import Engine, Slot, system_now
 from asynchooks._gate import Answer, Asker, Gate, Ticket
 
 
@@ -171,6 +172,33 @@ def test_a_ticket_of_an_older_epoch_settles_nothing() -> None:
     assert (gate.epoch, gate.value, gate.tickets) == (1, 5, 0)
     gate.settle(old, 99)
     assert (gate.value, gate.tickets) == (5, 0)
+
+
+def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten() -> None:
+    gate = Gate(0)
+    first, second = gate.grant(), gate.grant()
+    gate.restart(0)
+    third = gate.grant()
+    assert (gate.tickets, gate.num_void) == (1, 2)
+    gate.settle(first, 7)
+    assert gate.num_void == 1
+    gate.restart(0)
+    assert (gate.tickets, gate.num_void) == (0, 2)
+    gate.forget_void()
+    gate.settle(second, None)
+    gate.settle(third, None)
+    assert gate.num_void == 0
+
+
+def test_what_was_granted_is_used_while_it_is_leased() -> None:
+    gate = Gate(0)
+    gate.limit, gate.is_rationed = 10, True
+    gate.allow(2)
+    assert gate.decide(is_exclusive=False) is Answer.GRANTED
+    gate.lease_until = system_now()
+    assert gate.decide(is_exclusive=False) is Answer.WAIT
+    gate.lease_until = math.inf
+    assert gate.decide(is_exclusive=False) is Answer.GRANTED
 
 
 def test_a_ticket_settles_once() -> None:

@@ -16,6 +16,7 @@ PACKAGE = Path(asynchooks.__file__).parent
 LAYERS = [
     [
         "_errors",
+        "_version",
         "_later",
         "_signal",
         "_engine",
@@ -23,11 +24,13 @@ LAYERS = [
         "_wakeup_fd",
         "_stop",
         "_stop_reason",
+        "_step_source",
     ],
     [
         "_gate",
         "_waiters",
         "_step_runs",
+        "_fed_runs",
         "_global_step",
         "_timer",
         "_lock",
@@ -66,9 +69,10 @@ LAYERS = [
     ["_session"],
     ["hooks", "protocols"],
     ["simulation"],
+    ["distributed"],
     ["tf"],
-    ["_simulate_output"],
-    ["_simulate_command"],
+    ["_arguments", "_simulate_output", "launch"],
+    ["_simulate_command", "_launch_command"],
     ["cli"],
     ["__main__"],
     ["testing"],
@@ -83,6 +87,8 @@ SAME_LAYER = {
     ("_waiters", "_engine"),
     ("_step_runs", "_gate"),
     ("_step_runs", "_waiters"),
+    ("_fed_runs", "_step_runs"),
+    ("_global_step", "_fed_runs"),
     ("_global_step", "_step_runs"),
     ("_global_step", "_waiters"),
     ("_coordinator", "_or_stop"),
@@ -152,6 +158,15 @@ def foreign(path: Path) -> set[str]:
     return names
 
 
+DASK = {
+    "_actor_calls.py", "_dask.py", "_dask_place.py", "_dask_plugin.py", "_dask_workers.py",
+}  # fmt: skip
+EVENT_LOOPS = {
+    "_actor_calls.py", "_asyncio.py", "_dask_loop.py", "_dask_plugin.py", "_dask_stream.py",
+    "_dask_workers.py",
+    "_real_time.py", "_runner.py", "_trio.py", "_wakeup_fd.py",
+}  # fmt: skip
+
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -171,22 +186,29 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path) -> None:
     names = foreign(path)
-    if path.name not in ("_real_time.py", "_wakeup_fd.py", "_runner.py", "_asyncio.py", "_trio.py"):
+    if path.name not in EVENT_LOOPS:
         assert not names & {"asyncio", "trio"}
+    if path.name not in DASK:
+        assert not names & {"dask", "distributed"}
     if place_of(path) != "tf":
         assert "tensorflow" not in names
+    if place_of(path) in ("_launch_command", "launch"):  # it starts processes, and is small
+        assert not names & {"dask", "distributed"}
     if path.name not in ("_engine.py", "_real_time.py", "_summaries.py", "_real_sleep.py"):
         assert "time" not in names
     kernels = ("_anyio_kernel.py", "_asyncio.py", "_trio.py")
-    if path.name not in ("_engine.py", "_real_time.py", "_portal.py", *kernels):
+    is_program = place_of(path) == "launch"  # which has an event loop of its own
+    if not is_program and path.name not in ("_engine.py", "_real_time.py", "_portal.py", *kernels):
         assert "anyio" not in names
 
 
-@pytest.mark.parametrize("module", ["asynchooks", "asynchooks.testing", "asynchooks.hooks"])
+@pytest.mark.parametrize(
+    "module", ["asynchooks", "asynchooks.testing", "asynchooks.hooks", "asynchooks.distributed"]
+)
 def test_importing_loads_neither_tensorflow_nor_trio_nor_numpy(module: str) -> None:
     code = (
         f"import sys, {module}; "
-        "print({'tensorflow', 'trio', 'numpy', 'tensorboard'} & set(sys.modules))"
+        "print({'tensorflow', 'trio', 'numpy', 'tensorboard', 'distributed'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

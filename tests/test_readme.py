@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,19 +47,45 @@ def parameters() -> list[object]:
         pytest.param(
             block,
             id=f"line-{block.line}",
-            marks=[pytest.mark.tensorflow] if "tensorflow" in block.code else [],
+            marks=[
+                *([pytest.mark.tensorflow] if "tensorflow" in block.code else []),
+                *([pytest.mark.timeout(300)] if SCRIPT.match(block.code) else []),
+            ],
         )
         for block in find_blocks(README)
     ]
+
+
+SCRIPT = re.compile(r"# (\S+), for: asynchooks (launch .*)\n")
+
+
+def check_launched(block: Block, name: str, command: str) -> None:
+    """Run a block as a cluster: each line that the README shows is printed by that task."""
+    Path(name).write_text(block.code)
+    done = subprocess.run(
+        [sys.executable, "-m", "asynchooks", *command.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert block.output is not None
+    assert set(block.output.splitlines()) <= set(done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("block", parameters())
 def test_block_prints_what_the_readme_shows(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "tensorflow" in block.code:
-        pytest.importorskip("tensorflow")
+    for module in ("tensorflow", "distributed"):
+        if module in block.code:
+            pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
+    script = SCRIPT.match(block.code)
+    if script is not None:
+        check_launched(block, *script.groups())
+        return
     printed = io.StringIO()
 
     # empty lines in front: an error then names the README's own line

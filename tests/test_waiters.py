@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks._engine import Slot
+from asynchooks._step_source import SourceState
 from asynchooks._waiters import Waiters, Worker
 
 from .test_gate import NoEngine
@@ -68,3 +69,38 @@ def test_those_due_come_in_order_and_the_count_is_right(actions: list[tuple[str,
             due = sorted((step, key) for key, (step, _) in inside.items() if step <= number)
             assert waiters.take_due(number) == [inside.pop(key)[1] for _, key in due]
         assert len(waiters) == len(inside)
+
+
+def test_those_who_asked_are_told_in_order_and_the_others_stay() -> None:
+    waiters, worker = Waiters(None), Worker()
+    waiters.open(worker)
+    late, patient, early = (waiters.add(step, slot(), worker) for step in (9, 5, 3))
+    late.fails_on_loss = early.fails_on_loss = True
+    assert waiters.take_told() == [early, late]
+    assert (len(waiters), waiters.next_step, worker.waits) == (1, 5, 1)
+    assert waiters.take_told() == []
+    assert waiters.take_due(5) == [patient]
+
+
+def test_one_that_has_left_is_not_told() -> None:
+    waiters = Waiters(None)
+    first, second = waiters.add(1, slot(), None), waiters.add(2, slot(), None)
+    waiters.add(3, slot(), None)
+    first.fails_on_loss = second.fails_on_loss = True
+    waiters.leave(second)
+    assert waiters.take_told() == [first]
+
+
+def test_all_are_lost_while_the_source_is_closed_and_none_when_it_is_back() -> None:
+    waiters = Waiters(None)
+    for state in (SourceState.LIVE, SourceState.LOST, None):
+        waiters.source_state = state
+        waiters.add(1, slot(), None)
+        assert waiters.take_lost() == []
+    waiters.source_state = SourceState.CLOSED
+    assert len(waiters.take_lost()) == 3
+    waiters.source_state = SourceState.LIVE
+    waiters.add(1, slot(), None)
+    assert waiters.take_lost() == []
+    waiters.is_closed = True
+    assert len(waiters.take_lost()) == 1

@@ -5,6 +5,7 @@ It knows nothing of TensorFlow, and keeps no file open.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ class StateDictSaver:
             are restored in place, scalars are put back under their key.
 
     Raises:
-        TypeError: an object is neither, or none is given.
+        TypeError: an object is neither, or none is given, or its `state_dict` has to be awaited.
 
     Example:
         weights = {"w": np.zeros((2, 3), np.float32), "rate": 0.1}
@@ -58,6 +59,13 @@ class StateDictSaver:
                 raise TypeError(
                     f"{name} is {each!r}; expected an instance with state_dict() and "
                     f"load_state_dict(state), or a mapping: StateDictSaver({name}={{'w': array}})"
+                )
+            if not isinstance(each, Mapping) and inspect.iscoroutinefunction(each.state_dict):
+                raise TypeError(
+                    f"{name} is {each!r}, whose state_dict has to be awaited, as a server's in "
+                    f"another process; expected one that is called. Keep what `await "
+                    f"{name}.state_dict()` gives: StateDictSaver({name}=state); once it is "
+                    f"restored, `await {name}.load_state_dict(state)`"
                 )
         self._objects = objects
         self._spare: dict[str, Any] = {}  # arrays that no snapshot uses now

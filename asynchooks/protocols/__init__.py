@@ -26,6 +26,7 @@ from ._policies import (
     Synchronous,
 )
 from ._protocol import Protocol
+from ._seats import Seats
 from ._server import ParameterServer
 from ._updates import staleness_aware
 from ._values import ABANDONED, Fate, Pushed, Snapshot
@@ -43,6 +44,7 @@ __all__ = [
     "Protocol",
     "ProtocolHook",
     "Pushed",
+    "Seats",
     "Snapshot",
     "StaleSynchronous",
     "Synchronous",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from ._seats import Seats
 from ._server import ParameterServer
 
 
@@ -21,13 +22,17 @@ class ProtocolHook(SessionRunHook):
     So put the CheckpointSaverHook into worker 0's session. For parameters above some megabytes
     give that a `StateDictSaver(server=server)`, and the hook `saves_server=False`.
 
+    A server in another process is asked over the network: its `state_dict` has to be awaited, so
+    that no hook saves it. Whether the others wait for a process that died is said there.
+
     Args:
-        server: of the training.
+        server: of the training; a `ParameterServer`, or one of asynchooks.distributed.
         worker: which of its workers the session is, from 0.
-        saves_server: whether the state is the server's; None: in worker 0's hook.
+        saves_server: whether the state is the server's; None: in worker 0's hook, if the server
+            is in this process.
 
     Raises:
-        TypeError, ValueError: `server` is none, or has no such worker.
+        TypeError, ValueError: `server` is none, or has no such worker, or cannot be saved here.
 
     Example:
         server = ParameterServer(np.zeros(3), Synchronous(), num_workers=1)
@@ -46,19 +51,25 @@ class ProtocolHook(SessionRunHook):
 
     _looks_at_default_graph = False
 
-    def __init__(
-        self, server: ParameterServer, worker: int, *, saves_server: bool | None = None
-    ) -> None:
-        if not isinstance(server, ParameterServer):
+    def __init__(self, server: Seats, worker: int, *, saves_server: bool | None = None) -> None:
+        if not isinstance(server, Seats):
             raise TypeError(f"server is {server!r}; give a ParameterServer")
-        server.clock(worker)  # refuses a worker that the server does not have
+        server.check_worker(worker)
+        is_here = isinstance(server, ParameterServer)
+        if saves_server and not is_here:
+            raise ValueError(
+                f"saves_server is set, and {server!r} is in another process; leave it out, and "
+                "save what `await server.state_dict()` gives"
+            )
         self._server = server
+        saves = worker == 0 if saves_server is None else saves_server
+        self._saved = server if isinstance(server, ParameterServer) else None
+        self._saves_server = saves and is_here
         self._worker = worker
-        self._saves_server = worker == 0 if saves_server is None else saves_server
         self._step: Any = None
 
     async def begin(self) -> None:
-        self._server.join(self._worker)
+        await self._server.take_seat(self._worker)
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         step = run_context.global_step
@@ -71,13 +82,18 @@ class ProtocolHook(SessionRunHook):
         await self._server.end_step(self._worker)
 
     async def end(self, session: Any) -> None:
-        self._server.leave(self._worker)
+        await self._server.leave_seat(self._worker)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._server.state_dict() if self._saves_server else {}
+        return self._saved.state_dict() if self._saved is not None and self._saves_server else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._server.load_state_dict(state)
+        if self._saved is None:
+            raise RuntimeError(
+                f"the checkpoint holds a parameter server's state, and {self._server!r} is in "
+                "another process; restore it by `await server.load_state_dict(state)`"
+            )
+        self._saved.load_state_dict(state)
 
     def _checked(self, step: Any) -> Any:
         if step._gate is not self._server.global_step._gate:

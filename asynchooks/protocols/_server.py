@@ -16,11 +16,12 @@ from ._collected import Collected
 from ._compute import compute_unless
 from ._intake import Intake
 from ._protocol import Protocol
+from ._seats import Seats
 from ._updates import Update
 from ._values import ABANDONED
 
 
-class ParameterServer(Intake):
+class ParameterServer(Intake, Seats):
     """Holds the parameters that workers pull, and updates them by what they push.
 
     You make it, for workers 0 to num_workers - 1 of one event loop; `close` ends their waits. Each
@@ -171,6 +172,15 @@ class ParameterServer(Intake):
             self._waits.tell_all()
         else:
             self._update_if_due()
+
+    def check_worker(self, worker: int) -> None:
+        self._checked(worker)
+
+    async def take_seat(self, worker: int) -> None:
+        self.join(worker)
+
+    async def leave_seat(self, worker: int) -> None:
+        self.leave(worker)
 
     def attach(self, worker: int, global_step: GlobalStep) -> None:
         """Let the waits of this worker end with its session, whose view of the step this is."""

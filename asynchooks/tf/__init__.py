@@ -25,6 +25,7 @@ from tensorflow.compat.v1.train import Scaffold
 
 from ..hooks import CheckpointSaverHook
 from ._checkpoint_object import TensorFlowSaver
+from ._cluster_task import ClusterTask
 from ._creators import ChiefSessionCreator, WorkerSessionCreator
 from ._graph import in_graph
 from ._profiler import ProfilerHook
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointSaverHook",
     "ChiefSessionCreator",
+    "ClusterTask",
     "HooksCallback",
     "MonitoredTrainingSession",
     "ProfilerHook",

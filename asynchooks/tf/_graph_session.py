@@ -16,7 +16,8 @@ from .._runner import StepTimes
 from .._work_thread import Outcome, drop
 from ._callables import Callables
 from ._graph import in_graph
-from ._server import Heartbeat
+from ._notices import Notices
+from ._server import Heartbeat, Server
 
 
 class GraphSession(RawSession):
@@ -28,13 +29,22 @@ class GraphSession(RawSession):
         session: a `tf.compat.v1.Session`, initialised.
         heartbeat: what watches the server that it runs on; None in this process. It is stopped
             with the session.
+        server: where other processes are told of each step; None if there are none.
+        notices: the operations for that; None if the graph has no global step.
     """
 
     evaluates = True
 
-    def __init__(self, session: Any, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        heartbeat: Heartbeat | None = None,
+        server: Server | None = None,
+        notices: Notices | None = None,
+    ) -> None:
         super().__init__()
         self._heartbeat = heartbeat
+        self._server, self._notices = server, notices
         self._reads_always = heartbeat is not None  # elsewhere reading blocks, perhaps for ever
         if heartbeat is not None:
             self.loss = heartbeat.loss
@@ -70,10 +80,29 @@ class GraphSession(RawSession):
         return self._session.run(fetches, feed_dict, options, run_metadata)
 
     def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+        if self._server is not None and self._notices is not None:
+            return self._run_and_tell(self._server, self._notices, args)
         outputs = self.run(*args)
         if self._read is None or self._reads_always or self.global_step.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
+
+    def _run_and_tell(
+        self, server: Server, notices: Notices, args: tuple[Any, Any, Any, Any]
+    ) -> Any:
+        """Run a step, and have the server tell other processes, in the same run if that can be."""
+        fetches, *others = args
+        fused = notices.fused(self._callables.key_of(fetches), fetches)
+        if fused is None:
+            return self.run(*args), self.read_step()
+        if fused[1] is None:
+            outputs, said = self.run(*args), self._session.run(notices.now)
+        else:
+            outputs, said = self.run(fused, *others)
+        step = server.note(said)
+        if not notices.is_large_enough(server.num_taken):
+            notices.grow(server.num_taken)
+        return outputs, step
 
     async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await in_graph(self._graph, super().call, fn, *args)

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from .._coordinator import Coordinator
-from .._engine import Engine
+from .._engine import Engine, Slot, current_engine
 from .._errors import LateVariableError
 from .._global_step import GlobalStep, GlobalStepStatistics
 from .._lock import Lock
 from .._raw_session import RawSession
 from .._runner import is_async
 from .._session_creator import Lease
+from .._stop import EndsAtStop, Loss
 from .._work_thread import Outcome, run_blocking
+from ._cluster_server import Servers
 from ._coordinator import GraphCoordinator
-from ._follower import Follower
 from ._graph import Driven, entered_graph
 from ._graph_session import GraphSession
+from ._notices import Notices
 from ._server import Heartbeat, Server
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class _GraphState:
         self.lock = Lock("the graph")  # whoever changes it
         self.num_users = 0
         self.was_finalized = False
+        self.notices: Notices | None = None
 
     @classmethod
     def of(cls, graph: tf.Graph) -> _GraphState:
@@ -64,6 +67,7 @@ class GraphLease(Lease):
     """A hold on a graph: finalized while it is run, as it was before when the last one ends."""
 
     _is_chief = True
+    creator: ChiefSessionCreator | WorkerSessionCreator
 
     def __init__(
         self,
@@ -80,11 +84,9 @@ class GraphLease(Lease):
         self._heartbeat_secs = creator.heartbeat_secs
         self._state = _GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
-        self._follower: Follower | None = None
-        if server is not None:
-            self._follower = Follower(server, graph, creator.config, creator.heartbeat_secs)
-            if self._is_chief:
-                server.expect_chief(self)
+        self._is_on_board = False
+        if server is not None and self._is_chief:
+            server.expect_chief(self)
 
     @property
     def has_global_step(self) -> bool:
@@ -132,11 +134,19 @@ class GraphLease(Lease):
     async def _finalize(self, engine: Engine, grace_secs: float) -> None:
         """Have TensorFlow's Scaffold add what it needs; a large model takes a while."""
         if not self._is_complete:
-            finalize = self._scaffold.finalize
             name = "asynchooks-finalize"
-            await run_blocking(engine, lambda: self.call(finalize), grace_secs, name)
+            await run_blocking(engine, lambda: self.call(self._complete), grace_secs, name)
             self._is_complete = True
         self.graph.finalize()
+
+    def _complete(self) -> None:
+        self._scaffold.finalize()
+        step = v1.train.get_global_step() if self._server is not None else None
+        if step is None or self._state.notices is not None:
+            return
+        if self.graph.finalized:
+            self.graph._unsafe_unfinalize()
+        self._state.notices = Notices(self.graph, step)
 
     def _variables(self) -> list[Any]:
         keys = v1.GraphKeys
@@ -146,7 +156,9 @@ class GraphLease(Lease):
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
         heartbeat = None
         if self._server is not None:
-            heartbeat = Heartbeat(self._server.master, self._heartbeat_secs)
+            master = self._server.master
+            heartbeat = Heartbeat(master, self._heartbeat_secs, Servers.ps_of(master))
+            self._server.heartbeats.add(heartbeat)
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
         loss = None if heartbeat is None else heartbeat.loss
@@ -167,17 +179,18 @@ class GraphLease(Lease):
             if heartbeat is not None:
                 heartbeat.stop()
             raise
-        if self._server is not None and self._follower is not None:
-            self._follower.stop()
-            if self._is_chief:
-                self._server.note_chief(self, has_come=True)
+        if self._server is not None and self._is_chief:
+            self._server.note_chief(self, has_come=True)
         return created
 
     def _wrap(self, make: Callable[[], Any], heartbeat: Heartbeat | None) -> tuple[RawSession, int]:
         """Make the session, in a thread; returns it with the step where it begins."""
         raw: GraphSession | None = None
+        server, notices = self._server, self._state.notices
         try:
-            raw = GraphSession(self.call(make), heartbeat)
+            raw = GraphSession(self.call(make), heartbeat, server, notices)
+            if server is not None and notices is not None:
+                self._join_board(raw.exposed, server, notices)
             return raw, raw.read_step() or 0
         except BaseException as error:
             if raw is not None:
@@ -186,6 +199,18 @@ class GraphLease(Lease):
             # loop perhaps; where nobody answers, that blocks for ever.
             traceback.clear_frames(error.__traceback__)
             raise
+
+    def _join_board(self, session: Any, server: Server, notices: Notices) -> None:
+        is_new = session.run(notices.prepare)
+        # A chief has initialised or restored the model: the step may have gone back, and others
+        # must hear of it, unless the board is as new as the model.
+        begins = self._is_chief and not is_new
+        server.adopt(session.run(notices.begin_epoch if begins else notices.now))
+        if self._is_chief:
+            session.run(notices.say_ready)
+        if not self._is_on_board:
+            self._is_on_board = True
+            server.join_board(notices, self.creator.config, self._heartbeat_secs)
 
     def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
         if self._server is None:
@@ -198,10 +223,12 @@ class GraphLease(Lease):
             self.global_step.publish(value)
 
     def close(self) -> None:
-        if self._follower is not None and self.global_step.statistics().workers_open <= 1:
-            self._follower.stop()  # the session that closes now was the last one
-        if self._server is not None and self._is_chief:
-            self._server.note_chief(self, has_come=False)
+        if self._server is not None:
+            if self._is_on_board:
+                self._is_on_board = False
+                self._server.leave_board()
+            if self._is_chief:
+                self._server.note_chief(self, has_come=False)
         self._state.num_users -= 1
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
             self.graph._unsafe_unfinalize()
@@ -221,11 +248,20 @@ class GraphLease(Lease):
         with self.graph.as_default():
             if self.graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS):
                 v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
-        if self._follower is not None:
-            coord.start_soon(self._follower.follow, raw, coord)
+        if raw.loss is not None:
+            coord.start_soon(_report_loss, raw.loss, coord)
 
     def new_coordinator(self) -> Coordinator:
         return GraphCoordinator(clean_stop_exception_types=())
+
+
+async def _report_loss(loss: Loss, coord: Coordinator) -> None:
+    """A side task: have the session recreated also when no run is under way, but waits are."""
+    slot = Slot(current_engine(), "the loss of the server")
+    with EndsAtStop(slot, loss):
+        await slot.engine.park(slot)
+    if loss.is_set and not coord.joined:
+        coord.request_stop(loss.error())
 
 
 def _itself(value: Any) -> Any:

@@ -9,16 +9,22 @@ import logging
 import math
 import socket
 import threading
+from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakSet, WeakValueDictionary
 
+import numpy as np
 import tensorflow as tf
 
 from .._engine import Engine, Slot
 from .._global_step import GlobalStep
 from .._stop import Loss
+from ._board import Board
+from ._board_link import Notice
+from ._notices import Notices
 
 logger = logging.getLogger("asynchooks")
 
@@ -39,8 +45,10 @@ class Server:
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
         self.global_step = GlobalStep(name=step_name, moved_elsewhere=True)
-        self.last_look = -math.inf  # when one of the sessions has read the step for all
-        self._lock = threading.Lock()  # guards the next three
+        self.heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
+        self._board: Board | None = None
+        self._num_on_board = 0
+        self._lock = threading.Lock()  # guards what stands above and below, but for the step
         self._slots: list[Slot] = []
         self._chiefs_to_come: WeakSet[object] = WeakSet()
         self.num_chiefs_come = 0
@@ -55,6 +63,49 @@ class Server:
             if server is None:
                 server = cls._known[master, step_name] = cls(master, step_name)
             return server
+
+    def join_board(self, notices: Notices, config: Any, heartbeat_secs: float) -> None:
+        """A session opens here: news of other processes is wanted until it has left."""
+        with self._lock:
+            self._num_on_board += 1
+            if self._board is None:
+                self._board = Board(
+                    self.global_step, notices.place, self.master, config, heartbeat_secs,
+                    notices.stride, self.report_silence,
+                )  # fmt: skip
+
+    def leave_board(self) -> None:
+        """A session that has joined closes."""
+        with self._lock:
+            self._num_on_board -= 1
+            board = self._board if self._num_on_board == 0 else None
+            if board is not None:
+                self._board = None
+        if board is not None:
+            board.close()
+
+    @property
+    def num_taken(self) -> int:
+        """How many seats have been taken at the board, as last heard."""
+        return 0 if self._board is None else self._board.num_taken
+
+    def note(self, said: np.ndarray) -> int:
+        """Take note of what a run was told; returns the step after it."""
+        notice, board = Notice.of(said), self._board
+        if board is not None:
+            board.note(notice)
+        return notice.step
+
+    def adopt(self, said: np.ndarray) -> None:
+        """A session of this process begins in this epoch, and restarts the step itself."""
+        board = self._board
+        if board is not None:
+            board.adopt(Notice.of(said))
+
+    def report_silence(self, problem: str) -> None:
+        """Have what runs here raise an error, as nobody answers."""
+        for each in list(self.heartbeats):
+            each.report(problem)
 
     def expect_chief(self, chief: object) -> None:
         """A chief's session was made in this process and will be opened, or dropped."""
@@ -99,11 +150,15 @@ class Heartbeat:
     Args:
         master: the server's address, "grpc://host:port".
         secs: seconds within which silence is noticed, > 0.
+        others: further servers that must answer, by their names, as the address of the master.
     """
 
-    def __init__(self, master: str, secs: float) -> None:
+    def __init__(
+        self, master: str, secs: float, others: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.loss = Loss()
-        self._master = master
+        self._servers = {"the server": master}
+        self._servers.update({f"the server of {name}": each for name, each in others.items()})
         self._timeout = secs / 2
         self._stopped = threading.Event()
 
@@ -117,6 +172,10 @@ class Heartbeat:
         if problem:
             raise self._error(problem)
 
+    def report(self, problem: str) -> None:
+        """Have whatever waits for the server raise an error, as nobody answers."""
+        self.loss.report(partial(self._error, problem))
+
     def start(self) -> None:
         threading.Thread(target=self._beat, name="asynchooks-heartbeat", daemon=True).start()
 
@@ -128,13 +187,20 @@ class Heartbeat:
             problem = self._ask()
             if problem and not self._stopped.is_set():
                 logger.warning("%s", problem)
-                self.loss.report(partial(self._error, problem))
+                self.report(problem)
                 return
 
     def _ask(self) -> str:
-        """What is wrong with the server, nothing if it answers."""
+        """What is wrong with the servers, nothing if they answer."""
+        for name, target in self._servers.items():
+            problem = self._ask_one(name, target)
+            if problem:
+                return problem
+        return ""
+
+    def _ask_one(self, name: str, target: str) -> str:
         try:
-            address = urlsplit(self._master)
+            address = urlsplit(target)
             host, port = address.hostname, address.port
         except ValueError:
             return ""  # several addresses, or a form that only TensorFlow knows
@@ -146,10 +212,11 @@ class Heartbeat:
                 connection.sendall(_HELLO)
                 answered = connection.recv(1) != b""
         except TimeoutError:
-            return f"the server at {self._master} has not answered for {self._timeout:g} s"
+            return f"{name} at {target} has not answered for {self._timeout:g} s"
         except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
-            return f"no server answers at {self._master}: {error}"
-        return "" if answered else f"the server at {self._master} hangs up"
+            who = f", where {name} should be" if len(self._servers) > 1 else ""
+            return f"no server answers at {target}{who}: {error}"
+        return "" if answered else f"{name} at {target} hangs up"
 
     @staticmethod
     def _error(problem: str) -> Exception:

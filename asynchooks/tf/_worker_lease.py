@@ -10,6 +10,9 @@ import tensorflow as tf
 from .._engine import Engine, Slot
 from .._errors import is_preemption
 from .._raw_session import RawSession
+from .._work_thread import run_blocking
+from ._board_link import ReadyEar
+from ._board_pieces import Place
 from ._lease import GraphLease
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class WorkerLease(GraphLease):
         max_wait_secs = self.creator.max_wait_secs
         deadline = engine.now() + max_wait_secs
         pause = _FIRST_PAUSE_SECS
+        has_heard = False  # somebody has said that the model is ready
         while True:
             seen = 0 if self._server is None else self._server.num_chiefs_come
             try:
@@ -48,7 +52,9 @@ class WorkerLease(GraphLease):
                     f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
                 ) from cause
             has_chief = self._server is not None and self._server.has_chief_to_come
-            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
+            can_hear = not (has_chief or has_heard or is_preemption(cause)) and self._place
+            is_told = has_chief or can_hear
+            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if is_told else pause))
             if self._server is None:
                 logger.warning(
                     "A worker with master=%r waits for its model, yet nobody else can initialise "
@@ -59,8 +65,26 @@ class WorkerLease(GraphLease):
                 "Waiting for model to be ready on %r; next look in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,
             )  # fmt: skip
+            if can_hear:
+                has_heard = await self._hear(engine, can_hear, until)
+                continue
             await self._wait(engine, seen, until)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    @property
+    def _place(self) -> Place | None:
+        """Where a chief of another process says that the model is ready."""
+        notices = None if self._server is None else self._state.notices
+        return None if notices is None else notices.place
+
+    async def _hear(self, engine: Engine, place: Place, until: float) -> bool:
+        """Suspend until a chief has said so, in whichever process; False if the time has come."""
+        ear = ReadyEar(place, self.creator.master, self.creator.config)
+        try:
+            heard = await run_blocking(engine, ear.wait, 0.0, "asynchooks-ready", until=until)
+            return heard is True  # None: the time has come
+        finally:
+            ear.close()
 
     async def _wait(self, engine: Engine, seen: int, until: float) -> None:
         if self._server is not None:

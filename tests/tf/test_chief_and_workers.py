@@ -93,12 +93,14 @@ async def test_a_worker_waits_for_a_chief_in_another_process_and_follows_its_ste
         async with session:
             assert await session.run(model.train_op) == 6
 
-    with listening("Waiting for model", chief_elsewhere.go_on) as lines:
+    with (
+        listening("Waiting for model", chief_elsewhere.go_on) as lines,
+        listening("Waiting for global step 5", waits_for_step.set),
+    ):
         async with anyio.create_task_group() as group:
             group.start_soon(work)
             await anyio.to_thread.run_sync(chief_elsewhere.wait_until, "open")
-            with listening("Waiting for global step 5", waits_for_step.set):
-                await waits_for_step.wait()
+            await waits_for_step.wait()
             assert session.global_step.value == 0
             chief_elsewhere.go_on()
     assert "Waiting for model" in lines[0].text

@@ -1,0 +1,73 @@
+"""StepSource: who tells a global step what other processes do to it, and rations its last steps.
+
+The seam to engines that run many processes. Nothing here knows one of them, and nothing waits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import NamedTuple
+
+
+class SourceState(Enum):
+    """Whether news of other processes arrives."""
+
+    LIVE = "live"
+    """It does."""
+    LOST = "lost"
+    """It does not for now; who waits goes on to wait, unless it asked to be told."""
+    CLOSED = "closed"
+    """It will not come any more."""
+
+
+class Demand(NamedTuple):
+    """What the tasks of this process need from other processes, at one moment."""
+
+    next_step: float
+    """The lowest step that somebody waits for, or the limit where tickets are rationed; infinite
+    if there is none."""
+    limit: int | None
+    """The step that no run may lead beyond, if any."""
+    num_short: int
+    """Tasks that wait for tickets, and for nothing else."""
+    num_spare: int
+    """Tickets that were granted to this process and not taken yet."""
+    num_out: int
+    """Tickets taken: runs under way. These and the spare ones are all that this process may still
+    do: others may be granted the rest."""
+    num_granted: int
+    """Tickets taken since the process began: two equal ones say that it is idle."""
+    workers_open: int
+    """Sessions that are open here."""
+    epoch: int
+    """Which a grant must name: tickets of an earlier one are void."""
+    num_void: int = 0
+    """Of the tickets taken, those of an earlier epoch: their runs may still move the step."""
+
+
+class StepSource(ABC):
+    """Brings the steps that other processes make to a `GlobalStep`, and tickets for its last ones.
+
+    Whoever runs an engine makes it and gives it to `GlobalStep.feed_from`. It holds one blocked
+    wait for the whole process, whatever number of tasks wait here, and calls the step's `publish`,
+    `restart`, `grant` and `set_source_state`, from any thread.
+
+    Example:
+        class Echo(StepSource):
+            def look_again(self):
+                print("wanted:", step.demand())
+
+        step = GlobalStep(moved_elsewhere=True)
+        step.feed_from(Echo())
+    """
+
+    rations = False
+    """Whether it grants tickets below a limit; else a limit binds the runs of this process only."""
+
+    @abstractmethod
+    def look_again(self) -> None:
+        """`GlobalStep.demand` has changed. Called from any thread; it must not block, nor raise.
+
+        Also from within `restart`: do not hold a lock there that is taken here.
+        """

@@ -1,0 +1,249 @@
+"""DaskCluster: one process's part in a training that a Dask scheduler counts."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from .._engine import current_engine
+from .._function_session import StepFunction
+from .._global_step import GlobalStep
+from .._step_source import SourceState
+from ._actions import Action
+from ._dask_session import DaskSessionCreator
+from ._dask_source import DaskSource
+
+try:
+    import distributed
+
+    from ._dask_loop import DaskLoop
+    from ._dask_place import Place
+    from ._dask_stream import DaskStream
+except ModuleNotFoundError as error:
+    if error.name not in ("dask", "distributed"):
+        raise
+    raise ImportError(
+        "DaskCluster needs Dask, which is not installed: pip install 'asynchooks[dask]'"
+    ) from error
+
+_CLOSE_SECS = 2.0
+
+
+class DaskCluster:
+    """Step, limit and tickets of a training on many processes, kept by a Dask scheduler.
+
+    Every process makes one, shares it among all its sessions and closes it (`async with`). It
+    holds one connection to the scheduler, over which the scheduler tells what concerns the
+    process: who waits here waits for a step of all processes, without a request.
+
+    A run counts when it has finished: the step after it is the true one, for one round trip. At
+    a limit, which holds for all as soon as one `StopAtStepHook` sets it, training stops exactly:
+    no run begins without a ticket of the scheduler. Only runs that were under way when the limit
+    was set, and had passed it by themselves, lie beyond. The tickets of a process that dies are
+    freed when its connection ends; of one that is silent, after `lease_secs`. What that one still
+    runs is not counted then, unless there is room.
+
+    The scheduler holds no parameters and remembers the step as long as it runs: a process that
+    opens later takes the training up, until `forget`. A scheduler that is started anew begins at
+    step 0: sessions recover then as after `PreemptionError`, and the one that restores a
+    checkpoint takes its step to all others.
+
+    On asyncio it works on the client's event loop, if that is the running one; else, and always
+    on trio, that of a synchronous client or of a thread of its own carries its connection.
+
+    Dask has no authentication without its `Security` (TLS), and whoever reaches a scheduler can
+    run code there: keep to a trusted network and give it a `host`. A scheduler serves HTTP, too,
+    at port 8787 unless told otherwise; `dashboard_address="127.0.0.1:0"` keeps that to its machine.
+
+    Args:
+        client: a `distributed.Client` that is connected, asynchronous or not, or the address of
+            the scheduler ("tcp://host:8786"). Whoever made the client closes it, afterwards.
+        name: which training; processes that give the same one train together.
+        keeps_limit: whether runs do not count: whoever publishes minds the limit. Same for all.
+        heartbeat_secs: seconds of silence after which the scheduler counts as lost, > 0; a third
+            of it lies between two heartbeats.
+        lease_secs: seconds of silence after which a process loses its tickets, >= heartbeat_secs.
+            Take more than a step may hold the event loop.
+        timeout_secs: seconds that opening may take, > 0.
+
+    Raises:
+        ImportError: Dask is not installed.
+        TypeError: `client` is something else.
+        ValueError: a name is empty, or a time is not in its range.
+
+    Example:
+        async with DaskCluster("tcp://127.0.0.1:8786") as cluster:
+            creator = cluster.session_creator(step_fn)
+            async with MonitoredSession([StopAtStepHook(last_step=1000)], creator) as session:
+                while not session.should_stop():
+                    await session.run("loss")
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        name: str = "training",
+        *,
+        keeps_limit: bool = False,
+        heartbeat_secs: float = 3.0,
+        lease_secs: float = 30.0,
+        timeout_secs: float = 10.0,
+    ) -> None:
+        if not isinstance(client, (str, distributed.Client)):
+            hint = "; give Client(cluster)" if hasattr(client, "scheduler_address") else ""
+            raise TypeError(
+                f"client is {client!r}; expected a distributed.Client or the address of a "
+                f"scheduler{hint}"
+            )
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name is {name!r}; give a name that all processes use")
+        if not 0 < heartbeat_secs <= lease_secs < math.inf or not 0 < timeout_secs < math.inf:
+            raise ValueError(
+                f"heartbeat_secs is {heartbeat_secs!r}, lease_secs {lease_secs!r}, timeout_secs "
+                f"{timeout_secs!r}; give seconds > 0, and a lease no shorter than a "
+                "heartbeat"
+            )
+        self.name = name
+        self._client = client
+        self._times = heartbeat_secs, lease_secs
+        self._timeout_secs = timeout_secs
+        self._step = GlobalStep(moved_elsewhere=True, keeps_limit=keeps_limit)
+        self._source: DaskSource | None = None
+        self._stream: DaskStream | None = None
+        self._loop: DaskLoop
+
+    @property
+    def global_step(self) -> GlobalStep:
+        """The step of all processes, as far as this one has heard of it.
+
+        What other processes do is heard when it concerns this one: after its own runs, when a
+        step comes that somebody waits for, and with each heartbeat.
+        """
+        return self._step
+
+    @property
+    def source(self) -> DaskSource:
+        """What joins the step here with the scheduler.
+
+        Raises:
+            RuntimeError: it is not open.
+        """
+        if self._source is None:
+            raise RuntimeError(
+                f"{self!r} is not open; use `async with DaskCluster(...) as cluster:`"
+            )
+        return self._source
+
+    async def open(self) -> Self:
+        """Join the training; returns itself.
+
+        Raises:
+            ConnectionError: no scheduler answers in time, or the client is closed.
+            RuntimeError: it was opened before; or the scheduler takes no plugin of ours, or has
+                one of another version.
+        """
+        if self._source is not None:
+            raise RuntimeError(f"{self!r} was opened before; make a new one")
+        place = await self._find_place()
+        stream = self._stream = DaskStream(place, self.name, *self._times)
+        self._source = DaskSource(self._step, stream.kick)
+        self._step.feed_from(self._source)
+        try:
+            await self._loop.run(stream.open(self._source, self._timeout_secs))
+        except BaseException as error:
+            self._stream = None
+            self._source.set_state(SourceState.CLOSED, repr(error))
+            self._loop.end()
+            raise
+        return self
+
+    async def aclose(self) -> None:
+        """Leave the training, within two seconds; waits for its steps end. Does it once."""
+        stream, self._stream = self._stream, None
+        if stream is None or self._source is None:
+            return
+        try:
+            with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
+                await self._loop.run(stream.close(_CLOSE_SECS))
+        finally:
+            self._source.set_state(SourceState.CLOSED)
+            self._loop.end()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def session_creator(
+        self, step_fn: StepFunction, *, initial_step: int = 0
+    ) -> DaskSessionCreator:
+        """What makes sessions on a function, as `FunctionSessionCreator` does: sync or async."""
+        return DaskSessionCreator(self, step_fn, initial_step)
+
+    async def advance(self, num_steps: int = 1) -> int:
+        """Count steps that were made without a session; returns the step after them."""
+        return await self.source.do(Action(num_runs=_as_step("num_steps", num_steps)))
+
+    async def publish(self, step: int) -> int:
+        """Say that a step is reached, for who counts itself; returns the one that is."""
+        return await self.source.do(Action(published=_as_step("step", step)))
+
+    def publish_soon(self, step: int) -> None:
+        """As `publish`, without waiting for the scheduler; from any thread."""
+        self.source.publish_soon(_as_step("step", step))
+
+    async def restart(self, step: int) -> int:
+        """Begin a new epoch at a step, for all processes; returns it.
+
+        Runs that are under way do not count in it. A session that restores a checkpoint when it
+        recovers does so by itself.
+        """
+        return await self.source.do(Action(restart_at=_as_step("step", step)))
+
+    async def forget(self) -> None:
+        """Have the scheduler forget this training as soon as the last process has left it."""
+        await self.source.do(Action(is_done=True))
+
+    async def statistics(self) -> dict[str, Any]:
+        """What the scheduler holds of this training at one moment; counts of steps, processes.
+
+        Raises:
+            RuntimeError: it is not open.
+            OSError: the scheduler does not answer.
+        """
+        if self._stream is None:
+            raise RuntimeError(f"{self!r} is not open")
+        found: dict[str, Any] = await self._loop.run(self._stream.statistics())
+        return found
+
+    async def _find_place(self) -> Place:
+        client = self._client
+        if isinstance(client, str):
+            self._loop = DaskLoop.of_its_own()
+            return Place(None, client)
+        self._loop = DaskLoop(client.loop.asyncio_loop)
+        if self._loop.is_here:
+            await client
+        if client.status not in ("running", "connecting") or not self._loop.is_running:
+            raise ConnectionError(
+                f"the Dask client {client!r} is {client.status}; give one that is connected, and "
+                "keep its event loop running"
+            )
+        return Place(client, client.scheduler.address)
+
+    def __repr__(self) -> str:
+        return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"
+
+
+def _as_step(name: str, value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is {value!r}; give an integer >= 0")
+    return value

@@ -1,0 +1,115 @@
+"""The asyncio event loop that carries a connection to Dask, and calls to it from any other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, Self
+
+from .._engine import Slot, current_engine
+from .._work_thread import Outcome
+
+_JOIN_SECS = 2.0
+
+
+class DaskLoop:
+    """An event loop of Dask's client, of the caller, or of a daemon thread that `end` ends.
+
+    A `DaskCluster` makes it when it opens, and ends it.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None = None
+    ) -> None:
+        self._loop = loop
+        self._thread = thread
+
+    @classmethod
+    def of_its_own(cls) -> Self:
+        """The running one, if that is asyncio's; else one in a new thread."""
+        running = _running_loop()
+        if running is not None:
+            return cls(running)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_serve, args=(loop,), name="asynchooks-dask", daemon=True)
+        thread.start()
+        return cls(loop, thread)
+
+    @property
+    def is_here(self) -> bool:
+        return self._loop is _running_loop()
+
+    @property
+    def is_running(self) -> bool:
+        return self._loop.is_running()
+
+    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await it there; a cancellation here cancels it.
+
+        Raises:
+            ConnectionError: the event loop has ended.
+        """
+        if self.is_here:
+            return await work
+        slot = Slot(current_engine(), "Dask's event loop")
+
+        async def carry() -> None:
+            try:
+                outcome = Outcome(await work)
+            except asyncio.CancelledError:
+                outcome = _ended()
+            except BaseException as error:
+                outcome = Outcome(error=error)
+            slot.wake(outcome)
+
+        tasks: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(carry()))
+
+        # the context here says which event loop runs, and that is another
+        try:
+            self._loop.call_soon_threadsafe(start, context=Context())
+        except RuntimeError:
+            work.close()
+            return _ended().unwrap()
+        try:
+            outcome = await slot.engine.park(slot)
+        except BaseException:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            raise
+        return outcome.unwrap()
+
+    def end(self) -> None:
+        """End the thread, if there is one."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(_JOIN_SECS)
+
+
+def _ended() -> Outcome:
+    return Outcome(error=ConnectionError("the event loop of the Dask client has ended"))
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    left = asyncio.all_tasks(loop)  # of a call that was cancelled just before, and of Dask's
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=_JOIN_SECS / 2))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

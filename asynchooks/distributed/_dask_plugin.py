@@ -1,0 +1,109 @@
+"""The plugin of Dask's scheduler that keeps every training's step, limit and tickets.
+
+It runs in the scheduler's process, on its event loop. A process has one connection to it for
+each training; who has gone is known by its end, so that nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from distributed.core import Status
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from .._version import version as own_version
+from ._training import Member, Training, request_of
+
+logger = logging.getLogger("asynchooks")
+
+FOLLOW, STATISTICS = "asynchooks_follow", "asynchooks_statistics"
+"""What the plugin adds to the scheduler's operations."""
+
+
+class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked into
+    """All trainings of one scheduler. `DaskCluster` registers it; it ends with the scheduler."""
+
+    name = "asynchooks"
+    idempotent = True  # a second registration leaves the step alone
+
+    def __init__(self) -> None:
+        self.trainings: dict[str, Training] = {}
+
+    async def start(self, scheduler: Any) -> None:
+        self._install(scheduler)
+
+    def _install(self, scheduler: Any) -> None:
+        scheduler.handlers[FOLLOW] = self._follow
+        scheduler.handlers[STATISTICS] = self._statistics
+
+    async def _follow(
+        self,
+        comm: Any,
+        training: str,
+        version: str,
+        uid: str,
+        beat_secs: float,
+        lease_secs: float,
+        request: dict[str, Any],
+    ) -> Any:
+        """Serve one process until its connection ends."""
+        here = own_version()
+        if version != here:
+            await comm.write({"version": here})
+            return Status.dont_reply
+        state = self.trainings.get(training)
+        if state is None:
+            state = self.trainings[training] = Training(uuid.uuid4().hex[:12])
+        news = asyncio.Event()
+        how = request_of(request)
+        member = state.join(uid, news.set, how)
+        try:
+            await comm.write({"version": here, **state.news(member)})
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_tell(comm, state, member, news))
+                group.create_task(_watch(comm, member, beat_secs, lease_secs))
+                while True:
+                    state.take(member, request_of(await comm.read()))
+        except* OSError as ended:  # it left, or its process died: the same to us
+            logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
+        finally:
+            state.leave(member)
+            if state.is_done and not state.members:
+                self.trainings.pop(training, None)
+            comm.abort()
+        return Status.dont_reply
+
+    async def _statistics(self, training: str) -> dict[str, Any] | None:
+        state = self.trainings.get(training)
+        return None if state is None else state.statistics()
+
+
+async def _tell(comm: Any, state: Training, member: Member, news: asyncio.Event) -> None:
+    """Send what is new, as it is when it is sent: a slow process gets less, not more."""
+    while True:
+        await news.wait()
+        news.clear()
+        await comm.write(state.news(member))
+
+
+async def _watch(comm: Any, member: Member, beat_secs: float, lease_secs: float) -> None:
+    """End the connection of a process that is silent; by looks, not by a clock.
+
+    A scheduler that was stopped itself has heard of nobody, and none of them is to blame.
+    """
+    while member.num_silent * beat_secs < lease_secs:
+        await asyncio.sleep(beat_secs)
+        member.num_silent += 1
+    comm.abort()
+
+
+def dask_setup(scheduler: Any) -> None:
+    """For `dask scheduler --preload asynchooks.distributed._dask_plugin`."""
+    plugin = StepPlugin()
+    with suppress(ValueError):
+        scheduler.add_plugin(plugin, name=plugin.name)
+    plugin._install(scheduler)

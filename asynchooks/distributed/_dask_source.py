@@ -1,0 +1,250 @@
+"""What one process wants of its training, and what becomes of the news; it sends nothing itself."""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from .._engine import Slot, current_engine, now
+from .._errors import StepUnreachableError
+from .._global_step import GlobalStep
+from .._signal import Signal
+from .._step_source import SourceState, StepSource
+from ._actions import Action, Begun
+from ._rations import Move, Rations
+from ._training import Request, incarnation_of
+
+_CLOSED = Signal("CLOSED")
+_LOOK_SECS = 0.1
+"""How soon it is noticed that a run has failed, which nobody says."""
+
+
+class DaskSource(StepSource):
+    """One process's part in a training. A `DaskCluster` makes it and closes it.
+
+    Args:
+        kick: lets the stream look for what is to be sent; from any thread.
+    """
+
+    def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
+        self.step = global_step
+        self.rations = not global_step.keeps_limit
+        self.uid = uuid.uuid4().hex
+        self.epoch = ""  # as the scheduler calls it; empty before the first news
+        self.limit: int | None = None
+        self._kick = kick
+        self._rations = Rations()
+        self._lock = threading.Lock()  # guards what follows, as far as several threads use it
+        self._actions: list[Action] = []
+        self._sent: list[Action] | None = None  # the actions of the request under way
+        self._unsettled: Counter[int] = Counter()  # runs that wait here, by the step's epoch
+        self._closed_for = ""
+        # of the stream only
+        self._local_epoch = 0
+        self._number = 0
+        self.num_said = 0  # requests, ever
+        self._granted = 0  # tickets received since the welcome, in this epoch
+        self._told = Request(0, "")  # with what has been received since
+        self.look_at = math.inf  # when to look again, in seconds of `now`
+
+    @property
+    def incarnation(self) -> str:
+        """Which scheduler's training it is: one that began anew has another."""
+        return incarnation_of(self.epoch)
+
+    def look_again(self) -> None:
+        if self.limit is not None and self.step.limit is None:
+            # the last session here has closed, and the next one must not run without tickets
+            self.step.raise_limit(self.limit)
+        self._kick()
+
+    async def do(self, action: Action) -> int:
+        """Have something done at the scheduler; returns the step after that.
+
+        Cancellation safe: it is done all the same.
+        """
+        slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
+        self._add(action._replace(slot=slot, epoch=self.epoch))
+        return await self._answer_to(slot)
+
+    def begin_run(self) -> Begun:
+        """Call it when a run begins that `count_run` will count."""
+        return Begun(self.epoch, self.step.epoch)
+
+    def count_run(self, begun: Begun, published: int = 0) -> Coroutine[Any, Any, int]:
+        """Count a run that has a ticket; from any thread.
+
+        Returns:
+            A coroutine for the step after it; the ticket is settled as soon as that returns.
+        """
+        slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
+        action = Action(
+            num_runs=0 if published else 1, published=published,
+            epoch=begun.epoch, ticket_of=begun.local_epoch, slot=slot,
+        )  # fmt: skip
+        self._add(action)
+        return self._settle(slot, begun.local_epoch)
+
+    def publish_soon(self, step: int) -> None:
+        """Say that a step is reached, without waiting for the scheduler; from any thread."""
+        action = Action(published=step, epoch=self.epoch)
+        with self._lock:
+            if self._actions and self._actions[-1]._replace(published=step) == action:
+                step = max(step, self._actions.pop().published)  # they would pile up at a loss
+        self._add(action._replace(published=step))
+
+    def greeting(self) -> Request:
+        """How things stand when a connection begins: what was granted before it is void."""
+        self._granted = 0
+        spare = self.step.demand().num_spare
+        if spare:
+            self.step.grant(-spare, epoch=self._local_epoch)
+        self._told = Request(0, "")
+        request = self._request(0)
+        return request._replace(number=max(1, self._number) if self.epoch else 0)
+
+    def next_request(self, *, is_beat: bool = False) -> Request | None:
+        """What is to be said to the scheduler now, if anything.
+
+        One request with actions is under way at a time, or a heartbeat, and is answered; how
+        things stand here is said when it concerns the scheduler.
+        """
+        if self._sent is not None:  # its answer comes soon: what is new by then goes together
+            return None
+        move = self._ration()
+        before = self._told
+        request = self._request(move.ask)
+        self.look_at = min(move.look_at, now() + _LOOK_SECS if request.num_held else math.inf)
+        if is_beat or self._actions:
+            self._number += 1
+            request = self._request(move.ask, takes=True)
+        elif not (
+            request.next_step < before.next_step
+            or request.limit != before.limit
+            or (request.limit is not None and request.num_held < before.num_held)
+            or request.num_wanted > before.num_wanted or 0 == request.num_wanted < before.num_wanted
+        ):  # fmt: skip
+            return None
+        self._told = request
+        self.num_said += 1
+        return request
+
+    def last_request(self) -> Request | None:
+        """The one that was not answered, as far as is known, before the connection broke."""
+        if self._sent is not None:
+            self._told = self._request(0, resends=True)
+        return None if self._sent is None else self._told
+
+    def hear(self, news: Mapping[str, Any]) -> None:
+        """Take note of what the scheduler says."""
+        step, limit = self.step, news["limit"]
+        if news["epoch"] != self.epoch:
+            if self.epoch:
+                step.restart(news["step"])
+            self._local_epoch, self.epoch, self._granted = step.epoch, news["epoch"], 0
+            self._told = self._told._replace(num_held=0, num_granted=0)
+        step.publish(news["step"], epoch=self._local_epoch)
+        if limit is not None and limit != self.limit:
+            self.limit = limit
+            step.raise_limit(limit)
+        num = news["num_granted"] - self._granted
+        if num > 0:
+            self._granted += num
+            step.grant(num, epoch=self._local_epoch)
+            self._rations.take_note(num, step.demand(), now())
+            self._told = self._told._replace(num_wanted=0, num_held=self._told.num_held + num)
+        if news["step"] >= self._told.next_step:
+            self._told = self._told._replace(next_step=math.inf)
+        number, after = news["answer"]
+        if self._sent is not None and number == self._number:
+            self._answer(self._sent, after)
+
+    def set_state(self, state: SourceState, reason: str = "") -> None:
+        if state is SourceState.CLOSED:
+            with self._lock:
+                self._closed_for = self._closed_for or reason or "its DaskCluster is closed"
+                pending = [*(self._sent or []), *self._actions]
+                self._sent, self._actions = None, []
+            for each in pending:
+                if each.slot is not None:
+                    each.slot.wake(_CLOSED)
+        self.step.set_source_state(state, reason)
+
+    async def _settle(self, slot: Slot, epoch: int) -> int:
+        with self._lock:
+            self._unsettled[epoch] += 1
+        try:
+            return await self._answer_to(slot)
+        finally:
+            with self._lock:
+                self._unsettled[epoch] -= 1
+
+    async def _answer_to(self, slot: Slot) -> int:
+        value = await slot.engine.park(slot)
+        if value is _CLOSED:
+            raise StepUnreachableError(f"{self.step!r} is moved no more: {self._closed_for}")
+        assert isinstance(value, int)
+        return value
+
+    def _add(self, action: Action) -> None:
+        with self._lock:
+            is_closed = bool(self._closed_for)
+            if not is_closed:
+                self._actions.append(action)
+        if is_closed and action.slot is not None:
+            action.slot.wake(_CLOSED)
+        self._kick()
+
+    def _answer(self, done: list[Action], after: int) -> None:
+        # their runs were counted in one go: each gets the step that it made
+        with self._lock:
+            self._sent = None
+        left = sum(each.num_runs for each in done)
+        for each in done:
+            left -= each.num_runs
+            if each.slot is not None:
+                each.slot.wake(after - left)
+
+    def _take_actions(self) -> list[Action]:
+        """Those that go into one request; a new epoch begins alone."""
+        restarts = [
+            place for place, each in enumerate(self._actions) if each.restart_at is not None
+        ]
+        end = max(restarts[0], 1) if restarts else len(self._actions)
+        taken, self._actions = self._actions[:end], self._actions[end:]
+        return taken
+
+    def _ration(self) -> Move:
+        demand = self.step.demand()
+        move = self._rations.next_move(demand, now()) if self.rations else Move()
+        if move.give_back:
+            self.step.grant(-move.give_back, epoch=demand.epoch)
+        return move
+
+    def _request(self, num_wanted: int, *, takes: bool = False, resends: bool = False) -> Request:
+        demand = self.step.demand()
+        # Each run is held until it is among the actions of a request, whether it has given its
+        # ticket back or not. One that ends after that look is held, too.
+        with self._lock:
+            if takes:
+                self._sent = self._take_actions()
+            num_held = demand.num_spare + demand.num_out - self._unsettled[demand.epoch]
+            num_held += sum(each.ticket_of == demand.epoch for each in self._actions)
+            actions = (self._sent or []) if takes or resends else []
+        limits = [each for each in (demand.limit, self.limit) if each is not None]
+        valid = [each for each in actions if each.epoch == self.epoch]
+        restarts = [each for each in actions if each.restart_at is not None]
+        return Request(
+            number=self._number, epoch=self.epoch, num_runs=sum(each.num_runs for each in valid),
+            published=max((each.published for each in valid), default=0),
+            restart_at=restarts[0].restart_at if restarts else None,
+            restart_of=restarts[0].restart_of if restarts else "",
+            is_done=any(each.is_done for each in actions),
+            next_step=demand.next_step, limit=max(limits, default=None),
+            num_held=max(0, num_held) if self.rations else 0,
+            num_granted=self._granted, num_wanted=num_wanted,
+        )  # fmt: skip

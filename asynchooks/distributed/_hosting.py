@@ -1,0 +1,97 @@
+"""host_parameter_server: puts a parameter server on a Dask worker, and takes it away at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from .._engine import Engine, current_engine
+from .._errors import StepSourceLostError
+from .._work_thread import run_blocking
+from ..protocols import Protocol
+from ..protocols._updates import Update
+from ._actor_calls import ActorCalls
+from ._host import Host
+from ._messages import ServerAddress
+from ._remote_server import RemoteParameterServer
+
+_LEAST_LEASE_SECS = 0.1
+_CLOSE_SECS = 5.0
+
+
+@asynccontextmanager
+async def host_parameter_server(
+    client: Any,
+    parameters: Any,
+    protocol: Protocol,
+    *,
+    num_workers: int,
+    learning_rate: float | Callable[[int], float] = 0.1,
+    update: Update | None = None,
+    worker: str | None = None,
+    training: str | None = None,
+    lease_secs: float = 30.0,
+) -> AsyncIterator[RemoteParameterServer]:
+    """Have a Dask worker hold the parameters of a training; at the end of the block it is closed.
+
+    It is an actor there, on the worker's event loop: a step function that computes on that event
+    loop holds everybody up, so give it a worker of its own, or compute in threads. Processes reach
+    it by `RemoteParameterServer(server.address)`. It listens nowhere itself: what Dask's workers
+    listen on, and who may connect, is Dask's (`host=`, `Security`). The state is lost with the
+    worker: save what `await server.state_dict()` gives.
+
+    Args:
+        client: a `distributed.Client`, asynchronous on this event loop, or synchronous.
+        parameters, protocol, learning_rate, update: as `ParameterServer` takes them; they are
+            pickled.
+        num_workers: of all processes together, >= 1; all count as present until they leave.
+        worker: the address of the Dask worker; None: any one.
+        training: the name of a `DaskCluster` whose step shows the updates to those who do not
+            train here, such as an evaluator, and whose limit binds them; None: none.
+        lease_secs: seconds of silence after which a process's workers count as gone, >= 0.1: more
+            than the longest computation that holds its event loop. Infinite: the others wait.
+
+    Raises:
+        ValueError, TypeError: an argument is not what it should be.
+
+    Example:
+        async with Client(address, asynchronous=True) as client:
+            protocol = StaleSynchronous(3)
+            async with host_parameter_server(
+                client, np.zeros(3), protocol, num_workers=12
+            ) as server:
+                await client.gather([client.submit(train, server.address, i) for i in range(3)])
+    """
+    if not (isinstance(lease_secs, (int, float)) and lease_secs >= _LEAST_LEASE_SECS):
+        raise ValueError(f"lease_secs is {lease_secs!r}; give seconds >= {_LEAST_LEASE_SECS}")
+    engine = current_engine()
+    options = {"learning_rate": learning_rate, "update": update}
+    where = None if worker is None else [worker]
+    actor = client.submit(
+        Host, parameters, protocol, num_workers, lease_secs, training, options,
+        actor=True, pure=False, workers=where,
+    )  # fmt: skip
+    try:
+        await _result(engine, client, actor.result)
+        found = await _result(engine, client, lambda: client.who_has([actor]))
+        address = ServerAddress(found[actor.key][0], actor.key)
+        calls = ActorCalls(address, client)
+        await calls.call("open", client.scheduler.address)
+        try:
+            async with RemoteParameterServer(address, client) as server:
+                yield server
+        finally:
+            with engine.shielded(math.inf), suppress(StepSourceLostError):  # it has died
+                if not await calls.is_gone(engine.now() + _CLOSE_SECS):
+                    await calls.call("aclose", until=engine.now() + _CLOSE_SECS)
+    finally:
+        actor.release()
+
+
+async def _result(engine: Engine, client: Any, fn: Callable[[], Any]) -> Any:
+    """What an asynchronous client has to be awaited for, and a synchronous one blocks for."""
+    if client.asynchronous:
+        return await fn()
+    return await run_blocking(engine, fn, 0.0, "asynchooks-dask")

@@ -1,0 +1,179 @@
+"""Which processes a cluster on this machine has. Nothing is started here.
+
+All listen on 127.0.0.1, as far as the engine heeds that: TensorFlow's server listens on all
+interfaces, and asks nobody who they are.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+HOST = "127.0.0.1"
+LAST_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process to be started.
+
+    Args:
+        name: as it stands before its lines, "worker:1".
+        command: the program, an absolute path, and its arguments.
+        environment: what it has beside the launcher's own.
+        defaults: what it has where the launcher's own says nothing.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All processes of a run.
+
+    Args:
+        stages: in the order of their end, the reverse of that of their start. Training is over
+            when the first stage has ended; the others serve it.
+        linger_secs: seconds that the others get to end by themselves then, >= 0.
+    """
+
+    stages: Sequence[Sequence[Task]]
+    linger_secs: float = 0.0
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [task for stage in self.stages for task in stage]
+
+
+_LINGER_SECS = 5.0
+"""A ps learns from its workers' ends that training is over."""
+
+
+def tensorflow_cluster(
+    script: Sequence[str],
+    *,
+    num_ps: int,
+    num_workers: int,
+    workers_per_process: int = 1,
+    port_base: int | None = None,
+) -> Cluster:
+    """A process for each ps and each worker; each runs the script, and TF_CONFIG says what it is.
+
+    Args:
+        script: its path and its arguments.
+        num_ps: processes that hold parameters, >= 1.
+        num_workers: processes that train, >= 1; worker 0 is the chief.
+        workers_per_process: what TF_CONFIG tells the script, >= 1.
+        port_base: the first port; the tasks have it and those that follow. None: free ones.
+
+    Raises:
+        OSError: a port is taken.
+        ValueError: there are fewer ports than tasks from the first on.
+    """
+    sizes = {"ps": num_ps, "worker": num_workers}
+    names = [f"{kind}:{index}" for kind, size in sizes.items() for index in range(size)]
+    addresses = dict(zip(names, _addresses(names, port_base), strict=True))
+    cluster = {
+        kind: [addresses[f"{kind}:{index}"] for index in range(size)]
+        for kind, size in sizes.items()
+    }
+    stages = []
+    for kind in ("worker", "ps"):
+        tasks = []
+        for index in range(sizes[kind]):
+            config = {
+                "cluster": cluster,
+                "task": {"type": kind, "index": index},
+                "workers_per_process": workers_per_process,
+            }
+            environment = {"TF_CONFIG": json.dumps(config)}
+            tasks.append(Task(f"{kind}:{index}", _python(*script), environment))
+        stages.append(tasks)
+    return Cluster(stages, _LINGER_SECS)
+
+
+def dask_cluster(
+    script: Sequence[str],
+    *,
+    num_workers: int,
+    workers_per_process: int = 1,
+    port_base: int | None = None,
+) -> Cluster:
+    """A scheduler, workers, and the script once, which DASK_SCHEDULER_ADDRESS tells where they are.
+
+    Args:
+        script: its path and its arguments.
+        num_workers: Dask's worker processes, >= 1.
+        workers_per_process: threads of each, >= 1.
+        port_base: the scheduler's port; None: a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    (address,) = _addresses(["scheduler"], port_base)
+    url, port = f"tcp://{address}", address.rpartition(":")[2]
+    # without a dashboard there is a web server still: on all interfaces and port 8787, unless told
+    common = ("--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0")
+    # else some thirty lines of each process, of what goes well, stand between those of the script
+    quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
+    scheduler = _python("-m", "distributed.cli.dask_scheduler", "--port", port, *common)
+    worker = _python(
+        "-m", "distributed.cli.dask_worker", url, "--no-nanny", *common,
+        "--nthreads", str(workers_per_process),
+    )  # fmt: skip
+    workers = [
+        Task(f"worker:{index}", [*worker, "--name", str(index)], defaults=quiet)
+        for index in range(num_workers)
+    ]
+    environment = {"DASK_SCHEDULER_ADDRESS": url}
+    return Cluster(
+        [
+            [Task("script", _python(*script), environment)],
+            workers,
+            [Task("scheduler", scheduler, defaults=quiet)],
+        ]
+    )
+
+
+def _python(*arguments: str) -> list[str]:
+    # unbuffered: a line is worth most when its process has just died
+    return [sys.executable, "-u", *arguments]
+
+
+def _addresses(names: Sequence[str], base: int | None) -> list[str]:
+    """An address that is free at this moment for each task.
+
+    Another program may take one before its task does: no engine takes a socket that is open.
+    """
+    if base is not None and base + len(names) - 1 > LAST_PORT:
+        raise ValueError(
+            f"--port-base {base} leaves too few ports for {len(names)} tasks; give one "
+            f"<= {LAST_PORT + 1 - len(names)}"
+        )
+    addresses = []
+    with ExitStack() as probes:  # all open until the last is found, so that no two are the same
+        for index, name in enumerate(names):
+            probe = probes.enter_context(socket.socket())
+            if base is None:
+                port = 0
+            else:
+                port = base + index
+                # what an earlier run left behind in TIME_WAIT is no reason to refuse
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            address = f"{HOST}:{port}"
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                raise OSError(
+                    f"{name} would listen on {address}, which cannot be had "
+                    f"({error.strerror}); give another --port-base, or none for free ports"
+                ) from error
+            addresses.append(f"{HOST}:{probe.getsockname()[1]}")
+    return addresses

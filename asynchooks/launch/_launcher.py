@@ -1,0 +1,236 @@
+"""Starts a cluster, waits for it and ends it. What its processes are is not known here.
+
+Normal: the last stage starts first. When all of the first stage have exited with 0, the others get
+some seconds to end by themselves, then SIGTERM, stage by stage.
+Failure: the first process that exits with another code, or is killed, ends all others at once. Its
+last lines are said when all have ended, below whatever the others still wrote.
+Signal: SIGINT, SIGTERM and SIGHUP go to the first stage; the others get SIGTERM, each stage when
+that before it has ended. A second one kills all at once.
+Whoever does not heed a signal within the grace period is killed. When the launcher itself is
+killed, the guard kills all.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import IO
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from .._engine import now
+from ._cause import Broken, Cause, Failed, Finished, Signalled, exit_code
+from ._cluster import Cluster
+from ._output import Lines, Output
+from ._process import Guard, Process, adopted_orphans
+
+_DRAW_EVERY_SECS = 0.25
+_KILLED_SECS = 5.0
+"""How long the end of what was killed is waited for: a disk that hangs may hold it up for ever."""
+_UNREAD_SECS = 1.0
+"""The same for what they wrote: nobody may read our stdout."""
+
+
+def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
+    """Run a cluster until it has ended.
+
+    Args:
+        cluster: its processes.
+        grace_secs: seconds from a signal to SIGKILL, >= 0.
+        prog: what stands before the launcher's own words.
+
+    Returns:
+        The exit code: 0; that of the first process that failed; 128 and the number of a signal,
+        of the launcher or of the process that failed.
+
+    Raises:
+        OSError: a process could not be started, or stdout could not be written to.
+    """
+
+    async def run() -> int:
+        return await _Launcher(cluster, grace_secs, prog).run()
+
+    with adopted_orphans():
+        return anyio.run(run)
+
+
+class _Launcher:
+    """One run of a cluster."""
+
+    def __init__(self, cluster: Cluster, grace_secs: float, prog: str) -> None:
+        self._cluster = cluster
+        self._grace_secs = grace_secs
+        self._prog = prog
+        self._stages: list[list[Process]] = [[] for _ in cluster.stages]
+        self._num_unread = 0
+        """Processes that have not ended, or have written what was not shown yet."""
+        self._cause: Cause | None = None
+        self._changed = anyio.Event()
+        self._hurry = anyio.CancelScope()
+        """Around all that is done in order; cancelled where it is to be done at once."""
+
+    async def run(self) -> int:
+        self._start_time = now()
+        self._output = Output([task.name for task in self._cluster.tasks], self._progress)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        try:
+            with anyio.open_signal_receiver(*numbers) as received:
+                self._guard = Guard()
+                try:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(self._listen, received)
+                        group.start_soon(self._draw)
+                        await self._run_all(group)
+                        group.cancel_scope.cancel()
+                finally:
+                    self._guard.close()
+            assert self._cause is not None
+            return exit_code(self._cause, self._say)
+        finally:
+            self._output.close()
+
+    async def _run_all(self, group: anyio.abc.TaskGroup) -> None:
+        with self._hurry:
+            await self._run_in_order(group)
+        if not self._hurry.cancelled_caught:
+            return
+        self._kill(self._all)
+        with anyio.move_on_after(_KILLED_SECS):
+            await self._until(lambda: all(each.is_cleared for each in self._all))
+        with anyio.move_on_after(_UNREAD_SECS):
+            await self._until(lambda: not self._num_unread)
+
+    async def _run_in_order(self, group: anyio.abc.TaskGroup) -> None:
+        await self._start(group)
+        await self._until(lambda: self._is_decided or not _running(self._stages[0]))
+        with anyio.move_on_after(self._cluster.linger_secs):
+            await self._until(lambda: self._is_decided or not _running(self._all))
+        self._decide(Finished())
+        await self._end_in_order()
+        await self._until(lambda: not self._num_unread)
+
+    async def _start(self, group: anyio.abc.TaskGroup) -> None:
+        """Start all, unless one fails, or a signal comes, before the last is there."""
+        stages = list(zip(self._cluster.stages, self._stages, strict=True))
+        for tasks, processes in reversed(stages):
+            for task in tasks:
+                if self._is_decided:
+                    return
+                try:
+                    process = self._guard.start(task)
+                except OSError as error:
+                    error.add_note(f"{task.name} could not be started")
+                    self._decide(Broken(error))
+                    return
+                processes.append(process)
+                self._num_unread += 1
+                group.start_soon(self._follow, process)
+                await anyio.lowlevel.checkpoint()
+
+    async def _follow(self, process: Process) -> None:
+        async with anyio.create_task_group() as readers:
+            readers.start_soon(self._read, process, process.stdout)
+            readers.start_soon(self._read, process, process.stderr)
+            status = await process.wait()
+            if status != 0:
+                self._decide(Failed(process))
+            self._change()
+            await process.clear(self._grace_secs)
+            self._guard.forget(process)
+            self._change()
+        process.close()
+        self._num_unread -= 1
+        self._change()
+
+    async def _read(self, process: Process, pipe: IO[bytes]) -> None:
+        lines = Lines()
+        while data := await process.read(pipe):
+            await self._show(process, pipe, lines.add(data))
+        await self._show(process, pipe, lines.end())
+
+    async def _show(self, process: Process, pipe: IO[bytes], lines: bytes) -> None:
+        if pipe is process.stderr and lines:
+            process.keep(lines)
+        try:
+            await self._output.show(process.name, lines)
+        except OSError as error:
+            error.add_note("stdout cannot be written to")
+            self._decide(Broken(error))
+
+    async def _end_in_order(self) -> None:
+        first, *others = self._stages
+        if isinstance(self._cause, (Failed, Broken)):
+            await self._end(self._all, signal.SIGTERM)
+            return
+        if isinstance(self._cause, Signalled):
+            await self._end(first, self._cause.number)
+        for stage in others:
+            await self._end(stage, signal.SIGTERM)
+
+    async def _end(self, processes: list[Process], number: signal.Signals) -> None:
+        for process in _running(processes):
+            process.signal(number)
+        with anyio.move_on_after(self._grace_secs):
+            await self._until(lambda: all(each.is_cleared for each in processes))
+        late = [each for each in processes if not each.is_cleared]
+        if late:
+            names = ", ".join(each.name for each in late)
+            self._say(f"{names}: not ended {self._grace_secs:g} s after {number.name}; killed")
+            self._kill(late)
+            await self._until(lambda: all(each.is_cleared for each in processes))
+
+    def _kill(self, processes: Iterable[Process]) -> None:
+        for process in processes:
+            process.signal(signal.SIGKILL)
+
+    async def _listen(self, received: AsyncIterator[signal.Signals]) -> None:
+        async for number in received:
+            if self._is_decided:
+                if isinstance(self._cause, Finished):
+                    self._cause = Signalled(number)
+                self._hurry.cancel()
+            else:
+                self._decide(Signalled(number))
+                self._say(f"{number.name}; all end in order, a second one kills them")
+
+    async def _draw(self) -> None:
+        while self._output.has_progress:
+            await self._output.draw()
+            await anyio.sleep(_DRAW_EVERY_SECS)
+
+    def _progress(self) -> str:
+        alive, num_tasks = len(_running(self._all)), len(self._cluster.tasks)
+        return f"{alive} of {num_tasks} processes, {now() - self._start_time:.0f} s"
+
+    @property
+    def _all(self) -> list[Process]:
+        return [process for stage in self._stages for process in stage]
+
+    @property
+    def _is_decided(self) -> bool:
+        return self._cause is not None
+
+    def _decide(self, cause: Cause) -> None:
+        """Say why all end, unless that is known: the first cause is that of the others."""
+        if self._cause is None:
+            self._cause = cause
+            self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _until(self, fact: Callable[[], bool]) -> None:
+        while not fact():
+            await self._changed.wait()
+
+    def _say(self, text: str, last_lines: bytes = b"") -> None:
+        self._output.say(f"{self._prog}: {text}\n".encode() + last_lines)
+
+
+def _running(processes: Iterable[Process]) -> list[Process]:
+    return [process for process in processes if process.status is None]

@@ -1,0 +1,210 @@
+"""One process of a cluster, and its children. When it is to end is not decided here.
+
+Each has a session and a process group of its own: the terminal's Ctrl-C reaches the launcher
+alone, and what a process started ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import anyio
+import anyio.lowlevel
+
+from ._cluster import Task
+
+_GUARD = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_guard.py"))]
+_CHUNK = 1 << 16
+"""Bytes: what Linux keeps in a pipe."""
+_LOOK_EVERY_SECS = 0.01
+_KILLED_SECS = 1.0
+"""A group of zombies looks alive; those that the launcher cannot adopt are others' to reap."""
+_PR_SET_CHILD_SUBREAPER = 36
+NUM_LAST_LINES, _LONGEST_LAST_LINE = 40, 4096
+"""What is kept of stderr; the length in bytes."""
+
+
+@contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Within the block, children that a process left become the launcher's, on Linux.
+
+    Somebody must reap them before their group is seen to be empty. The machine's first process
+    takes its time: seconds were seen in a container, and there are some that never do.
+    """
+    set_orphans = _orphans()
+    set_orphans(1)
+    try:
+        yield
+    finally:
+        set_orphans(0)
+
+
+def _orphans() -> Callable[[int], object]:
+    if sys.platform != "linux":
+        return lambda _: None
+    import ctypes
+
+    return partial(ctypes.CDLL(None).prctl, _PR_SET_CHILD_SUBREAPER)
+
+
+class Guard:
+    """Kills all processes that it knows of when the launcher is gone; the launcher closes it."""
+
+    def __init__(self) -> None:
+        read, self._pipe = os.pipe()
+        try:
+            self._popen = subprocess.Popen(
+                [*_GUARD, "watch"],
+                stdin=read,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(read)
+
+    def start(self, task: Task) -> Process:
+        """Start a process that tells its id first.
+
+        Raises:
+            OSError: there can be no further process.
+        """
+        popen = subprocess.Popen(
+            [*_GUARD, "start", str(self._pipe), *task.command],
+            stdin=subprocess.DEVNULL,  # one terminal, many readers
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**task.defaults, **os.environ, **task.environment},
+            start_new_session=True,
+            pass_fds=[self._pipe],
+        )
+        return Process(task.name, popen)
+
+    def forget(self, process: Process) -> None:
+        """Its id may be another's from now on."""
+        with suppress(BrokenPipeError):  # somebody ended the guard
+            os.write(self._pipe, b"-%d\n" % process.pid)
+
+    def close(self) -> None:
+        """Kill what has not been forgotten, and end."""
+        os.close(self._pipe)
+        self._popen.wait()
+
+
+class Process:
+    """A process that runs; `Guard.start` makes it, whoever has cleared it closes it."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        self.name = name
+        self.pid = popen.pid
+        self.stdout, self.stderr = popen.stdout, popen.stderr
+        self.status: int | None = None
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        self.is_cleared = False
+        """Whether it is reaped and nothing of its group is left, so that its id may be reused."""
+        self.last_lines: deque[bytes] = deque(maxlen=NUM_LAST_LINES)
+        """Of its stderr."""
+        self._popen = popen
+        self._waits: set[anyio.CancelScope] = set()
+        for pipe in (self.stdout, self.stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    async def wait(self) -> int:
+        """Wait until it has ended; return its status. It stays a zombie, so its id stays its own.
+
+        anyio's and asyncio's own processes are not used: on Python 3.11 their `wait` ends when
+        the pipes are closed, which a process's children may hold open for ever.
+        """
+        if sys.platform == "linux":
+            with suppress(OSError):  # an old kernel, or no file left
+                end = os.pidfd_open(self.pid)
+                try:
+                    await anyio.wait_readable(end)
+                finally:
+                    os.close(end)
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        # elsewhere nothing tells the end of a process that is not reaped; WNOHANG does not block
+        while (ended := os.waitid(os.P_PID, self.pid, flags)) is None:  # noqa: ASYNC110, ASYNC222
+            await anyio.sleep(_LOOK_EVERY_SECS)
+        is_exit = ended.si_code == os.CLD_EXITED
+        self.status = ended.si_status if is_exit else -ended.si_status
+        return self.status
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to its children."""
+        if not self.is_cleared:
+            with suppress(ProcessLookupError, PermissionError):  # macOS says so of zombies
+                os.killpg(self.pid, number)
+
+    async def clear(self, grace_secs: float) -> None:
+        """Once it has ended: end the children that it left, and reap it."""
+        self.signal(signal.SIGTERM)
+        self._popen.wait()
+        for number, secs in ((0, grace_secs), (signal.SIGKILL, _KILLED_SECS)):
+            self.signal(number)
+            with anyio.move_on_after(secs):
+                while not self._is_gone():  # noqa: ASYNC110 - nothing tells the end of a group
+                    await anyio.sleep(_LOOK_EVERY_SECS)
+                break
+        self.is_cleared = True
+        for scope in self._waits:
+            scope.cancel()
+
+    def _is_gone(self) -> bool:
+        try:
+            # of those that were adopted; process 1 of a container has to adopt them anywhere
+            while os.waitpid(-self.pid, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            pass
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+    async def read(self, pipe: IO[bytes]) -> bytes:
+        """What it wrote next, at most 64 KiB; empty when there will be no more.
+
+        Once the process is cleared, all that it wrote is in the pipe. The end of the pipe is not
+        waited for then: a child in a session of its own could hold it open.
+        """
+        await anyio.lowlevel.checkpoint()
+        while True:
+            with suppress(BlockingIOError):
+                return os.read(pipe.fileno(), _CHUNK)
+            if self.is_cleared:
+                return b""
+            with anyio.CancelScope() as scope:
+                self._waits.add(scope)
+                try:
+                    await anyio.wait_readable(pipe)
+                finally:
+                    self._waits.discard(scope)
+
+    def keep(self, lines: bytes) -> None:
+        """Remember the last lines of its stderr."""
+        for line in lines[:-1].rsplit(b"\n", NUM_LAST_LINES)[-NUM_LAST_LINES:]:
+            self.last_lines.append(line[:_LONGEST_LAST_LINE])
+
+    def close(self) -> None:
+        """Close its pipes."""
+        self.stdout.close()
+        self.stderr.close()

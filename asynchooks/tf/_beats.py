@@ -1,0 +1,47 @@
+"""Beats: which of the processes at a board live, and how long one may take itself to live.
+
+It counts what it is shown, and asks nobody.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_BEATS_MISSED = 4
+"""After so many beats of ours without one of another process, it is taken for dead."""
+BEATS_LEASED = _BEATS_MISSED - 0.5
+"""For so many beats after one, what was granted may be used: a process that was stopped must not
+run, when it goes on, what others have been given meanwhile."""
+
+
+class Beats:
+    """Who among the others has been heard of, counted in beats of our own.
+
+    Not by a clock: after a server was stopped for a while, all are late alike.
+    """
+
+    def __init__(self, every_secs: float) -> None:
+        self.every_secs = every_secs
+        self._seen: dict[int, tuple[int, int, int]] = {}  # seat: owner, beats, ours since then
+        self._void = 0, 0  # runs of an earlier epoch: how many, for how many beats
+
+    def have_lasted(self, num_void: int) -> bool:
+        """Whether so many runs are there that should have ended: who answers ends them."""
+        num, count = self._void
+        self._void = num_void, count + 1 if num_void and num_void == num else 0
+        return self._void[1] >= _BEATS_MISSED
+
+    def missed(self, rows: np.ndarray, own_seat: int) -> list[tuple[int, int, int, int]]:
+        """(Seat, owner, steps held, beats) of those who are taken for dead now."""
+        dead = []
+        before, self._seen = self._seen, {}
+        for seat in np.flatnonzero(rows[:, 0]).tolist():
+            owner, held, count, every = rows[seat].tolist()
+            if seat == own_seat:
+                continue
+            old = before.get(seat)
+            missed = old[2] + 1 if old is not None and old[:2] == (owner, count) else 0
+            self._seen[seat] = owner, count, missed
+            if missed * self.every_secs >= _BEATS_MISSED * max(self.every_secs, every / 1e6):
+                dead.append((seat, owner, held, count))
+        return dead

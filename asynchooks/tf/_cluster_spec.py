@@ -1,0 +1,239 @@
+"""The tasks of a TensorFlow cluster, checked: what a process is told of the others, and of itself.
+
+It opens no connection and resolves no name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import tensorflow as tf
+
+JOBS = ("ps", "chief", "master", "worker", "evaluator")
+CHIEF_JOBS = ("chief", "master")
+TRAINING_JOBS = ("chief", "master", "worker")
+
+Tasks = dict[str, dict[int, str]]
+"""job -> index -> "host:port"."""
+
+_EXAMPLE = '{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}'
+
+
+class TaskConfig(NamedTuple):
+    """What TF_CONFIG says."""
+
+    cluster: Any
+    job: Any
+    index: Any
+    workers_per_process: Any
+
+
+def parse_tf_config(text: str | None) -> TaskConfig:
+    """Read the text of TF_CONFIG; what the cluster holds is not looked at.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it is missing, is no JSON object, or lacks a part.
+    """
+    right = f'give {{"cluster": {_EXAMPLE}, "task": {{"type": "worker", "index": 0}}}}'
+    if text is None or text == "":
+        how = "not set" if text is None else "empty"
+        raise ValueError(f"TF_CONFIG is {how}; {right} (`asynchooks launch` sets it)")
+    if not isinstance(text, str):
+        raise TypeError(f"TF_CONFIG is {_shown(text)}; {right}, as text")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"TF_CONFIG is {_shown(text)}, no JSON ({error}); {right}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"TF_CONFIG is {_shown(config)}, no object; {right}")  # noqa: TRY004
+    for part, keys in (("cluster", ()), ("task", ("type", "index"))):
+        value = config.get(part)
+        if not isinstance(value, dict):
+            got = f"its {part!r} is {_shown(value)}" if part in config else f"it has no {part!r}"
+            raise ValueError(f"TF_CONFIG is {_shown(text)}: {got}; {right}")  # noqa: TRY004
+        for key in keys:
+            if key not in value:
+                raise ValueError(f"TF_CONFIG has the task {value!r} without {key!r}; {right}")
+    cluster = {job: _with_indices(tasks) for job, tasks in config["cluster"].items()}
+    task = config["task"]
+    workers = config.get("workers_per_process", 1)
+    return TaskConfig(cluster, task["type"], task["index"], workers)
+
+
+def _with_indices(tasks: Any) -> Any:
+    """A JSON object has names only: {"0": address} means {0: address}."""
+    if not isinstance(tasks, dict) or not all(key.isdecimal() for key in tasks):
+        return tasks
+    return {int(key): address for key, address in tasks.items()}
+
+
+def checked_tasks(cluster: Any) -> Tasks:
+    """All tasks of a cluster.
+
+    Raises:
+        TypeError: it is no cluster, or a job is no list of addresses.
+        ValueError: there is no ps, no chief, or more than one; a job that is not known; an address
+            that is none, or is given twice.
+    """
+    if isinstance(cluster, tf.train.ClusterSpec):
+        cluster = cluster.as_dict()
+    if not isinstance(cluster, Mapping):
+        raise TypeError(
+            f"cluster is {_shown(cluster)}; give a tf.train.ClusterSpec, or for each job its "
+            f"addresses: {_EXAMPLE}"
+        )
+    tasks = {job: _checked_job(job, cluster[job]) for job in cluster}
+    tasks = {job: dict(sorted(tasks[job].items())) for job in JOBS if tasks.get(job)}
+    if not tasks:
+        raise ValueError(f"the cluster is empty; give for each job its addresses: {_EXAMPLE}")
+    _check_roles(tasks)
+    owners: dict[str, str] = {}
+    for name, address in named(tasks):
+        other = owners.setdefault(address.lower(), name)
+        if other != name:
+            raise ValueError(
+                f"{other} and {name} have the same address {address!r}; give each task its own"
+            )
+    return tasks
+
+
+def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
+    if job not in JOBS:
+        raise ValueError(f"the cluster has the job {_shown(job)}; the jobs are {', '.join(JOBS)}")
+    if isinstance(tasks, (str, bytes)) or not isinstance(tasks, (Mapping, Iterable)):
+        raise TypeError(
+            f"the job {job} is {_shown(tasks)}; give a list of addresses, "
+            f'{{"{job}": ["10.0.0.1:2222"]}}, or a dict {{index: address}}'
+        )
+    found = dict(tasks) if isinstance(tasks, Mapping) else dict(enumerate(tasks))
+    for index, address in found.items():
+        if not _is_index(index):
+            raise ValueError(f"the job {job} has the index {_shown(index)}; give integers >= 0")
+        check_address(f"{job}:{index}", address)
+    if job == "ps" and sorted(found) != list(range(len(found))):
+        raise ValueError(
+            f"the job ps has the indices {sorted(found)}; variables are laid out over all of "
+            f"0 to n - 1: give {list(range(len(found)))}"
+        )
+    return found
+
+
+def check_address(name: str, address: Any) -> None:
+    """Raise ValueError (TypeError for what is no text) unless it is "host:port"."""
+    right = f'{name} has the address {_shown(address)}; give "host:port", as "10.0.0.1:2222"'
+    if not isinstance(address, str):
+        raise TypeError(right)
+    if "://" in address:
+        raise ValueError(f"{right}, without the protocol")
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise ValueError(f"{right} ({error})") from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """The host and the port of "host:port", or of "[::1]:port"; ValueError if it is neither."""
+    parts = urlsplit(f"//{address}")
+    port = parts.port
+    if not port:
+        raise ValueError("there is no port from 1 to 65535")
+    if (
+        not parts.hostname
+        or parts.netloc != address
+        or "@" in address
+        or address.split() != [address]
+    ):
+        raise ValueError("that is not one host and one port")
+    return parts.hostname, port
+
+
+def _check_roles(tasks: Tasks) -> None:
+    if "ps" not in tasks:
+        raise ValueError(
+            f"the cluster has no ps, but only {', '.join(tasks)}; variables live on a ps: "
+            f"{_EXAMPLE}"
+        )
+    chiefs = [name for name, _ in named(tasks) if name.split(":")[0] in CHIEF_JOBS]
+    if len(chiefs) > 1:
+        raise ValueError(
+            f"the cluster has {len(chiefs)} chiefs: {', '.join(chiefs)}; one initialises the "
+            "model: make the others workers"
+        )
+    if not chiefs and 0 not in tasks.get("worker", {}):
+        raise ValueError(
+            "the cluster has no chief: neither a chief nor a master nor a worker 0; one of them "
+            "initialises the model"
+        )
+
+
+def check_task(tasks: Tasks, job: Any, index: Any) -> None:
+    """Raise ValueError (TypeError for an index that is no integer) unless there is this task."""
+    if not isinstance(job, str) or job not in tasks:
+        hint = ""
+        if job == "evaluator":
+            hint = "; list the evaluator in the cluster, too, for it to reach the variables"
+        raise ValueError(
+            f"the task's job is {_shown(job)}; the cluster has {', '.join(tasks)}{hint}"
+        )
+    if not _is_index(index, least=None):
+        raise TypeError(f"the index of the task in {job!r} is {_shown(index)}; give an integer")
+    if index not in tasks[job]:
+        there = tasks[job]
+        indices = ", ".join(map(str, there)) if len(there) < 10 else f"0 to {max(there)}"
+        raise ValueError(f"the task is {job}:{index}; of {job!r} the cluster has {indices}")
+
+
+def named(tasks: Tasks) -> list[tuple[str, str]]:
+    """(Name, address) of each task."""
+    return [
+        (f"{job}:{index}", address)
+        for job, addresses in tasks.items()
+        for index, address in addresses.items()
+    ]
+
+
+def chief_of(tasks: Tasks) -> str:
+    """The name of the task that initialises the model."""
+    chiefs = [name for name, _ in named(tasks) if name.split(":")[0] in CHIEF_JOBS]
+    return chiefs[0] if chiefs else "worker:0"
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str], most: int = 5) -> str:
+    """What two clusters, as name -> address, do not have in common, for people."""
+    found = [
+        f"{name} is {one.get(name, 'missing')} here and {other.get(name, 'missing')} there"
+        for name in sorted(one.keys() | other.keys())
+        if one.get(name) != other.get(name)
+    ]
+    more = [f"and {len(found) - most} tasks more"] if len(found) > most else []
+    return ", ".join(found[:most] + more)
+
+
+def checked_count(num: Any) -> int:
+    if isinstance(num, bool) or not isinstance(num, int):
+        raise TypeError(f"workers_per_process is {num!r}; give an integer >= 1")
+    if num < 1:
+        raise ValueError(f"workers_per_process is {num}; give an integer >= 1")
+    return num
+
+
+def checked_secs(name: str, secs: Any) -> float:
+    if isinstance(secs, bool) or not isinstance(secs, (int, float)):
+        raise TypeError(f"{name} is {secs!r}; give seconds >= 0")
+    if not secs >= 0:
+        raise ValueError(f"{name} is {secs!r}; give seconds >= 0")
+    return float(secs)
+
+
+def _is_index(index: Any, least: int | None = 0) -> bool:
+    is_integer = isinstance(index, int) and not isinstance(index, bool)
+    return is_integer and (least is None or index >= least)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

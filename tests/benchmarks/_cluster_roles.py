@@ -1,0 +1,286 @@
+"""What one process of a cluster does while it is measured: it trains, waits or publishes as told.
+
+`ClusterProcess` starts the process, and tells it through a pipe. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import anyio
+import anyio.to_thread
+import tensorflow as tf
+
+from asynchooks import ClusterTask, MonitoredSession, SharedSessionCreator, StopAtStepHook
+from asynchooks.tf import ChiefSessionCreator, WorkerSessionCreator
+from asynchooks.tf._board_ops import BoardOps
+from asynchooks.tf._board_pieces import NEVER, Place
+
+from ._report import run_on
+
+v1 = tf.compat.v1
+
+PAUSE_SECS = 0.03
+"""Between asking for a step and having it published: the waiters are idle by then."""
+WARM_UP = 10
+
+
+def model(task: ClusterTask, name: str, *, is_dense: bool) -> tuple[Any, Any, Any]:
+    """(graph, step, train op); whatever the name, nobody else's variables."""
+    graph = tf.Graph()
+    with graph.as_default(), v1.device(task.device()), v1.variable_scope(name):
+        step = v1.train.get_or_create_global_step()
+        if not is_dense:
+            return graph, step, v1.assign_add(step, 1).op
+        inputs, layer = tf.random.stateless_normal([32, 64], [0, 1]), 32
+        for size in (layer, 10):
+            weights = v1.get_variable(f"weights{size}", [inputs.shape[1], size])
+            inputs = tf.nn.relu(inputs @ weights + v1.get_variable(f"bias{size}", [size]))
+        loss = tf.reduce_mean(tf.square(inputs))
+        train_op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=step)
+        return graph, step, train_op
+
+
+def creator(task: ClusterTask, **options: Any) -> Any:
+    kind = ChiefSessionCreator if task.is_chief else WorkerSessionCreator
+    return kind(master=task.target, config=task.config, **options)
+
+
+async def until_told(pipe: Connection) -> None:
+    await anyio.to_thread.run_sync(pipe.recv)
+
+
+# Training: the chief opens first, and says so, for TensorFlow's workers would sleep for 30 s.
+
+
+async def our_training(
+    pipe: Connection, task: ClusterTask, name: str, is_dense: bool, last_step: int, limited: bool
+) -> list[list[float]]:
+    graph, _, train_op = model(task, name, is_dense=is_dense)
+    with graph.as_default():
+        shared = SharedSessionCreator(creator(task))
+    ended: list[list[float]] = [[] for _ in range(task.workers_per_process)]
+
+    async def run(times: list[float]) -> None:
+        hooks = [StopAtStepHook(last_step=last_step)] if limited else []
+        async with MonitoredSession(hooks, shared) as session:
+            while not session.should_stop() and (limited or session.global_step.value < last_step):
+                await session.run(train_op)
+                times.append(time.monotonic())
+
+    with graph.as_default():
+        keeper = MonitoredSession([], shared)
+    async with keeper, anyio.create_task_group() as group:
+        pipe.send("open")
+        await until_told(pipe)
+        for times in ended:
+            group.start_soon(run, times)
+    return ended
+
+
+def their_training(
+    pipe: Connection, task: ClusterTask, name: str, is_dense: bool, last_step: int
+) -> list[list[float]]:
+    graph, _, train_op = model(task, name, is_dense=is_dense)
+    ended: list[list[float]] = [[] for _ in range(task.workers_per_process)]
+
+    def session(is_chief: bool) -> Any:
+        hooks = [v1.train.StopAtStepHook(last_step=last_step)]
+        with graph.as_default():
+            return v1.train.MonitoredTrainingSession(
+                task.target, is_chief, hooks=hooks, config=task.config, log_step_count_steps=None
+            )
+
+    def run(opened: Any, times: list[float]) -> None:
+        with graph.as_default(), opened:
+            while not opened.should_stop():
+                opened.run(train_op)
+                times.append(time.monotonic())
+
+    sessions = [session(task.is_chief and place == 0) for place in range(len(ended))]
+    threads = [
+        threading.Thread(target=run, args=each) for each in zip(sessions, ended, strict=True)
+    ]
+    pipe.send("open")
+    pipe.recv()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
+
+
+def train(
+    pipe: Connection,
+    task: ClusterTask,
+    name: str,
+    kind: str,
+    is_dense: bool,
+    last_step: int,
+    limited: bool = True,
+) -> None:
+    """Answer "open", wait for a line, then answer when each run of each worker ended."""
+    if kind == "TensorFlow":
+        pipe.send(their_training(pipe, task, name, is_dense, last_step))
+    else:
+        pipe.send(run_on(kind, our_training, pipe, task, name, is_dense, last_step, limited))
+
+
+def final_step(pipe: Connection, task: ClusterTask, name: str) -> None:
+    graph, step, _ = model(task, name, is_dense=False)
+    with v1.Session(task.target, graph=graph, config=task.config) as session:
+        pipe.send(int(session.run(step)))
+
+
+# Waiting, and who lets the waiters go on.
+
+
+async def publishing(
+    pipe: Connection, task: ClusterTask, name: str, num_rounds: int
+) -> list[float]:
+    graph, _, train_op = model(task, name, is_dense=False)
+    with graph.as_default():
+        session = MonitoredSession([], creator(task))
+    begun: list[float] = []
+    async with session:
+        pipe.send("open")
+        for _ in range(num_rounds):
+            await until_told(pipe)
+            begun.append(time.monotonic())
+            await session.run(train_op)
+        await until_told(pipe)  # the waiters need somebody who might train
+    return begun
+
+
+def publish(pipe: Connection, task: ClusterTask, name: str, loop: str, num_rounds: int) -> None:
+    """Answer "open"; publish whenever told; at the end answer when each run began."""
+    pipe.send(run_on(loop, publishing, pipe, task, name, num_rounds))
+
+
+async def waiting(
+    pipe: Connection,
+    task: ClusterTask,
+    name: str,
+    num_waiters: int,
+    num_rounds: int,
+    idle: tuple[float, float],
+) -> dict[str, Any]:
+    idle_secs, heartbeat_secs = idle
+    graph, _, _ = model(task, name, is_dense=False)
+    with graph.as_default():
+        session = MonitoredSession([], creator(task, heartbeat_secs=heartbeat_secs))
+    resumed: list[list[float]] = [[] for _ in range(num_rounds)]
+    sent = (0, 0)
+
+    async with session:
+        step = session.global_step
+
+        async def wait_for(number: int) -> None:
+            await step.wait_for(number)
+            resumed[number - 1].append(time.monotonic())
+
+        for number in range(1, num_rounds + 1):
+            async with anyio.create_task_group() as group:
+                for _ in range(num_waiters):
+                    group.start_soon(wait_for, number)
+                if number == num_rounds:
+                    await anyio.sleep(0.5)  # whatever asking has left to do
+                    before = bytes_to(task)
+                    await anyio.sleep(idle_secs)
+                    after = bytes_to(task)
+                    sent = after[0] - before[0], after[1] - before[1]
+                await anyio.sleep(PAUSE_SECS)  # until the ps knows whom to tell
+                pipe.send("waiting")
+    return {"resumed": resumed, "sent": sent}
+
+
+def wait(
+    pipe: Connection,
+    task: ClusterTask,
+    name: str,
+    loop: str,
+    num_waiters: int,
+    num_rounds: int,
+    idle_secs: float,
+    heartbeat_secs: float,
+) -> None:
+    """Answer "waiting" before each step, then when each waiter resumed, and what idle ones sent."""
+    idle = idle_secs, heartbeat_secs
+    pipe.send(run_on(loop, waiting, pipe, task, name, num_waiters, num_rounds, idle))
+
+
+def bytes_to(task: ClusterTask) -> tuple[int, int]:
+    """(Bytes, segments with data) sent so far to the ps, on connections that are open now.
+
+    Source: the kernel's `struct tcp_info`, of each socket of this process.
+    """
+    ports = {int(each.rsplit(":", 1)[1]) for each in task.cluster.job_tasks("ps")}
+    num_bytes = num_segments = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # one that was closed meanwhile, or is not connected
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family != socket.AF_UNIX and end.getpeername()[1] in ports:
+                    info = end.getsockopt(socket.IPPROTO_TCP, 11, 232)  # TCP_INFO
+                    num_bytes += int.from_bytes(info[120:128], "little")
+                    num_segments += int.from_bytes(info[156:160], "little")
+    return num_bytes, num_segments
+
+
+# What telling others costs in a run.
+
+
+def notices(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int) -> None:
+    """Answer the median ms of a run by what it rings: nobody, or so many boxes, due or not."""
+    graph, step, train_op = model(task, "notices", is_dense=False)
+    board = BoardOps(graph, Place.of(step))
+    with graph.as_default():
+        request, initialize = v1.placeholder(tf.int64, (None,)), v1.global_variables_initializer()
+    prepare, arm = board.prepare(), board.arm(request)
+    fetched = {"a bare step": train_op, "a step, and its value": [train_op, step]}
+    fetched |= {f"{size} boxes": board.notice_after(train_op, size) for size in sizes}
+    with v1.Session(task.target, graph=graph, config=task.config) as session:
+        session.run([initialize, prepare])
+        runs = {name: session.make_callable(each) for name, each in fetched.items()}
+        found: dict[str, list[float]] = {}
+
+        def measure(suffix: str, before: Callable[[str], None]) -> None:
+            for turn in range(num_runs + WARM_UP):  # in turns, so that all meet the same machine
+                for name, run in runs.items():
+                    before(name)
+                    begun = time.perf_counter()
+                    run()
+                    if turn >= WARM_UP:
+                        found.setdefault(name + suffix, []).append(time.perf_counter() - begun)
+
+        measure("", lambda name: None)
+        session.run(arm, {request: [0, 0]})
+        measure(", one due", lambda name: None)
+        session.run(arm, {request: [0, NEVER]})
+    pipe.send({name: statistics.median(each) * 1e3 for name, each in found.items()})
+
+
+ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notices)}
+
+
+def play(pipe: Connection, cluster: dict[str, list[str]], job: str, index: int, size: int) -> None:
+    """What the process does with its life: what it is told, until it is killed."""
+    v1.logging.set_verbosity(v1.logging.ERROR)
+    task = ClusterTask(cluster, job, index, workers_per_process=size)
+    task.start()
+    pipe.send("up")
+    while True:
+        role, options = pipe.recv()
+        ROLES[role](pipe, task, **options)

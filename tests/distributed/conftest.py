@@ -1,0 +1,40 @@
+"""One scheduler and three processes for all tests here that leave them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+from .processes import Scheduler, a_pool, a_scheduler
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="package")
+def scheduler() -> Iterator[Scheduler]:
+    with a_scheduler() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with a_pool(3) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def client() -> Iterator[Any]:
+    """A synchronous client of three Dask workers."""
+    from .clusters import local_cluster
+
+    with local_cluster() as client:
+        yield client
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return str(request.node.nodeid)

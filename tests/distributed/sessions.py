@@ -1,0 +1,70 @@
+"""Sessions on a Dask cluster, and what tests wait for there."""
+
+from __future__ import annotations
+
+import anyio
+
+from asynchooks import MonitoredSession, StopAtStepHook
+from asynchooks.distributed import DaskCluster, SourceState
+
+
+def step() -> dict[str, float]:
+    return {"loss": 0.0}
+
+
+async def slow_step() -> dict[str, float]:
+    await anyio.sleep(0.002)
+    return {"loss": 0.0}
+
+
+async def train(
+    address: str, training: str, last_step: int | None, num_sessions: int, is_slow: bool = False
+) -> tuple[int, int]:
+    """(Runs that were made here, the step at the end)."""
+    num_runs = 0
+    async with DaskCluster(address, training) as cluster:
+        creator = cluster.session_creator(slow_step if is_slow else step)
+
+        async def one() -> None:
+            nonlocal num_runs
+            hooks = [] if last_step is None else [StopAtStepHook(last_step=last_step)]
+            async with MonitoredSession(hooks, creator) as session:
+                while not session.should_stop():
+                    await session.run("loss")
+                    num_runs += 1
+
+        async with anyio.create_task_group() as group:
+            for _ in range(num_sessions):
+                group.start_soon(one)
+        return num_runs, cluster.global_step.value
+
+
+async def train_here(cluster: DaskCluster, last_step: int) -> int:
+    num_runs = 0
+    hooks = [StopAtStepHook(last_step=last_step)]
+    async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
+        while not session.should_stop():
+            await session.run("loss")
+            num_runs += 1
+    return num_runs
+
+
+async def wait_until(cluster: DaskCluster, key: str, value: int) -> None:
+    """Only the scheduler knows: it is asked again and again."""
+    with anyio.fail_after(60):
+        while (await cluster.statistics())[key] != value:  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+
+
+async def until_state(cluster: DaskCluster, state: SourceState) -> None:
+    with anyio.fail_after(60):
+        while cluster.global_step.statistics().source is not state:  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+
+
+def cut(cluster: DaskCluster) -> None:
+    """As a network does: both ends see the connection end."""
+    stream = cluster._stream
+    assert stream is not None
+    assert stream.comm is not None
+    cluster._loop._loop.call_soon_threadsafe(stream.comm.abort)

@@ -1,0 +1,133 @@
+"""What is said when a cluster cannot be opened, or is given what it cannot use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from asynchooks import MonitoredSession
+from asynchooks.distributed import DaskCluster
+
+from .processes import ROOT, Scheduler, a_scheduler, own_host
+
+pytestmark = pytest.mark.anyio
+
+ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For tests that start a scheduler of their own, which takes a second or more."""
+
+
+def test_something_else_than_a_client_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"client is 8786; expected a distributed\.Client"):
+        DaskCluster(8786)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": ""}, "name is ''"),
+        ({"heartbeat_secs": 0}, "heartbeat_secs is 0"),
+        ({"heartbeat_secs": 9, "lease_secs": 3}, "no shorter than a heartbeat"),
+        ({"timeout_secs": float("inf")}, "timeout_secs inf"),
+    ],
+)
+def test_values_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DaskCluster("tcp://127.0.0.1:1", **options)
+
+
+async def test_an_address_where_nobody_answers_is_named_in_time() -> None:
+    address = f"tcp://{own_host()}:8786"
+    with pytest.raises(ConnectionError, match=f"{address} within 0.5 s"):
+        await DaskCluster(address, timeout_secs=0.5).open()
+
+
+async def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(ConnectionError, match="nowhere://at all"):
+        await DaskCluster("nowhere://at all", timeout_secs=0.5).open()
+
+
+async def test_a_closed_client_is_refused(scheduler: Scheduler) -> None:
+    client = Client(scheduler.address, set_as_default=False)
+    client.close()
+    with pytest.raises(ConnectionError, match="closed"):
+        await DaskCluster(client).open()
+
+
+async def test_a_cluster_that_is_not_open_says_how_to_open_it() -> None:
+    cluster = DaskCluster("tcp://127.0.0.1:1")
+    with pytest.raises(RuntimeError, match="async with DaskCluster"):
+        await cluster.advance()
+    with pytest.raises(RuntimeError, match="async with DaskCluster"):
+        async with MonitoredSession([], cluster.session_creator(dict)):
+            pass
+
+
+async def test_a_cluster_opens_once(scheduler: Scheduler, training: str) -> None:
+    async with DaskCluster(scheduler.address, training) as cluster:
+        with pytest.raises(RuntimeError, match="opened before"):
+            await cluster.open()
+
+
+@pytest.mark.parametrize("step", [-1, 1.5])
+async def test_steps_are_integers_from_zero_on(
+    scheduler: Scheduler, training: str, step: Any
+) -> None:
+    async with DaskCluster(scheduler.address, training) as cluster:
+        with pytest.raises(ValueError, match=f"step is {step}"):
+            await cluster.publish(step)
+
+
+@ONE_BACKEND
+async def test_another_version_at_the_scheduler_is_named(tmp_path: Path) -> None:
+    installed = tmp_path / "asynchooks-99.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: asynchooks\nVersion: 99.0\n")
+    with a_scheduler(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])) as scheduler:
+        with pytest.raises(
+            RuntimeError, match=rf"{scheduler.address} runs asynchooks 99\.0, this process "
+        ):
+            await DaskCluster(scheduler.address).open()
+
+
+@ONE_BACKEND
+async def test_a_scheduler_where_asynchooks_is_missing_says_what_to_do() -> None:
+    with a_scheduler(before="import sys; sys.modules['asynchooks'] = None") as scheduler:
+        with pytest.raises(
+            RuntimeError, match=r"No module named 'asynchooks.*Install asynchooks where the sche"
+        ):
+            await DaskCluster(scheduler.address).open()
+
+
+@ONE_BACKEND
+async def test_a_scheduler_that_takes_no_plugin_says_what_to_do() -> None:
+    forbidden = {"DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
+    with a_scheduler(**forbidden) as scheduler:
+        with pytest.raises(RuntimeError, match="dask scheduler --preload"):
+            await DaskCluster(scheduler.address).open()
+
+
+@ONE_BACKEND
+async def test_a_scheduler_that_has_loaded_the_plugin_itself_needs_no_leave() -> None:
+    forbidden = {"DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
+    preload = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": "['asynchooks.distributed._dask_plugin']"}
+    with a_scheduler(**forbidden, **preload) as scheduler:
+        async with DaskCluster(scheduler.address) as cluster:
+            assert await cluster.advance() == 1
+
+
+def test_without_dask_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "distributed.py").write_text(
+        "raise ModuleNotFoundError('gone', name='distributed')\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from asynchooks.distributed import DaskCluster"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'asynchooks[dask]'" in done.stderr

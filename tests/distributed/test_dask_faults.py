@@ -1,0 +1,243 @@
+"""What becomes of a training when its scheduler, or a connection to it, is lost."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+from distributed import Client
+
+from asynchooks import (
+    CheckpointSaverHook,
+    MonitoredSession,
+    StateDictSaver,
+    StepSourceLostError,
+    StopAtStepHook,
+)
+from asynchooks.distributed import DaskCluster, SourceState
+
+from .processes import Scheduler, a_scheduler
+from .proxy import a_proxy
+from .sessions import cut, step, train_here, until_state, wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def own_scheduler() -> Iterator[Scheduler]:
+    """One that tests may stop, and kill if they start it again."""
+    with a_scheduler() as running:
+        yield running
+
+
+async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_after_it(
+    own_scheduler: Scheduler, training: str
+) -> None:
+    reached: list[Any] = []
+    async with DaskCluster(own_scheduler.address, training, heartbeat_secs=0.6) as cluster:
+        async with anyio.create_task_group() as group:
+
+            async def wait(fails_on_loss: bool) -> None:
+                try:
+                    step = cluster.global_step
+                    reached.append(await step.wait_for(1, fails_on_loss=fails_on_loss))
+                except StepSourceLostError as error:
+                    reached.append(type(error))
+
+            for fails_on_loss in (False, True):
+                group.start_soon(wait, fails_on_loss)
+            await wait_until(cluster, "num_waiting", 1)
+            own_scheduler.send(signal.SIGSTOP)
+            await until_state(cluster, SourceState.LOST)
+            group.start_soon(cluster.publish, 1)
+            own_scheduler.send(signal.SIGCONT)
+            await until_state(cluster, SourceState.LIVE)
+    assert reached == [StepSourceLostError, 1]
+    assert cluster.global_step.epoch == 0
+
+
+@pytest.mark.parametrize("secs", [3.0, pytest.param(20.0, marks=pytest.mark.slow)])
+async def test_training_goes_on_exactly_after_the_scheduler_was_stopped_for_a_while(
+    own_scheduler: Scheduler, training: str, secs: float
+) -> None:
+    async def slow() -> dict[str, float]:
+        await anyio.sleep(0.01)
+        return {"loss": 0.0}
+
+    num_runs = 0
+    async with DaskCluster(own_scheduler.address, training, heartbeat_secs=0.3) as cluster:
+
+        async def one() -> None:
+            nonlocal num_runs
+            hooks = [StopAtStepHook(last_step=80)]
+            async with MonitoredSession(hooks, cluster.session_creator(slow)) as session:
+                while not session.should_stop():
+                    await session.run("loss")
+                    num_runs += 1
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(one)
+            await cluster.global_step.wait_for(20)
+            own_scheduler.send(signal.SIGSTOP)
+            await until_state(cluster, SourceState.LOST)
+            await anyio.sleep(secs)
+            own_scheduler.send(signal.SIGCONT)
+        assert (num_runs, cluster.global_step.value) == (80, 80)
+        assert (await cluster.statistics())["num_held"] == 0
+
+
+LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("num_times", [1, pytest.param(8, marks=LONG)])
+async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the_checkpoint(
+    own_scheduler: Scheduler, training: str, tmp_path: Path, num_times: int
+) -> None:
+    saver = StateDictSaver(weights={"w": np.zeros(3)})
+    async with DaskCluster(own_scheduler.address, training, heartbeat_secs=0.6) as cluster:
+        hooks = [
+            StopAtStepHook(last_step=20),
+            CheckpointSaverHook(tmp_path, save_steps=1, saver=saver),
+        ]
+        async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
+            for step_before in range(1, 1 + num_times):
+                await session.run("loss")
+                own_scheduler.kill()
+                await until_state(cluster, SourceState.LOST)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(anyio.to_thread.run_sync, own_scheduler.start)
+                    with anyio.fail_after(60):
+                        await session.run("loss")  # waits for the scheduler, and is run anew
+                assert session.global_step.value == 2 * step_before
+            while not session.should_stop():
+                await session.run("loss")
+        assert cluster.global_step.value == 20
+        async with DaskCluster(own_scheduler.address, training) as other:
+            assert other.global_step.value == 20
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_a_client_that_finds_its_scheduler_again_takes_the_training_along(
+    own_scheduler: Scheduler, training: str, is_synchronous: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        address, native = own_scheduler.address, not is_synchronous
+        client = Client(address, asynchronous=native, set_as_default=False)
+        if is_synchronous:
+            stack.enter_context(client)
+        else:
+            await stack.enter_async_context(client)
+        async with DaskCluster(client, training, heartbeat_secs=1.0) as cluster:
+            assert await cluster.advance(7) == 7
+            own_scheduler.kill()
+            await until_state(cluster, SourceState.LOST)
+            await anyio.to_thread.run_sync(own_scheduler.start)
+            await until_state(cluster, SourceState.LIVE)
+            assert await cluster.advance() == 1
+            assert cluster.global_step.epoch == 1
+
+
+async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(
+    scheduler: Scheduler, training: str
+) -> None:
+    async with DaskCluster(scheduler.address, training) as cluster:
+        async with anyio.create_task_group() as group:
+            found: list[int] = []
+
+            async def count() -> None:
+                for _ in range(300):
+                    found.append(await cluster.advance())
+
+            group.start_soon(count)
+            for reached in (50, 100, 150):
+                await cluster.global_step.wait_for(reached)
+                cut(cluster)
+        assert found == list(range(1, 301))
+        assert (await cluster.statistics())["num_processes"] == 1
+
+
+@pytest.mark.parametrize("num_cuts", [1, 5])
+async def test_the_stop_is_exact_although_connections_are_cut(
+    scheduler: Scheduler, training: str, num_cuts: int
+) -> None:
+    async with DaskCluster(scheduler.address, training) as here:
+        async with DaskCluster(scheduler.address, training) as there:
+            async with anyio.create_task_group() as group:
+                for cluster in (here, there):
+                    for _ in range(3):
+                        group.start_soon(train_here, cluster, 300)
+                for place in range(num_cuts):
+                    await here.global_step.wait_for(50 + 40 * place)
+                    cut(here)
+            assert here.global_step.value == there.global_step.value == 300
+            assert (await here.statistics())["step"] == 300
+
+
+async def test_a_silent_network_is_noticed_and_the_stop_is_exact_when_it_is_back(
+    scheduler: Scheduler, training: str
+) -> None:
+    async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
+        async with DaskCluster(proxy.address, training, heartbeat_secs=0.3) as far:
+            num_runs: list[int] = []
+
+            async def one(cluster: DaskCluster) -> None:
+                num_runs.append(await train_here(cluster, 200))
+
+            async with anyio.create_task_group() as group:
+                for cluster in (near, far, near, far):
+                    group.start_soon(one, cluster)
+                await far.global_step.wait_for(30)
+                proxy.fall_silent()
+                await until_state(far, SourceState.LOST)
+                proxy.heal()
+            assert sum(num_runs) == near.global_step.value == far.global_step.value == 200
+            assert far.global_step.statistics().source is SourceState.LIVE
+        await wait_until(near, "num_processes", 1)
+
+
+async def test_a_network_that_was_cut_is_found_again_and_the_others_go_on_meanwhile(
+    scheduler: Scheduler, training: str
+) -> None:
+    async with a_proxy(scheduler) as proxy, DaskCluster(scheduler.address, training) as near:
+        async with DaskCluster(proxy.address, training, heartbeat_secs=0.3) as far:
+            async with anyio.create_task_group() as group:
+                group.start_soon(far.global_step.wait_for, 100)
+                await wait_until(near, "num_waiting", 1)
+                proxy.close()
+                await until_state(far, SourceState.LOST)
+                await wait_until(near, "num_processes", 1)
+                assert await train_here(near, 100) == 100
+                assert far.global_step.value == 0
+                proxy.heal()
+            assert far.global_step.value == 100
+            assert far.global_step.epoch == 0
+
+
+# Dask's own connect forgets its socket when it is cancelled while it shakes hands
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+async def test_opening_that_is_cancelled_leaves_no_thread_task_or_process_behind(
+    own_scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_scheduler.send(signal.SIGSTOP)
+    try:
+        with anyio.move_on_after(0.2) as scope:
+            await DaskCluster(own_scheduler.address, training).open()
+    finally:
+        own_scheduler.send(signal.SIGCONT)
+    assert scope.cancelled_caught
+    assert "asynchooks-dask" not in [each.name for each in threading.enumerate()]
+    gc.collect()
+    assert not [each for each in caplog.messages if "it is pending" in each]
+    async with DaskCluster(own_scheduler.address, training) as cluster:
+        await wait_until(cluster, "num_processes", 1)

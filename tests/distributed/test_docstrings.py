@@ -1,0 +1,86 @@
+"""The examples in the docstrings run, on a real scheduler and real Dask workers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from typing import Any
+
+import anyio
+import distributed
+import numpy as np
+import pytest
+
+import asynchooks
+from asynchooks import distributed as public
+from asynchooks import protocols
+
+from ..test_docstrings import example_of
+from . import programs
+from .clusters import native
+from .processes import Scheduler
+
+pytestmark = pytest.mark.anyio
+
+CLASSES = [
+    getattr(public, name) for name in public.__all__ if inspect.isclass(getattr(public, name))
+]
+# made by the library for its users, or told apart by one sentence
+WITHOUT_EXAMPLE = {"Demand", "HostStatistics", "ServerAddress", "SourceState"}
+
+
+async def run_example(body: str, **names: Any) -> None:
+    """With all public names, perhaps in a task of Dask."""
+    namespace: dict[str, Any] = {
+        **{name: getattr(asynchooks, name) for name in asynchooks.__all__},
+        **{name: getattr(public, name) for name in public.__all__},
+        **{name: getattr(protocols, name) for name in protocols.__all__},
+        "anyio": anyio,
+        "np": np,
+        **names,
+    }
+    exec(f"async def example():\n{textwrap.indent(body, '    ')}\n", namespace)
+    with anyio.fail_after(60):
+        await namespace["example"]()
+
+
+@pytest.mark.parametrize("each", CLASSES, ids=lambda each: each.__name__)
+def test_every_public_class_has_an_example(each: type) -> None:
+    assert each.__doc__
+    assert each.__name__ in WITHOUT_EXAMPLE or example_of(each)
+
+
+async def test_the_example_of_a_step_source_runs() -> None:
+    await run_example(example_of(public.StepSource))
+
+
+async def test_the_example_of_a_dask_cluster_runs(scheduler: Scheduler) -> None:
+    example = example_of(public.DaskCluster)
+    assert "tcp://127.0.0.1:8786" in example
+    assert "last_step=1000" in example
+    example = example.replace("tcp://127.0.0.1:8786", scheduler.address)
+    await run_example(
+        example.replace("last_step=1000", "last_step=20"), step_fn=lambda: {"loss": 0.0}
+    )
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_example_of_a_remote_server_runs_in_a_task_of_dask(client: Any) -> None:
+    async with native(client) as own:
+        async with public.host_parameter_server(
+            own, np.zeros(3), protocols.Asynchronous(), num_workers=1
+        ) as server:
+            example = example_of(public.RemoteParameterServer)
+            await own.submit(run_example, example, address=server.address, worker=0, pure=False)
+            assert await server.global_step.wait_for(1) == server.version == 1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_example_of_a_hosted_server_runs(client: Any) -> None:
+    await run_example(
+        example_of(public.host_parameter_server),  # type: ignore[arg-type]
+        address=client.scheduler.address,
+        Client=functools.partial(distributed.Client, set_as_default=False),
+        train=functools.partial(programs.train, last_step=10, secs=0.0),
+    )

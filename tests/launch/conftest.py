@@ -1,0 +1,24 @@
+"""A launcher that has ended when its test has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from .launched import Launched
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Of a script: `launch(script, options, *arguments of the script)`."""
+    with ExitStack() as stack:
+
+        def started(script: str, options: str = "", *arguments: str) -> Launched:
+            return stack.enter_context(closing(Launched(tmp_path, script, options, *arguments)))
+
+        yield started

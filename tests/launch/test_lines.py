@@ -1,0 +1,155 @@
+"""Lines of all processes come whole, once, and behind the name of their task."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynchooks._engine import now
+from asynchooks.launch import _output
+from asynchooks.launch._output import Lines
+
+from .conftest import Launch
+from .launched import is_gone
+
+WORKER = 'if task["type"] == "ps": sys.exit()\n'
+
+
+def test_each_process_is_told_what_it_is(launch: Launch) -> None:
+    launched = launch(
+        'print(json.dumps([name, os.environ["TF_CONFIG"]]))',
+        "--ps 2 --workers 3 --workers-per-process 8",
+    )
+    assert launched.end() == 0
+    assert launched.errors() == ""
+    told = {}
+    for line in launched.printed.decode().splitlines():
+        prefix, _, rest = line.partition(" | ")
+        name, config = json.loads(rest)
+        assert prefix.strip() == name
+        told[name] = json.loads(config)
+    assert sorted(told) == ["ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
+    cluster = told["ps:0"]["cluster"]
+    assert {kind: len(addresses) for kind, addresses in cluster.items()} == {"ps": 2, "worker": 3}
+    assert len({*cluster["ps"], *cluster["worker"]}) == 5
+    assert all(each.startswith("127.0.0.1:") for each in cluster["ps"] + cluster["worker"])
+    for name, config in told.items():
+        kind, _, index = name.partition(":")
+        assert config == {
+            "cluster": cluster,
+            "task": {"type": kind, "index": int(index)},
+            "workers_per_process": 8,
+        }
+
+
+def test_what_stands_behind_the_script_is_the_scripts(launch: Launch) -> None:
+    arguments = ["--steps", "3", "--help", "--", "--ps", "a b"]
+    launched = launch(WORKER + "print(sys.argv[1:])", "", *arguments)
+    assert launched.end() == 0
+    assert launched.printed.decode() == f"worker:0 | {arguments}\n"
+
+
+def test_prefixes_are_aligned_and_stderr_is_merged(launch: Launch) -> None:
+    launched = launch("print('out'); print('err', file=sys.stderr)")
+    assert launched.end() == 0
+    lines = launched.printed.splitlines()
+    names = [b"ps:0     | ", b"worker:0 | "]
+    assert sorted(lines) == sorted(name + what for name in names for what in (b"err", b"out"))
+
+
+def test_a_last_line_without_its_end_gets_one(launch: Launch) -> None:
+    launched = launch(WORKER + "sys.stdout.write('a\\n\\nb'); sys.stderr.write('c')")
+    assert launched.end() == 0
+    lines = launched.printed.decode().splitlines()
+    assert sorted(lines) == [f"worker:0 | {each}" for each in ("", "a", "b", "c")]
+
+
+def test_bytes_that_are_no_text_stay_what_they_are(launch: Launch) -> None:
+    launched = launch(WORKER + "sys.stdout.buffer.write(bytes(range(256)) * 3)")
+    assert launched.end() == 0
+    expected = (bytes(range(256)) * 3 + b"\n").replace(b"\n", b"\nworker:0 | ")
+    assert b"worker:0 | " + expected == launched.printed + b"worker:0 | "
+
+
+def test_huge_lines_of_two_processes_do_not_mix(launch: Launch) -> None:
+    script = "print(str(task['index']) * 3_000_000); print('short', 'x' * 200_000)"
+    launched = launch(WORKER + script, "--workers 2")
+    assert launched.end() == 0
+    lines = sorted(launched.printed.decode().splitlines())
+    short = "short " + "x" * 200_000
+    long = [str(index) * 3_000_000 for index in range(2)]
+    assert lines == [f"worker:{i} | {text}" for i in range(2) for text in (long[i], short)]
+
+
+def test_ten_megabytes_come_whole_in_some_seconds(launch: Launch) -> None:
+    start = now()
+    launched = launch(WORKER + "for i in range(100_000): print(f'{i:0100}')")
+    assert launched.end() == 0
+    assert now() - start < 15
+    expected = "".join(f"worker:0 | {i:0100}\n" for i in range(100_000))
+    assert launched.printed.decode() == expected
+
+
+def test_a_line_comes_while_its_process_runs(launch: Launch) -> None:
+    launched = launch(WORKER + "idle()")
+    launched.read_until("pid ")
+    assert launched.process.poll() is None
+
+
+def test_a_child_in_a_session_of_its_own_holds_nothing_up(launch: Launch) -> None:
+    launched = launch(
+        WORKER + "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "print('pid', child.pid)"
+    )
+    try:
+        assert launched.end() == 0
+    finally:
+        os.kill(launched.numbers("pid")["worker:0"], signal.SIGKILL)
+
+
+def test_without_a_reader_all_end_and_the_exit_code_is_1(launch: Launch) -> None:
+    launched = launch(WORKER + "print('pid', os.getpid())\nwhile True: print('x' * 1000)")
+    launched.read_until("pid ")
+    launched._stdout.close()
+    assert launched.process.wait(20) == 1
+    (line,) = launched.errors().splitlines()
+    assert line.startswith("asynchooks launch: error: stdout cannot be written to (")
+    assert is_gone(launched.numbers("pid")["worker:0"])
+
+
+def test_ctrl_c_twice_ends_a_launcher_whose_lines_nobody_reads(launch: Launch) -> None:
+    script = "signal.signal(2, signal.SIG_IGN); print('pid', os.getpid())\nprint('x' * 10**7)"
+    launched = launch(WORKER + script + "\nidle()")
+    launched.read_until("pid ")
+    launched.interrupt()
+    while "SIGINT" not in launched.errors():
+        assert launched.process.poll() is None
+    launched.interrupt()
+    assert launched.process.wait(20) == 130
+    assert is_gone(launched.numbers("pid")["worker:0"])
+
+
+@given(st.lists(st.lists(st.sampled_from([b"\n", b"a", b"\r", b"\xff"])).map(b"".join)))
+def test_pieces_become_whole_lines(pieces: list[bytes]) -> None:
+    lines = Lines()
+    whole = [lines.add(piece) for piece in pieces]
+    assert all(each.endswith(b"\n") for each in whole if each)
+    data = b"".join(pieces)
+    shown = b"".join(whole)
+    assert shown == data[: data.rfind(b"\n") + 1], "nothing waits that is whole"
+    end = lines.end()
+    assert shown + end == data + (b"" if not data or data.endswith(b"\n") else b"\n")
+    assert lines.end() == b""
+
+
+def test_a_line_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_output, "LONGEST_LINE", 10)
+    lines = Lines()
+    assert lines.add(b"a\n" + b"b" * 10) == b"a\n"
+    assert lines.add(b"b") == b"b" * 11 + b"\n"
+    assert lines.add(b"c\n") == b"c\n"

@@ -1,0 +1,109 @@
+"""The gate where a source rations the runs below the limit, as a state machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from asynchooks._gate import Answer, Gate
+
+from .test_gate import asker
+
+
+def rationed(value: int = 0, *, allowance: int = 0, stride: int = 1) -> Gate:
+    gate = Gate(value)
+    gate.limit, gate.is_rationed, gate.stride = 10, True, stride
+    gate.allow(allowance)
+    return gate
+
+
+def test_below_the_limit_a_rationed_run_needs_an_allowance_and_each_takes_one() -> None:
+    gate = rationed(allowance=2)
+    for _ in range(2):
+        assert gate.decide(is_exclusive=False) is Answer.GRANTED
+        gate.grant()
+    assert gate.decide(is_exclusive=False) is Answer.WAIT
+    assert gate.allowance == 0
+    gate.learn(10)
+    assert gate.decide(is_exclusive=False) is Answer.REFUSED
+
+
+def test_a_rationed_gate_is_never_far_from_its_limit() -> None:
+    assert not rationed(allowance=9).is_far_from_limit()
+
+
+def test_it_is_short_from_half_of_what_was_allowed_and_not_at_the_limit_nor_without_one() -> None:
+    gate = rationed(allowance=5)
+    seen = []
+    for _ in range(5):
+        gate.grant()
+        seen.append(gate.is_short)
+    assert seen == [False, False, True, True, True]
+    gate.learn(10)
+    assert not gate.is_short
+    gate = rationed()
+    assert gate.is_short
+    gate.limit = None
+    assert not gate.is_short
+
+
+def test_what_a_ticket_took_is_given_back_once_and_not_after_it_became_void() -> None:
+    gate = rationed(allowance=2)
+    first, second = gate.grant(), gate.grant()
+    gate.take_back(first)
+    assert (gate.allowance, gate.tickets) == (1, 1)
+    gate.void()
+    gate.take_back(second)
+    assert (gate.allowance, gate.low_water, gate.tickets) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("limit", [None, 10])
+def test_a_ticket_that_took_no_allowance_gives_none_back(limit: int | None) -> None:
+    gate = rationed()
+    gate.limit = limit
+    ticket = gate.grant()
+    gate.limit = 10
+    gate.allow(1)
+    gate.take_back(ticket)
+    assert gate.allowance == 1
+
+
+def test_a_restart_voids_the_allowance() -> None:
+    gate = rationed(allowance=3)
+    ticket = gate.grant()
+    gate.restart(4)
+    gate.take_back(ticket)
+    assert (gate.allowance, gate.tickets) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "abandoned", "answer"),
+    [(7, 1, Answer.WAIT), (8, 1, Answer.REFUSED), (6, 2, Answer.REFUSED), (9, 0, Answer.WAIT)],
+)
+def test_abandoned_runs_that_could_bring_the_limit_are_not_waited_for(
+    value: int, abandoned: int, answer: Answer
+) -> None:
+    gate = rationed(value, allowance=abandoned, stride=2)
+    for _ in range(abandoned):
+        gate.abandon(gate.grant())
+    assert gate.decide(is_exclusive=False) is answer
+
+
+def test_one_run_that_goes_on_is_waited_for() -> None:
+    gate = rationed(8, allowance=2)
+    gate.abandon(gate.grant())
+    gate.grant()
+    assert gate.decide(is_exclusive=False) is Answer.WAIT
+
+
+def test_who_is_cut_off_hears_so_when_the_allowance_is_used_up() -> None:
+    gate = rationed(allowance=1)
+    gate.is_cut_off = True
+    waiting = [asker(), asker(is_exclusive=True), asker()]
+    gate.askers.extend(waiting)
+    assert gate.answer_askers() == waiting[:1]
+    assert waiting[0].ticket is not None
+    gate.settle(waiting[0].ticket, 1)
+    gate.answer_askers()
+    gate.is_exclusive = False
+    assert gate.answer_askers() == waiting[2:]
+    assert waiting[2].answer is Answer.CUT_OFF

@@ -1,0 +1,159 @@
+"""A long time of faults: short trainings, in which any process is killed, or sleeps, at any moment.
+
+`pytest -m slow -s --soak-secs 300 tests/tf/test_cluster_soak.py` prints its figures.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster_processes import TaskLauncher, free_cluster
+from .training_processes import Cast, Heard, read_step
+
+pytest.importorskip("tensorflow")
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(0)]
+
+LIMIT = 600
+HANGS_AFTER_SECS = 90.0
+"""A training that has not ended so long after the last fault hangs; most take a few seconds."""
+SLOW_SECS = 15.0
+"""An end that is worth a look."""
+
+
+@dataclass
+class Figures:
+    """What has happened so far."""
+
+    cycles: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    hangs: list[str] = field(default_factory=list)
+    overshoots: list[str] = field(default_factory=list)
+    lost_checkpoints: list[str] = field(default_factory=list)
+    bad_ends: list[str] = field(default_factory=list)
+    end_secs: list[float] = field(default_factory=list)
+
+    def problems(self) -> list[str]:
+        return self.hangs + self.overshoots + self.lost_checkpoints + self.bad_ends
+
+    def __str__(self) -> str:
+        ends = sorted(self.end_secs) or [0.0]
+        return (
+            f"{self.cycles} cycles, {sum(self.faults.values())} faults {dict(self.faults)}, "
+            f"{len(self.hangs)} hangs, {len(self.overshoots)} overshoots, "
+            f"{len(self.lost_checkpoints)} lost checkpoints, {len(self.bad_ends)} bad ends; from "
+            f"the last fault to the end {ends[len(ends) // 2]:.1f} s, at most {ends[-1]:.1f} s"
+        )
+
+
+class Cycle:
+    """One training, with faults."""
+
+    def __init__(self, cast: Cast, directory: Path, seed: int, figures: Figures) -> None:
+        self._cast, self._directory, self._figures = cast, directory, figures
+        self._random = random.Random(seed)
+        self._what = f"cycle with seed {seed}:"
+        self._running: dict[str, Heard] = {}
+
+    def start(self, name: str) -> Heard:
+        if name == "ps:0":
+            self._running[name] = self._cast.ps()
+        else:
+            options: dict[str, Any] = {"workers": 2, "pace": 0.02}
+            directory = str(self._directory)
+            self._running[name] = self._cast.trains(name, LIMIT, directory=directory, **options)
+        return self._running[name]
+
+    def run(self) -> None:
+        for name in ("ps:0", "chief:0", "worker:0", "worker:1"):
+            self.start(name)
+        self._running["chief:0"].hear("started", 60)
+        for _ in range(self._random.randint(1, 4)):
+            time.sleep(self._random.uniform(0, 2))
+            self._fault()
+        begun = time.monotonic()
+        trainers = [self._running[name] for name in self._running if name != "ps:0"]
+        try:
+            done = [each.done(HANGS_AFTER_SECS) for each in trainers]
+        except AssertionError as error:
+            self._figures.hangs.append(f"{self._what} {error}")
+            return
+        self._figures.end_secs.append(time.monotonic() - begun)
+        step = read_step(self._cast.cluster)
+        if step > LIMIT:
+            self._figures.overshoots.append(f"{self._what} {step} of {LIMIT}: {done}")
+        codes = [each.ended() for each in trainers]
+        if step < LIMIT or any(codes):
+            self._figures.bad_ends.append(f"{self._what} {step} of {LIMIT}: {done}, {codes}")
+
+    def _fault(self) -> None:
+        name = self._random.choice(sorted(self._running))
+        victim, chief = self._running[name], self._running["chief:0"]
+        kind = self._random.choice(["kill", "stop"])
+        if not victim.is_running:
+            return
+        self._figures.faults[f"{kind} {name.split(':')[0]}"] += 1
+        self._what += f" {kind} {name},"
+        if kind == "stop":
+            victim.stop()
+            time.sleep(self._random.choice([0.2, 1.0, 4.0]))
+            victim.go_on()
+            return
+        num_heard = len(chief.lines)
+        victim.kill()
+        saved = max([0, *(int(each.stem.split("-")[-1]) for each in self._saved())])
+        time.sleep(self._random.choice([0.0, 0.5]))
+        self.start(name)
+        if name == "chief:0":
+            self._check_restored(self._running[name], saved, 0)
+        elif name == "ps:0" and chief.is_running:
+            self._check_restored(chief, saved, num_heard)
+
+    def _saved(self) -> list[Path]:
+        return list(self._directory.glob("model.ckpt-*.index"))
+
+    def _check_restored(self, chief: Heard, saved: int, num_heard: int) -> None:
+        epoch = chief.epoch if num_heard else -1
+
+        def is_new(line: str) -> bool:
+            words = line.split()
+            return words[0] == "done" or (words[0] == "step" and int(words[2]) > epoch)
+
+        try:
+            line = chief.hear_one(is_new, "a new epoch", HANGS_AFTER_SECS, after=num_heard)
+        except AssertionError as error:
+            self._figures.hangs.append(f"{self._what} {error}")
+            return
+        if int(line.split()[1]) < saved:
+            self._figures.lost_checkpoints.append(f"{self._what} {line}, saved was {saved}")
+
+
+def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
+    training_launcher: TaskLauncher, tmp_path: Path, soak_secs: float
+) -> None:
+    figures = Figures()
+    until = time.monotonic() + soak_secs
+    while time.monotonic() < until:
+        seed, num_problems = figures.cycles, len(figures.problems())
+        cast = Cast(
+            training_launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2]
+        )
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        try:
+            Cycle(cast, directory, seed, figures).run()
+        finally:
+            cast.end()
+        figures.cycles += 1
+        print(figures, flush=True)
+        if len(figures.problems()) > num_problems or figures.end_secs[-1:] > [SLOW_SECS]:
+            story = tmp_path / f"{seed}.txt"
+            story.write_text(cast.story())
+            print("  see", story, *figures.problems()[num_problems:], flush=True)
+    assert figures.problems() == []
