@@ -49,6 +49,7 @@ class Board(StepSource):
         heartbeat_secs: seconds, > 0: it beats twice in that time, and silence for so long is
             reported.
         stride: by how much one run moves the step.
+        on_notice: called with all that the board says; whether it is of the newest epoch.
         on_silence: called with an error to raise, when nobody answers.
     """
 
@@ -62,11 +63,13 @@ class Board(StepSource):
         config: Any,
         heartbeat_secs: float,
         stride: int,
+        on_notice: Callable[[Notice], bool],
         on_silence: Callable[[str], None],
     ) -> None:
         self.stride = stride
         self.place = place
         self._step = step
+        self._on_notice = on_notice
         self._on_silence = on_silence
         self._heartbeat_secs = heartbeat_secs
         self._new_link = partial(BoardLink, place, master, config, secrets.randbits(62) + 1)
@@ -76,9 +79,6 @@ class Board(StepSource):
         self._is_closed = False
         self._is_silent = False
         self._has_linked = False  # since the last loss: sessions older than that are lost, too
-        self._epoch_lock = threading.Lock()
-        self._epoch = 0  # of the board; 0: unknown
-        self.num_taken = 0  # seats, as last heard
         self._calls = PatientThread("asynchooks-board-calls")
         step.feed_from(self, stride)
         TensorFlowThread(self._serve, "asynchooks-board")
@@ -88,24 +88,6 @@ class Board(StepSource):
         with self._changed:
             self._is_due = True
             self._changed.notify()
-
-    def note(self, notice: Notice) -> None:
-        """Take note of what the board said, to whichever thread of this process."""
-        with self._epoch_lock:
-            self.num_taken = max(self.num_taken, notice.num_taken)
-            if notice.epoch < self._epoch:
-                return
-            is_new = 0 < self._epoch < notice.epoch
-            self._epoch = notice.epoch
-            if is_new:
-                self._step.restart(notice.step)
-            else:
-                self._step.publish(notice.step)
-
-    def adopt(self, notice: Notice) -> None:
-        """A session of this process has begun in this epoch, and restarts the step itself."""
-        with self._epoch_lock:
-            self._epoch = max(self._epoch, notice.epoch)
 
     def close(self) -> None:
         """Leave the board. Returns at once; what is under way there is left behind."""
@@ -149,8 +131,9 @@ class Board(StepSource):
             held = self._begin_seat(link)
             self._lease_from(moment)
             self._has_linked = True
-            self.note(link.first)
-            link.listen(self.note, self.look_again)
+            if not self._on_notice(link.first):
+                raise SeatLostError("no chief has initialised the model since the server started")
+            link.listen(self._on_notice, self.look_again)
             self._set_state(SourceState.LIVE)
             self._attend(link, held)
         finally:
@@ -185,7 +168,7 @@ class Board(StepSource):
             demand, moment = self._step.demand(), system_now()
             wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
             if wanted != armed:
-                self.note(self._call(link.arm, wanted))
+                self._on_notice(self._call(link.arm, wanted))
                 armed = wanted
             move = rations.next_move(demand, moment)
             if move.give_back and self._grant(-move.give_back, demand):
@@ -212,7 +195,7 @@ class Board(StepSource):
         """Ask for tickets; returns how many runs are granted."""
         assert demand.limit is not None
         notice, granted = self._call(link.take, runs, in_hand, self.stride, demand.limit)
-        self.note(notice)
+        self._on_notice(notice)
         rations.take_note(granted, demand, system_now())
         if granted:
             self._grant(int(granted), demand)
@@ -225,7 +208,7 @@ class Board(StepSource):
         moment = system_now()
         notice, rows = self._call(link.beat)
         self._lease_from(moment)
-        self.note(notice)
+        self._on_notice(notice)
         for seat, owner, held, count in beats.missed(rows, link.seat):
             if self._call(link.evict, seat, owner, count):
                 logger.warning(

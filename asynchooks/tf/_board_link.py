@@ -33,7 +33,7 @@ class Notice(NamedTuple):
 
 
 class SeatLostError(RuntimeError):
-    """Nobody had heard of this process for a while, or there is no seat left."""
+    """Nobody had heard of this process for a while, or there is no seat yet, or none left."""
 
 
 class BoardLink:
@@ -119,7 +119,7 @@ class BoardLink:
     def leave(self) -> None:
         self.evict(self.seat, self._owner, -1)
 
-    def listen(self, on_notice: Callable[[Notice], None], on_any: Callable[[], None]) -> None:
+    def listen(self, on_notice: Callable[[Notice], object], on_any: Callable[[], None]) -> None:
         """Start the one blocked wait of this process; it ends with `close`, or sets `error`."""
         wait = self._ops.wait(self.seat)
 
@@ -148,34 +148,21 @@ class BoardLink:
 
 
 class ReadyEar:
-    """One blocked wait for a chief's word that the model is ready, which needs no variables.
+    """One blocked wait for a chief's word that the model is ready, in a thread, until `close`.
 
     Args:
         place: where the step lives, or will.
         master, config: as for `BoardLink`.
+        on_word: called from the thread when a chief has said so; never if the server is lost.
     """
 
-    def __init__(self, place: Place, master: str, config: Any) -> None:
+    def __init__(self, place: Place, master: str, config: Any, on_word: Callable[[], None]) -> None:
         self._place, self._master, self._config = place, master, _without_timeout(config)
+        self._on_word = on_word
         self._session: Any = None
         self._is_closed = False
         self._guard = threading.Lock()
-
-    def wait(self) -> bool:
-        """Block until a chief has said so; True. `close` ends it with an error.
-
-        Raises:
-            tf.errors.OpError: the server is lost, or this was closed.
-        """
-        with tf.Graph().as_default() as graph:
-            heard = BoardOps(graph, self._place).wait_ready()
-            session = v1.Session(self._master, graph=graph, config=self._config)
-        with self._guard:
-            self._session = session
-            if self._is_closed:
-                _close_all([session])
-        session.run(heard)
-        return True
+        TensorFlowThread(self._listen, "asynchooks-ready")
 
     def close(self) -> None:
         """Free the wait at the server. Does not block."""
@@ -184,6 +171,18 @@ class ReadyEar:
             if self._session is not None:
                 sessions = [self._session]
                 TensorFlowThread(lambda: _close_all(sessions), "asynchooks-ready-close")
+
+    def _listen(self) -> None:
+        with tf.Graph().as_default() as graph:
+            heard = BoardOps(graph, self._place).wait_ready()
+        session = v1.Session(self._master, graph=graph, config=self._config)  # may block for long
+        with self._guard:
+            self._session = session
+            if self._is_closed:
+                _close_all([session])
+        with suppress(tf.errors.OpError, RuntimeError):  # lost, or closed
+            self._session.run(heard)
+            self._on_word()
 
 
 def _close_all(sessions: list[Any]) -> None:

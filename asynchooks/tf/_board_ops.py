@@ -73,17 +73,16 @@ class BoardOps(BoardPieces):
                 return self._notice(self._read_step())
 
     def prepare(self) -> Any:
-        """Set the board up, where nobody has; 1 if it did, else 0."""
+        """Set the board up, where nobody has: in epoch 0, until one is begun; 0."""
 
         def make() -> Any:
             def fresh() -> Any:
                 seats = tf.zeros(ROWS, tf.int64)
-                seats = with_value(seats, 0, EPOCH, microseconds())
                 thresholds = tf.fill([NUM_SEATS], tf.constant(NEVER, tf.int64))
                 with tf.control_dependencies(
                     [self._assign(self._thresholds, thresholds), self._assign(self._seats, seats)]
                 ):
-                    return tf.constant(1, tf.int64)
+                    return tf.constant(0, tf.int64)
 
             is_made = raw.VarIsInitializedOp(resource=self._seats)
             return tf.cond(is_made, lambda: tf.constant(0, tf.int64), fresh)
@@ -190,17 +189,21 @@ class BoardOps(BoardPieces):
 
         return self._alone(request, leave)
 
-    def begin_epoch(self, num_taken: int) -> Any:
-        """Say that the step may have gone back, and ring everybody; a notice."""
+    def begin_epoch(self, request: Any, num_taken: int) -> Any:
+        """Say that the step may have gone back, and ring everybody; a notice.
 
-        def begin() -> Any:
+        The request is the newest epoch that the chief knows of, shape (): a new server's clock may
+        be behind.
+        """
+
+        def begin(known: Any) -> Any:
             seats = self._read(self._seats)
-            epoch = tf.maximum(seats[0, EPOCH] + 1, microseconds())
+            epoch = tf.maximum(tf.maximum(seats[0, EPOCH], known) + 1, microseconds())
             begun = with_value(seats, 0, EPOCH, epoch)
             with tf.control_dependencies([self._assign(self._seats, begun)]):
                 return self._notice(self._read_step(), begun)
 
-        notice = self._alone(None, begin)
+        notice = self._alone(request, begin)
         return self._then_ring(notice, num_taken)
 
     def say_ready(self) -> Any:

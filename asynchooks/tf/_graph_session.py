@@ -14,6 +14,7 @@ from .._global_step import GlobalStep
 from .._raw_session import RawSession
 from .._runner import StepTimes
 from .._work_thread import Outcome, drop
+from ._board_link import Notice
 from ._callables import Callables
 from ._graph import in_graph
 from ._notices import Notices
@@ -99,10 +100,11 @@ class GraphSession(RawSession):
             outputs, said = self.run(*args), self._session.run(notices.now)
         else:
             outputs, said = self.run(fused, *others)
-        step = server.note(said)
+        notice = Notice.of(said)
+        server.note(notice)
         if not notices.is_large_enough(server.num_taken):
             notices.grow(server.num_taken)
-        return outputs, step
+        return outputs, notice.step
 
     async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await in_graph(self._graph, super().call, fn, *args)

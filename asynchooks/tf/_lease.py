@@ -21,6 +21,7 @@ from .._runner import is_async
 from .._session_creator import Lease
 from .._stop import EndsAtStop, Loss
 from .._work_thread import Outcome, run_blocking
+from ._board_link import Notice
 from ._cluster_server import Servers
 from ._coordinator import GraphCoordinator
 from ._graph import Driven, entered_graph
@@ -201,11 +202,15 @@ class GraphLease(Lease):
             raise
 
     def _join_board(self, session: Any, server: Server, notices: Notices) -> None:
-        is_new = session.run(notices.prepare)
+        session.run(notices.prepare)
         # A chief has initialised or restored the model: the step may have gone back, and others
-        # must hear of it, unless the board is as new as the model.
-        begins = self._is_chief and not is_new
-        server.adopt(session.run(notices.begin_epoch if begins else notices.now))
+        # must hear of it.
+        if self._is_chief:
+            said = session.run(notices.begin_epoch, {notices.known_epoch: server.epoch})
+        else:
+            said = session.run(notices.now)
+        if not server.note(Notice.of(said)):
+            raise tf.errors.DeadlineExceededError(None, None, "its chief has not said so")
         if self._is_chief:
             session.run(notices.say_ready)
         if not self._is_on_board:
@@ -216,11 +221,10 @@ class GraphLease(Lease):
         if self._server is None:
             super()._start_from(value, known)
         elif value < known.value and self.global_step.epoch == known.epoch:
-            # what was known before the server was asked is gone: it has restarted. Other sessions
-            # move this step, too; in a new epoch one of them has seen it already.
+            # what was known before the server was asked is gone, and no epoch has said so
             self.global_step.restart(value)
-        else:
-            self.global_step.publish(value)
+        else:  # in a new epoch the board has told the step already
+            self.global_step.publish(value, epoch=known.epoch)
 
     def close(self) -> None:
         if self._server is not None:

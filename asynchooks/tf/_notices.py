@@ -38,7 +38,9 @@ class Notices:
         self._updates = _updates_of(step)
         self.stride = _stride_of(self._updates)
         self.prepare = self._ops.prepare()
-        self.begin_epoch = self._ops.begin_epoch(0)
+        with graph.as_default():
+            self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")
+        self.begin_epoch = self._ops.begin_epoch(self.known_epoch, 0)
         self.say_ready = self._ops.say_ready()
         self._num_taken = -1
         self._lock = threading.Lock()  # guards growing

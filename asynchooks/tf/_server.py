@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakSet, WeakValueDictionary
 
-import numpy as np
 import tensorflow as tf
 
 from .._engine import Engine, Slot
@@ -46,6 +45,9 @@ class Server:
         self.master = master
         self.global_step = GlobalStep(name=step_name, moved_elsewhere=True)
         self.heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
+        self._epoch_lock = threading.Lock()
+        self._epoch = 0  # of the board; 0: none has begun, or its chief is not one of ours
+        self._num_taken = 0
         self._board: Board | None = None
         self._num_on_board = 0
         self._lock = threading.Lock()  # guards what stands above and below, but for the step
@@ -71,7 +73,7 @@ class Server:
             if self._board is None:
                 self._board = Board(
                     self.global_step, notices.place, self.master, config, heartbeat_secs,
-                    notices.stride, self.report_silence,
+                    notices.stride, self.note, self.report_silence,
                 )  # fmt: skip
 
     def leave_board(self) -> None:
@@ -87,20 +89,32 @@ class Server:
     @property
     def num_taken(self) -> int:
         """How many seats have been taken at the board, as last heard."""
-        return 0 if self._board is None else self._board.num_taken
+        return self._num_taken
 
-    def note(self, said: np.ndarray) -> int:
-        """Take note of what a run was told; returns the step after it."""
-        notice, board = Notice.of(said), self._board
-        if board is not None:
-            board.note(notice)
-        return notice.step
+    @property
+    def epoch(self) -> int:
+        """The newest one that the board has told of, in numbers of its own."""
+        return self._epoch
 
-    def adopt(self, said: np.ndarray) -> None:
-        """A session of this process begins in this epoch, and restarts the step itself."""
-        board = self._board
-        if board is not None:
-            board.adopt(Notice.of(said))
+    def note(self, notice: Notice) -> bool:
+        """Take note of what the board said, to whichever thread of this process.
+
+        Returns:
+            Whether it is of the newest epoch known: an older one is that of a server that has just
+            started, before its chief has initialised the model, or it is late news.
+        """
+        with self._epoch_lock:
+            self._num_taken = max(self._num_taken, notice.num_taken)
+            if notice.epoch < self._epoch:
+                return False
+            # the first one that is heard of is the one in which all began, unless it shows
+            is_known = self._epoch > 0 or notice.step < self.global_step.value
+            is_new, self._epoch = is_known and notice.epoch > self._epoch, notice.epoch
+            if is_new:
+                self.global_step.restart(notice.step)
+            else:
+                self.global_step.publish(notice.step)
+            return True
 
     def report_silence(self, problem: str) -> None:
         """Have what runs here raise an error, as nobody answers."""

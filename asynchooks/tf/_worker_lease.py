@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -10,9 +11,7 @@ import tensorflow as tf
 from .._engine import Engine, Slot
 from .._errors import is_preemption
 from .._raw_session import RawSession
-from .._work_thread import run_blocking
 from ._board_link import ReadyEar
-from ._board_pieces import Place
 from ._lease import GraphLease
 
 if TYPE_CHECKING:
@@ -52,9 +51,7 @@ class WorkerLease(GraphLease):
                     f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
                 ) from cause
             has_chief = self._server is not None and self._server.has_chief_to_come
-            can_hear = not (has_chief or has_heard or is_preemption(cause)) and self._place
-            is_told = has_chief or can_hear
-            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if is_told else pause))
+            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
             if self._server is None:
                 logger.warning(
                     "A worker with master=%r waits for its model, yet nobody else can initialise "
@@ -65,26 +62,24 @@ class WorkerLease(GraphLease):
                 "Waiting for model to be ready on %r; next look in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,
             )  # fmt: skip
-            if can_hear:
-                has_heard = await self._hear(engine, can_hear, until)
-                continue
-            await self._wait(engine, seen, until)
+            if has_chief or has_heard or is_preemption(cause):
+                await self._wait(engine, seen, until)
+            else:
+                has_heard = await self._hear(engine, until)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
-    @property
-    def _place(self) -> Place | None:
-        """Where a chief of another process says that the model is ready."""
-        notices = None if self._server is None else self._state.notices
-        return None if notices is None else notices.place
-
-    async def _hear(self, engine: Engine, place: Place, until: float) -> bool:
-        """Suspend until a chief has said so, in whichever process; False if the time has come."""
-        ear = ReadyEar(place, self.creator.master, self.creator.config)
+    async def _hear(self, engine: Engine, until: float) -> bool:
+        """Suspend until a chief of any process says that the model is ready; False if none did."""
+        slot = Slot(engine, f"a chief's word on {self.creator.master}")
+        ear, notices = None, self._state.notices
+        if self._server is not None and notices is not None:
+            wake = partial(slot.wake, True)
+            ear = ReadyEar(notices.place, self.creator.master, self.creator.config, wake)
         try:
-            heard = await run_blocking(engine, ear.wait, 0.0, "asynchooks-ready", until=until)
-            return heard is True  # None: the time has come
+            return await engine.park(slot, until) is True
         finally:
-            ear.close()
+            if ear is not None:
+                ear.close()
 
     async def _wait(self, engine: Engine, seen: int, until: float) -> None:
         if self._server is not None:

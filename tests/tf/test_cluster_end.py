@@ -33,7 +33,7 @@ Threads = Callable[[], list[str]]
 
 @pytest.fixture
 def threads() -> Threads:
-    """Names our threads that have begun since: others may hang at servers that tests have killed."""
+    """Names our threads that have begun since: others may hang at servers that were killed."""
     before = set(threading.enumerate())
 
     def begun() -> list[str]:

@@ -176,4 +176,3 @@ def test_while_the_ps_is_silent_waits_can_be_left_and_who_asked_is_told(
     chief.hear("source LIVE", after=num_heard)
     chief.hear("log The source of global_step is live", after=num_heard)
     check_end(cast, [chief], 100)
-    chief.hear("log The source of global_step is gone")
