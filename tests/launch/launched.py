@@ -21,7 +21,7 @@ def on(number, answer):
     signal.signal(number, lambda *_: answer())
 
 def idle():
-    print("pid", os.getpid())
+    print(f"pid {os.getpid()}")  # in one piece: it may be ended at any moment
     while True:
         signal.pause()
 
