@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import signal
 import threading
 import time
@@ -33,12 +34,12 @@ Threads = Callable[[], list[str]]
 
 @pytest.fixture
 def threads() -> Threads:
-    """Names our threads that have begun since: others may hang at servers that were killed."""
+    """Names the threads of the end that have begun since; those of boards are other tests'."""
     before = set(threading.enumerate())
 
     def begun() -> list[str]:
-        ours = [each for each in threading.enumerate() if each.name.startswith("asynchooks-")]
-        return [each.name for each in ours if each not in before]
+        names = [each.name for each in threading.enumerate() if each not in before]
+        return [name for name in names if re.match("asynchooks-(?!board)", name)]
 
     return begun
 
