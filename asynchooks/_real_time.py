@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from types import MethodType
 from typing import Any
 
 import anyio
@@ -244,19 +245,20 @@ class TrioEngine(RealTimeEngine):
         self._current_task = trio.lowlevel.current_task
         self._reschedule = trio.lowlevel.reschedule
         self._wait = trio.lowlevel.wait_task_rescheduled
-        self._succeeded = trio.lowlevel.Abort.SUCCEEDED
+        succeeded = trio.lowlevel.Abort.SUCCEEDED
+
+        def abort(slot: Slot, _: object) -> Any:
+            slot.waiter = None
+            return succeeded
+
+        self._abort = abort  # bound to each slot: one object less to collect than a closure is
         self._root = trio.lowlevel.current_root_task()
         self._token = trio.lowlevel.current_trio_token()
         self.now = trio.lowlevel.current_clock().current_time
 
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
         slot.waiter = self._current_task()
-
-        def abort(_: object) -> Any:
-            slot.waiter = None
-            return self._succeeded
-
-        waiter: Awaitable[Any] = self._wait(abort)
+        waiter: Awaitable[Any] = self._wait(MethodType(self._abort, slot))
         return waiter if until == math.inf else self._suspend_until(slot, until, waiter)
 
     async def _suspend_until(self, slot: Slot, until: float, waiter: Awaitable[Any]) -> None:

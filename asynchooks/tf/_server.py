@@ -24,6 +24,7 @@ from .._stop import Loss
 from ._board import Board
 from ._board_link import Notice
 from ._notices import Notices
+from ._old_objects import OldObjects
 
 logger = logging.getLogger("asynchooks")
 
@@ -71,6 +72,7 @@ class Server:
         with self._lock:
             self._num_on_board += 1
             if self._board is None:
+                OldObjects.leave_out()
                 self._board = Board(
                     self.global_step, notices.place, self.master, config, heartbeat_secs,
                     notices.stride, self.note, self.report_silence,
@@ -84,6 +86,7 @@ class Server:
             if board is not None:
                 self._board = None
         if board is not None:
+            OldObjects.take_back()
             board.close()
 
     @property
