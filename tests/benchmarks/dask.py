@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -33,10 +33,14 @@ BEATS_PER_SEC = 1.0
 """Of one process: three in `heartbeat_secs`, which is 3 s unless told otherwise."""
 
 
-async def wait(name: str, num_waiters: int) -> list[list[float]]:
+def wait(address: str, loop: str, name: str, num_waiters: int) -> list[list[float]]:
     """When each of the waiters went on, in seconds of the machine's clock, by step."""
+    return anyio.run(waiting, address, name, num_waiters, backend=loop)
+
+
+async def waiting(address: str, name: str, num_waiters: int) -> list[list[float]]:
     resumed: list[list[float]] = [[] for _ in range(NUM_ROUNDS)]
-    async with DaskCluster(distributed.get_worker().scheduler.address, name) as cluster:
+    async with DaskCluster(address, name) as cluster:
 
         async def wait_for(step: int) -> None:
             await cluster.global_step.wait_for(step)
@@ -73,21 +77,21 @@ async def train(name: str, has_limit: bool) -> tuple[float, float]:
         return begun, time.monotonic()
 
 
-async def everywhere(client: Any, fn: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
+async def everywhere(client: Any, fn: Callable[..., Any], *args: Any) -> list[Any]:
     workers = list(await client.nthreads())
     assert len(workers) == NUM_PROCESSES, workers
     tasks = [client.submit(fn, *args, workers=[each], pure=False) for each in workers]
     return list(await client.gather(tasks))
 
 
-async def release_secs(client: Any, num_waiters: int) -> list[float]:
-    """Seconds from publishing to each waiter's going on."""
-    name = f"release {num_waiters}"
+async def release_secs(client: Any, loop: str, num_waiters: int) -> list[float]:
+    """Seconds from publishing to each waiter's going on, in an event loop of each worker."""
+    name, address = f"release {num_waiters} {loop}", client.scheduler.address
     published: list[float] = []
     found: list[list[list[float]]] = []
 
     async def collect() -> None:
-        found.extend(await everywhere(client, wait, name, num_waiters))
+        found.extend(await everywhere(client, wait, address, loop, name, num_waiters))
 
     async with DaskCluster(client, name) as cluster, anyio.create_task_group() as group:
         group.start_soon(collect)
@@ -140,8 +144,10 @@ async def measure() -> None:
     async with cluster, distributed.Client(cluster, asynchronous=True) as client:
         rows = [["a byte to a process and back: p50 / p99 ms", "-", both(await echo_secs())]]
         for num_waiters, bar in NUM_WAITERS.items():
-            secs = await release_secs(client, num_waiters)
-            rows.append([f"{num_waiters} waiters: p50 / p99 ms", f"p99 <= {bar:g}", both(secs)])
+            for loop in ("asyncio", "trio"):
+                secs = await release_secs(client, loop, num_waiters)
+                what = f"{num_waiters} waiters, {loop}: p50 / p99 ms"
+                rows.append([what, f"p99 <= {bar:g}", both(secs)])
         rates: dict[bool, list[float]] = {False: [], True: []}
         for trial in range(NUM_TRIALS):  # in turns, so that both meet the same machine
             for has_limit, found in rates.items():
