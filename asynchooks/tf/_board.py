@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .._engine import system_now
@@ -21,10 +21,11 @@ from .._errors import is_preemption
 from .._global_step import GlobalStep
 from .._step_source import Demand, SourceState, StepSource
 from ..distributed._rations import Rations
-from ._beats import BEATS_LEASED, Beats
+from ._beats import BEATS_LEASED, Beats, Silent
 from ._board_link import BoardLink, Notice, SeatLostError
-from ._board_pieces import NEVER, Place
+from ._board_pieces import NEVER, OWNER, Place
 from ._end_of_process import TensorFlowThread
+from ._owners import Owners
 from ._patient import GivenUp, PatientThread
 
 logger = logging.getLogger("asynchooks")
@@ -46,6 +47,7 @@ class Board(StepSource):
         place: where the step lives.
         master: the address through which the server is reached.
         config: a `tf.compat.v1.ConfigProto`, or None.
+        owners: who this process is, and the others.
         heartbeat_secs: seconds, > 0: it beats twice in that time, and silence for so long is
             reported.
         stride: by how much one run moves the step.
@@ -61,6 +63,7 @@ class Board(StepSource):
         place: Place,
         master: str,
         config: Any,
+        owners: Owners,
         heartbeat_secs: float,
         stride: int,
         on_notice: Callable[[Notice], bool],
@@ -72,7 +75,8 @@ class Board(StepSource):
         self._on_notice = on_notice
         self._on_silence = on_silence
         self._heartbeat_secs = heartbeat_secs
-        self._new_link = partial(BoardLink, place, master, config, secrets.randbits(62) + 1)
+        self._owners = owners
+        self._new_link = partial(BoardLink, place, master, config, owners.new())
         self._where = f"the board of {place.name} at {place.device or master}"
         self._changed = threading.Condition()
         self._is_due = False  # somebody has called look_again
@@ -209,13 +213,24 @@ class Board(StepSource):
         notice, rows = self._call(link.beat)
         self._lease_from(moment)
         self._on_notice(notice)
-        for seat, owner, held, count in beats.missed(rows, link.seat):
-            if self._call(link.evict, seat, owner, count):
-                logger.warning(
-                    "A process that trains on %s has not been heard of for a while; the %d steps "
-                    "that it may have been about to make are given to others",
-                    self._where, held,
+        for each in beats.missed(rows, link.seat):
+            self._attend_to_silent(link, each, rows[:, OWNER])
+
+    def _attend_to_silent(self, link: BoardLink, silent: Silent, owners: np.ndarray) -> None:
+        name = self._owners.name(silent.owner)
+        if not silent.is_for_long and self._owners.may_go_on(silent.owner, owners):
+            if silent.is_new:
+                logger.info(
+                    "Nothing has been heard of %s on %s for a while, yet it has not ended; it "
+                    "keeps the %d steps that it may be about to make",
+                    name, self._where, silent.held,
                 )  # fmt: skip
+        elif self._call(link.evict, silent.seat, silent.owner, silent.beats):
+            logger.warning(
+                "Nothing has been heard of %s on %s for a while; the %d steps that it may have "
+                "been about to make are given to others",
+                name, self._where, silent.held,
+            )  # fmt: skip
 
     def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
         def impatient() -> None:

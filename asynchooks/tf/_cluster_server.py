@@ -29,9 +29,17 @@ class Servers:
     @classmethod
     def ps_of(cls, target: str) -> dict[str, str]:
         """The targets of the ps, by name, that sessions at this server of ours depend on."""
-        notice = cls._notices.get((os.getpid(), target.removeprefix("grpc://")))
-        tasks: dict[str, str] = {} if notice is None else json.loads(notice)["cluster"]
+        _, tasks = cls.cluster_of(target)
         return {name: f"grpc://{at}" for name, at in tasks.items() if name.startswith("ps:")}
+
+    @classmethod
+    def cluster_of(cls, target: str) -> tuple[str, dict[str, str]]:
+        """The task of this server of ours, and name -> "host:port" of all; else "" and none."""
+        notice = cls._notices.get((os.getpid(), target.removeprefix("grpc://")))
+        if notice is None:
+            return "", {}
+        said = json.loads(notice)
+        return said["task"], said["cluster"]
 
     @classmethod
     def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:

@@ -27,6 +27,7 @@ from ._coordinator import GraphCoordinator
 from ._graph import Driven, entered_graph
 from ._graph_session import GraphSession
 from ._notices import Notices
+from ._owners import Owners
 from ._server import Heartbeat, Server
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ class GraphLease(Lease):
             session.run(notices.say_ready)
         if not self._is_on_board:
             self._is_on_board = True
-            server.join_board(notices, self.creator.config, self._heartbeat_secs)
+            owners = Owners(*Servers.cluster_of(server.master))
+            server.join_board(notices, self.creator.config, owners, self._heartbeat_secs)
 
     def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
         if self._server is None:

@@ -25,6 +25,7 @@ from ._board import Board
 from ._board_link import Notice
 from ._notices import Notices
 from ._old_objects import OldObjects
+from ._owners import Owners
 
 logger = logging.getLogger("asynchooks")
 
@@ -67,14 +68,16 @@ class Server:
                 server = cls._known[master, step_name] = cls(master, step_name)
             return server
 
-    def join_board(self, notices: Notices, config: Any, heartbeat_secs: float) -> None:
+    def join_board(
+        self, notices: Notices, config: Any, owners: Owners, heartbeat_secs: float
+    ) -> None:
         """A session opens here: news of other processes is wanted until it has left."""
         with self._lock:
             self._num_on_board += 1
             if self._board is None:
                 OldObjects.leave_out()
                 self._board = Board(
-                    self.global_step, notices.place, self.master, config, heartbeat_secs,
+                    self.global_step, notices.place, self.master, config, owners, heartbeat_secs,
                     notices.stride, self.note, self.report_silence,
                 )  # fmt: skip
 

@@ -130,6 +130,17 @@ def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(cast: Cast) -
     check_end(cast, [chief], 1000)
 
 
+def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cast: Cast) -> None:
+    cast.ps()
+    chief = cast.trains("chief:0", 1000, workers=2, pace=0.01)  # 200 steps a second
+    victim = cast.trains("worker:0", 1000, workers=8)
+    victim.hear_step(100)
+    victim.stop()
+    assert "it keeps the" in chief.hear("log Nothing has been heard of worker:0")
+    victim.go_on()
+    check_end(cast, [chief, victim], 1000)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_workers_that_die_at_any_moment_never_keep_the_end(training_launcher: TaskLauncher) -> None:
