@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 from ._signal import Signal
 from ._step_runs import StepRuns, wake_all
@@ -25,25 +26,36 @@ class FedRuns(StepRuns):
 
     __slots__ = ()
 
-    def feed_from(self, source: StepSource | None, stride: int = 1) -> None:
+    def feed_from(
+        self,
+        source: StepSource | None,
+        stride: int = 1,
+        *,
+        instead_of: StepSource | None = None,
+    ) -> None:
         """Have a source bring the steps that other processes make; None: it brings no more.
 
         Args:
             source: what brings them, and the tickets below a limit if it `rations` them.
             stride: by how much one run moves the step, >= 1.
+            instead_of: who fed it so far, if another one may have taken its place by now: then
+                nothing changes.
         """
         if not (isinstance(stride, int) and stride >= 1):
             raise ValueError(f"stride is {stride!r}; give the steps that a run makes, >= 1")
-        self.set_source_state(None if source is None else SourceState.LIVE)
         with self._lock:
             gate = self._gate
+            if instead_of not in (None, gate.source):
+                return
             gate.source = source
             gate.is_rationed = source is not None and source.rations and not gate.keeps_limit
             gate.void()
             gate.lease_until = math.inf
             if source is not None:
                 gate.stride = stride
-            news = self._news()
+            state = None if source is None else SourceState.LIVE
+            news, before = self._change_state(state)
+        self._tell_state(before, state)
         wake_all(news)
         if source is not None:
             source.look_again()
@@ -64,13 +76,14 @@ class FedRuns(StepRuns):
                 num_granted=gate.grants,
                 workers_open=len(waiters.workers),
                 epoch=gate.epoch,
-                num_void=gate.num_void,
+                num_lost=gate.num_lost,
             )
 
-    def forget_void(self) -> None:
-        """Reckon no longer with runs of older epochs, which have not ended for a long time."""
+    def forget_lost(self, epoch: int) -> None:
+        """Reckon no longer with lost runs of older epochs, unless this one is over by now."""
         with self._lock:
-            self._gate.forget_void()
+            if epoch == self._gate.epoch:
+                self._gate.forget_lost()
 
     def grant(
         self,
@@ -118,22 +131,40 @@ class FedRuns(StepRuns):
             news = self._news()
         wake_all(news)
 
-    def set_source_state(self, state: SourceState | None, reason: str = "") -> None:
+    def set_source_state(
+        self, state: SourceState | None, reason: str = "", *, source: StepSource | None = None
+    ) -> None:
         """Say whether news of other processes arrives, and why not; from any thread.
 
         Once the source is closed every wait for a step ends, and for a ticket; it may come back.
+
+        Args:
+            reason: for the log.
+            source: who says so, if another one may have taken its place by now: then nothing
+                changes.
         """
         with self._lock:
-            before, self._waiters.source_state = self._waiters.source_state, state
-            self._gate.is_cut_off = state is SourceState.CLOSED
-            news = self._news()
-            lost = self._waiters.take_lost()
-            told = self._waiters.take_told() if state is SourceState.LOST else []
+            if source not in (None, self._gate.source):
+                return
+            news, before = self._change_state(state)
+        self._tell_state(before, state, reason)
+        wake_all(news)
+
+    def _change_state(self, state: SourceState | None) -> tuple[list[Any], SourceState | None]:
+        """(Whom to wake with what, the state before); under the lock."""
+        before, self._waiters.source_state = self._waiters.source_state, state
+        self._gate.is_cut_off = state is SourceState.CLOSED
+        news: list[Any] = self._news()
+        news += [(each.slot, UNREACHABLE) for each in self._waiters.take_lost()]
+        told = self._waiters.take_told() if state is SourceState.LOST else []
+        return news + [(each.slot, LOST) for each in told], before
+
+    def _tell_state(
+        self, before: SourceState | None, state: SourceState | None, reason: str = ""
+    ) -> None:
         # that the last session here has closed, or the first one opened, is no news to anybody
         is_news = before is not state and not (before is None and state is SourceState.LIVE)
         if is_news and state is not None:
             level = logging.WARNING if state is SourceState.LOST else logging.INFO
             why = reason and f": {reason}"
             logger.log(level, "The source of %s is %s%s", self.name, state.value, why)
-        news += [(each.slot, UNREACHABLE) for each in lost]
-        wake_all(news + [(each.slot, LOST) for each in told])

@@ -34,7 +34,7 @@ class Answer(Enum):
 class Ticket:
     """The right to run one step, until it is settled; then it may be granted again."""
 
-    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "terms", "value")
+    __slots__ = ("epoch", "is_abandoned", "is_settled", "lone_grant", "lost_in", "terms", "value")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -43,6 +43,7 @@ class Ticket:
         self.lone_grant = 0  # which grant this is, if no other run was under way
         self.is_settled = True
         self.is_abandoned = False
+        self.lost_in = 0  # where it was abandoned: how often lost runs had been forgotten by then
 
 
 class Asker:
@@ -70,8 +71,8 @@ class Gate:
     __slots__ = (
         "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_cut_off",
         "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
-        "lease_until", "limit", "low_water", "num_void", "read_runs", "reader", "source", "stride",
-        "terms", "tickets", "unread_runs", "value",
+        "lease_until", "limit", "low_water", "num_forgets", "num_lost", "num_void", "read_runs",
+        "reader", "source", "stride", "terms", "tickets", "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -92,9 +93,10 @@ class Gate:
         self.terms = 0  # how often what was allowed before became void
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
-        # of older epochs, from `kept_from` on: a source that has not lost its state may still see
-        # their runs, after its step has gone back
-        self.num_void = self.kept_from = 0
+        # of older epochs: a source that has not lost its state may still see their runs, after its
+        # step has gone back. Those whose thread may never end are forgotten after a while.
+        self.num_void = self.num_lost = self.num_forgets = 0
+        self.kept_from = 0  # those of earlier epochs were forgotten, if they were lost by then
         # the largest advance of a run that was alone; unknown until one was
         self.stride: int | None = None
         self.is_exclusive = False
@@ -203,7 +205,10 @@ class Gate:
             return
         ticket.is_settled = True
         if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
-            self.num_void -= ticket.epoch >= self.kept_from
+            was_lost = ticket.is_abandoned and ticket.lost_in < self.num_forgets
+            if not (was_lost and ticket.epoch < self.kept_from):
+                self.num_void -= 1
+                self.num_lost -= ticket.is_abandoned
             return
         was_alone = ticket.lone_grant + 1 == self.grants
         self.move(ticket.epoch, ticket.value if was_alone else None, value)
@@ -242,18 +247,25 @@ class Gate:
         self.value = value
         self.read_runs = self.unread_runs
         self.num_void += self.tickets
+        self.num_lost += self.abandoned
         self.tickets = self.abandoned = 0
         self.void()
 
-    def forget_void(self) -> None:
-        """Take it that no run of an older epoch is under way any more."""
-        self.num_void, self.kept_from = 0, self.epoch
+    def forget_lost(self) -> None:
+        """Take it that no run of an older epoch is under way whose thread may never end."""
+        self.num_void -= self.num_lost
+        self.num_lost, self.kept_from = 0, self.epoch
+        self.num_forgets += 1
 
     def abandon(self, ticket: Ticket) -> None:
         """Nobody waits for its run any longer: rather stop short of the limit than hang."""
-        if not ticket.is_settled and ticket.epoch == self.epoch and not ticket.is_abandoned:
-            ticket.is_abandoned = True
+        if ticket.is_settled or ticket.is_abandoned:
+            return
+        ticket.is_abandoned, ticket.lost_in = True, self.num_forgets
+        if ticket.epoch == self.epoch:
             self.abandoned += 1
+        else:
+            self.num_lost += 1
 
     def find_free(self) -> None:
         """Call it after every change of what `is_free` says."""

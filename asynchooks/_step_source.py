@@ -42,8 +42,9 @@ class Demand(NamedTuple):
     """Sessions that are open here."""
     epoch: int
     """Which a grant must name: tickets of an earlier one are void."""
-    num_void: int = 0
-    """Of the tickets taken, those of an earlier epoch: their runs may still move the step."""
+    num_lost: int = 0
+    """Of the tickets taken, those of an earlier epoch whose run nobody waits for: it may never end,
+    and may still move the step."""
 
 
 class StepSource(ABC):

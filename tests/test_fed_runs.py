@@ -45,7 +45,7 @@ def test_the_demand_is_that_of_the_moment() -> None:
     step.settle(ticket, 1)
     assert step.demand() == Demand(10, 10, 0, 1, 1, 2, 1, 0)
     step.restart(7)
-    assert step.demand() == Demand(10, 10, 0, 0, 1, 2, 1, 1, num_void=1), "its run is still out"
+    assert step.demand() == Demand(10, 10, 0, 0, 1, 2, 1, 1, num_lost=0), "its run is still out"
     step.publish(10)
     assert step.demand().next_step == float("inf")
 

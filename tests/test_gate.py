@@ -174,7 +174,7 @@ def test_a_ticket_of_an_older_epoch_settles_nothing() -> None:
     assert (gate.value, gate.tickets) == (5, 0)
 
 
-def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten() -> None:
+def test_runs_of_older_epochs_are_reckoned_with_until_they_end() -> None:
     gate = Gate(0)
     first, second = gate.grant(), gate.grant()
     gate.restart(0)
@@ -184,10 +184,40 @@ def test_runs_of_older_epochs_are_reckoned_with_until_they_end_or_are_forgotten(
     assert gate.num_void == 1
     gate.restart(0)
     assert (gate.tickets, gate.num_void) == (0, 2)
-    gate.forget_void()
+    gate.forget_lost()
+    assert gate.num_void == 2, "somebody waits for them: they will end"
     gate.settle(second, None)
     gate.settle(third, None)
     assert gate.num_void == 0
+
+
+def test_lost_runs_of_older_epochs_can_be_forgotten() -> None:
+    gate = Gate(0)
+    before, after, waited_for, late = (gate.grant() for _ in range(4))
+    gate.abandon(before)
+    gate.restart(0)
+    gate.abandon(after)
+    gate.abandon(after)
+    assert (gate.num_void, gate.num_lost, gate.abandoned) == (4, 2, 0)
+    gate.forget_lost()
+    assert (gate.num_void, gate.num_lost) == (2, 0)
+    gate.abandon(late)
+    assert (gate.num_void, gate.num_lost) == (2, 1)
+    for each in (before, after, late, waited_for):  # they end all the same
+        gate.settle(each, 3)
+    assert (gate.num_void, gate.num_lost, gate.value) == (0, 0, 0)
+
+
+def test_a_run_that_was_lost_before_its_epoch_ended_is_forgotten_afterwards_alone() -> None:
+    gate = Gate(0)
+    lost = gate.grant()
+    gate.abandon(lost)
+    gate.forget_lost()
+    assert (gate.tickets, gate.abandoned) == (1, 1)
+    gate.restart(0)
+    assert (gate.num_void, gate.num_lost) == (1, 1)
+    gate.settle(lost, None)
+    assert (gate.num_void, gate.num_lost) == (0, 0)
 
 
 def test_what_was_granted_is_used_while_it_is_leased() -> None:

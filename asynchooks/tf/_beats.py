@@ -38,13 +38,13 @@ class Beats:
     def __init__(self, every_secs: float) -> None:
         self.every_secs = every_secs
         self._seen: dict[int, tuple[int, int, int]] = {}  # seat: owner, beats, ours since then
-        self._void = 0, 0  # runs of an earlier epoch: how many, for how many beats
+        self._lost = 0, 0  # runs of an earlier epoch: how many, for how many beats
 
-    def have_lasted(self, num_void: int) -> bool:
-        """Whether so many runs are there that should have ended: who answers ends them."""
-        num, count = self._void
-        self._void = num_void, count + 1 if num_void and num_void == num else 0
-        return self._void[1] >= _BEATS_MISSED
+    def have_lasted(self, num_lost: int) -> bool:
+        """Whether so many lost runs are there that should have ended: who answers ends them."""
+        num, count = self._lost
+        self._lost = num_lost, count + 1 if num_lost and num_lost == num else 0
+        return self._lost[1] >= _BEATS_MISSED
 
     def missed(self, rows: np.ndarray, own_seat: int) -> list[Silent]:
         """Who is silent now."""

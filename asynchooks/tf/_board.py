@@ -100,7 +100,7 @@ class Board(StepSource):
             self._changed.notify()
         if self._is_silent:  # looked at after it was closed, as the other looks the other way round
             self._calls.give_up()
-        self._step.feed_from(None)
+        self._step.feed_from(None, instead_of=self)
 
     def _serve(self) -> None:
         pause = 0.0
@@ -140,6 +140,9 @@ class Board(StepSource):
             link.listen(self._on_notice, self.look_again)
             self._set_state(SourceState.LIVE)
             self._attend(link, held)
+        except GivenUp:  # once the server answers, others should not have to wait for this one
+            link.close(leaves=True)
+            raise
         finally:
             link.close()
 
@@ -185,8 +188,8 @@ class Board(StepSource):
                 held = in_hand
             if moment >= beat_at:
                 self._beat(link, beats)
-                if beats.have_lasted(demand.num_void):
-                    self._step.forget_void()
+                if beats.have_lasted(demand.num_lost):
+                    self._step.forget_lost(demand.epoch)
                 beat_at = moment + beats.every_secs
             with self._changed:
                 until = 0.0 if move.ask else min(beat_at, move.look_at) - system_now()
@@ -243,15 +246,18 @@ class Board(StepSource):
                 self._calls.give_up()
 
         secs = max(self._heartbeat_secs, _LEAST_PATIENCE_SECS)
-        result = self._calls.call(partial(fn, *args), secs, impatient)
-        if self._is_silent:
-            self._is_silent = False
+        try:
+            result = self._calls.call(partial(fn, *args), secs, impatient)
+        finally:
+            was_silent, self._is_silent = self._is_silent, False
+        if was_silent:
             self._set_state(SourceState.LIVE)
         return result
 
     def _set_state(self, state: SourceState, reason: str = "") -> None:
         if not self._is_closed:
-            self._step.set_source_state(state, f"{self._where}: {reason}" if reason else "")
+            why = f"{self._where}: {reason}" if reason else ""
+            self._step.set_source_state(state, why, source=self)
 
 
 def _in_short(error: Exception) -> str:

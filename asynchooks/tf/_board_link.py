@@ -135,11 +135,23 @@ class BoardLink:
 
         TensorFlowThread(serve, "asynchooks-board-wait")
 
-    def close(self) -> None:
-        """End the blocked wait, and the sessions, without waiting for a server that is silent."""
+    def close(self, *, leaves: bool = False) -> None:
+        """End the blocked wait, and the sessions, without waiting for a server that is silent.
+
+        Args:
+            leaves: whether to give the seat back first, whenever the server answers.
+        """
         self._is_closed = True
         sessions, self._sessions = self._sessions, []
-        TensorFlowThread(lambda: _close_all(sessions), "asynchooks-board-close")
+
+        def close() -> None:
+            if leaves:
+                with suppress(Exception):  # it is lost
+                    self.leave()
+            _close_all(sessions)
+
+        if sessions:
+            TensorFlowThread(close, "asynchooks-board-close")
 
     def _open(self) -> Any:
         session = v1.Session(self._master, graph=self._graph, config=self._config)

@@ -42,8 +42,8 @@ class BoardOps(BoardPieces):
     def notice_after(self, op: Any, num_taken: int) -> Any:
         """Ring whom the step concerns once `op` has moved it; a notice."""
         with self._here(), tf.control_dependencies([op]):
-            step = self._read_step()
-        return self._tell(step, num_taken)
+            step, head = self._news()
+        return self._tell(step, head, num_taken)
 
     def notice(self, num_taken: int) -> Any:
         """Ring whom the step concerns now; a notice."""
@@ -55,7 +55,7 @@ class BoardOps(BoardPieces):
         with self._here():
             rung = raw.QueueDequeueV2(handle=self._box(seat), component_types=[tf.bool])
             with tf.control_dependencies(rung):
-                return self._notice(self._read_step())
+                return self._notice(*self._news())
 
     def poke(self, seat: int) -> Any:
         """Ring this seat's box."""
@@ -70,7 +70,7 @@ class BoardOps(BoardPieces):
                 resource=self._thresholds, indices=[seat], updates=[threshold]
             )
             with tf.control_dependencies([armed]):
-                return self._notice(self._read_step())
+                return self._notice(*self._news())
 
     def prepare(self) -> Any:
         """Set the board up, where nobody has: in epoch 0, until one is begun; 0."""
@@ -116,7 +116,7 @@ class BoardOps(BoardPieces):
                     updates=tf.boolean_mask([tf.constant(NEVER, tf.int64)], [is_free]),
                 )
             with tf.control_dependencies([clear]):
-                return tf.concat([self._notice(self._read_step(), taken), [index]], 0)
+                return tf.concat([self._notice(self._read_step(), taken[0]), [index]], 0)
 
         return self._alone(request, take)
 
@@ -143,7 +143,7 @@ class BoardOps(BoardPieces):
             kept = tf.where(is_mine, held, seats)
             with tf.control_dependencies([self._assign(self._seats, kept)]):
                 granted = tf.where(is_mine, granted, tf.constant(-1, tf.int64))
-                return tf.concat([self._notice(step, kept), [granted]], 0)
+                return tf.concat([self._notice(step, kept[0]), [granted]], 0)
 
         return self._alone(request, take)
 
@@ -165,7 +165,7 @@ class BoardOps(BoardPieces):
 
         rows = self._alone(request, beat)
         with self._here(), tf.control_dependencies([rows]):
-            notice = self._notice(self._read_step(), rows)
+            notice = self._notice(self._read_step(), rows[0])
             return tf.concat([[tf.pad(notice, [[0, 1]])], rows], 0)
 
     def leave(self, request: Any) -> Any:
@@ -189,8 +189,13 @@ class BoardOps(BoardPieces):
 
         return self._alone(request, leave)
 
+    def ring_all(self, num_taken: int) -> Any:
+        """Ring everybody; True."""
+        with self._here():
+            return self._then_ring(tf.constant(True), num_taken)
+
     def begin_epoch(self, request: Any, num_taken: int) -> Any:
-        """Say that the step may have gone back, and ring everybody; a notice.
+        """Say that the step may have gone back, and ring so many seats; a notice.
 
         The request is the newest epoch that the chief knows of, shape (): a new server's clock may
         be behind.
@@ -201,7 +206,7 @@ class BoardOps(BoardPieces):
             epoch = tf.maximum(tf.maximum(seats[0, EPOCH], known) + 1, microseconds())
             begun = with_value(seats, 0, EPOCH, epoch)
             with tf.control_dependencies([self._assign(self._seats, begun)]):
-                return self._notice(self._read_step(), begun)
+                return self._notice(self._read_step(), begun[0])
 
         notice = self._alone(request, begin)
         return self._then_ring(notice, num_taken)

@@ -121,12 +121,20 @@ class BoardPieces:
     def _assign(self, variable: Any, value: Any) -> Any:
         return raw.AssignVariableOp(resource=variable, value=value)
 
-    def _notice(self, step: Any, seats: Any = None) -> Any:
-        with tf.control_dependencies([step]):
-            head = self._read(self._seats)[0] if seats is None else seats[0]
-            return tf.concat([[step], head[: NUM_TAKEN + 1]], 0)
+    def _notice(self, step: Any, head: Any) -> Any:
+        return tf.concat([[step], head[: NUM_TAKEN + 1]], 0)
 
-    def _tell(self, step: Any, num_taken: int) -> Any:
+    def _news(self) -> tuple[Any, Any]:
+        """(The step, the first row of the seats), read now.
+
+        The row first: a step of the next epoch is then taken for one of the epoch before, which is
+        late news at most, and never the other way round.
+        """
+        head = self._read(self._seats)[0]
+        with tf.control_dependencies([head]):
+            return self._read_step(), head
+
+    def _tell(self, step: Any, head: Any, num_taken: int) -> Any:
         with self._here():
             num_boxes = num_boxes_for(num_taken)
             for seat in range(num_boxes):
@@ -142,7 +150,7 @@ class BoardPieces:
 
             rung = tf.cond(tf.reduce_any(due), ring, lambda: tf.constant(False))
             with tf.control_dependencies([rung]):
-                return self._notice(step)
+                return self._notice(step, head)
 
     def _ring(self, seat: int, is_due: Any = True) -> Any:
         return self._put_once(self._box(seat), is_due)

@@ -10,7 +10,8 @@ import tensorflow as tf
 from .._session_creator import Lease, SessionCreator
 from ._graph import entered_graph
 from ._graph_format import durable_checkpoints, is_durable
-from ._lease import GraphLease, step_name
+from ._graph_state import step_name
+from ._lease import GraphLease
 from ._server import Server, check_heartbeat_secs
 from ._worker_lease import WorkerLease
 

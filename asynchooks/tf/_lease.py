@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
@@ -15,7 +16,6 @@ from .._coordinator import Coordinator
 from .._engine import Engine, Slot, current_engine
 from .._errors import LateVariableError
 from .._global_step import GlobalStep, GlobalStepStatistics
-from .._lock import Lock
 from .._raw_session import RawSession
 from .._runner import is_async
 from .._session_creator import Lease
@@ -26,6 +26,7 @@ from ._cluster_server import Servers
 from ._coordinator import GraphCoordinator
 from ._graph import Driven, entered_graph
 from ._graph_session import GraphSession
+from ._graph_state import GraphState, step_name
 from ._notices import Notices
 from ._owners import Owners
 from ._server import Heartbeat, Server
@@ -39,30 +40,8 @@ v1 = tf.compat.v1
 
 _PATIENCE_SECS = 1.0
 """How long a session that opens on a graph waits for the runs that are under way there."""
-
-
-def step_name(graph: tf.Graph) -> str:
-    """What the graph calls its global step."""
-    with graph.as_default():
-        step = v1.train.get_global_step()
-    return "global_step" if step is None else step.op.name
-
-
-class _GraphState:
-    """What all sessions on one graph share; it is kept at the graph."""
-
-    def __init__(self) -> None:
-        self.lock = Lock("the graph")  # whoever changes it
-        self.num_users = 0
-        self.was_finalized = False
-        self.notices: Notices | None = None
-
-    @classmethod
-    def of(cls, graph: tf.Graph) -> _GraphState:
-        state: _GraphState | None = getattr(graph, "_asynchooks_state", None)
-        if state is None:
-            state = graph._asynchooks_state = cls()
-        return state
+_TURN_SECS = 30.0
+"""How long one is made beside nobody else's, once the server answers again."""
 
 
 class GraphLease(Lease):
@@ -84,9 +63,11 @@ class GraphLease(Lease):
         self._server = server
         self._scaffold = creator.scaffold
         self._heartbeat_secs = creator.heartbeat_secs
-        self._state = _GraphState.of(graph)
+        self._state = GraphState.of(graph)
         self._is_complete = False  # the Scaffold has added what it needs
         self._is_on_board = False
+        self._num_openings = 0  # by the sessions that share this
+        self._turn = threading.Lock()
         if server is not None and self._is_chief:
             server.expect_chief(self)
 
@@ -101,6 +82,7 @@ class GraphLease(Lease):
         if state.num_users == 0:
             state.was_finalized = self.graph.finalized
         state.num_users += 1
+        self._num_openings += 1
         async with state.lock:
             if not self.graph.finalized or state.was_finalized:
                 yield
@@ -160,39 +142,46 @@ class GraphLease(Lease):
         if self._server is not None:
             master = self._server.master
             heartbeat = Heartbeat(master, self._heartbeat_secs, Servers.ps_of(master))
-            self._server.heartbeats.add(heartbeat)
+            self._server.add_heartbeat(heartbeat)
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
         loss = None if heartbeat is None else heartbeat.loss
         make = self.creator.create_session
+        is_late = threading.Event()
         try:
             if is_async(make):
                 session = await self.drive(make(), lambda: "create_session")
                 make = partial(_itself, session)
             created: tuple[RawSession, int] = await run_blocking(
                 engine,
-                lambda: self._wrap(make, heartbeat),
+                lambda: self._wrap(make, heartbeat, is_late),
                 grace_secs,
                 "asynchooks-create",
                 _close_late,
                 loss=loss,
             )
         except BaseException:
+            is_late.set()
             if heartbeat is not None:
                 heartbeat.stop()
             raise
-        if self._server is not None and self._is_chief:
-            self._server.note_chief(self, has_come=True)
+        self._join_board()
         return created
 
-    def _wrap(self, make: Callable[[], Any], heartbeat: Heartbeat | None) -> tuple[RawSession, int]:
+    def _wrap(
+        self, make: Callable[[], Any], heartbeat: Heartbeat | None, is_late: threading.Event
+    ) -> tuple[RawSession, int]:
         """Make the session, in a thread; returns it with the step where it begins."""
         raw: GraphSession | None = None
         server, notices = self._server, self._state.notices
+        # an earlier try, left behind in a silence, may restore the model yet: never beside this one
+        has_turn = self._turn.acquire(timeout=_TURN_SECS)
         try:
+            if is_late.is_set():
+                raise tf.errors.CancelledError(None, None, "nobody waits for this session")
             raw = GraphSession(self.call(make), heartbeat, server, notices)
             if server is not None and notices is not None:
-                self._join_board(raw.exposed, server, notices)
+                self._tell_board(raw.exposed, server, notices)
             return raw, raw.read_step() or 0
         except BaseException as error:
             if raw is not None:
@@ -201,35 +190,49 @@ class GraphLease(Lease):
             # loop perhaps; where nobody answers, that blocks for ever.
             traceback.clear_frames(error.__traceback__)
             raise
+        finally:
+            if has_turn:
+                self._turn.release()
 
-    def _join_board(self, session: Any, server: Server, notices: Notices) -> None:
+    def _tell_board(self, session: Any, server: Server, notices: Notices) -> None:
         session.run(notices.prepare)
-        # A chief has initialised or restored the model: the step may have gone back, and others
-        # must hear of it.
-        if self._is_chief:
-            said = session.run(notices.begin_epoch, {notices.known_epoch: server.epoch})
-        else:
-            said = session.run(notices.now)
-        if not server.note(Notice.of(said)):
-            raise tf.errors.DeadlineExceededError(None, None, "its chief has not said so")
-        if self._is_chief:
-            session.run(notices.say_ready)
-        if not self._is_on_board:
+        if not self._is_chief:
+            if not server.note(Notice.of(session.run(notices.now)), begins=True):
+                raise tf.errors.DeadlineExceededError(None, None, "its chief has not said so")
+            return
+        # It has initialised or restored the model: the step may have gone back, and others must
+        # hear of it.
+        said = session.run(notices.begin_epoch, {notices.known_epoch: server.epoch})
+        notice = Notice.of(said)
+        server.note(notice, begins=True)
+        if not notices.is_large_enough(notice.num_taken):
+            notices.grow(notice.num_taken)
+            session.run(notices.ring_all)
+        session.run(notices.say_ready)
+
+    def _join_board(self) -> None:
+        server, notices = self._server, self._state.notices
+        if server is None:
+            return
+        if notices is not None and not self._is_on_board:
             self._is_on_board = True
             owners = Owners(*Servers.cluster_of(server.master))
             server.join_board(notices, self.creator.config, owners, self._heartbeat_secs)
+        if self._is_chief:
+            server.note_chief(self, has_come=True)
 
     def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
         if self._server is None:
             super()._start_from(value, known)
-        elif value < known.value and self.global_step.epoch == known.epoch:
-            # what was known before the server was asked is gone, and no epoch has said so
+        elif not self._server.epoch and value < known.value:
+            # it has restarted, and its chief, which is not one of ours, says nothing
             self.global_step.restart(value)
         else:  # in a new epoch the board has told the step already
             self.global_step.publish(value, epoch=known.epoch)
 
     def close(self) -> None:
-        if self._server is not None:
+        self._num_openings -= 1
+        if self._server is not None and self._num_openings == 0:
             if self._is_on_board:
                 self._is_on_board = False
                 self._server.leave_board()

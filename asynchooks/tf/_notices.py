@@ -42,6 +42,7 @@ class Notices:
             self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")
         self.begin_epoch = self._ops.begin_epoch(self.known_epoch, 0)
         self.say_ready = self._ops.say_ready()
+        self.ring_all: Any = None
         self._num_taken = -1
         self._lock = threading.Lock()  # guards growing
         self._after: dict[tf.Operation, Any] = {}  # notices, each after one update
@@ -60,6 +61,7 @@ class Notices:
                 self._graph._unsafe_unfinalize()
             try:
                 self._now = self._ops.notice(num_taken)
+                self.ring_all = self._ops.ring_all(num_taken) if num_taken else None
                 self._after = {
                     each: self._ops.notice_after(each, num_taken)
                     for each in self._updates

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ._cluster_spec import split_address
+from ._end_of_process import TensorFlowThread
 
 _TASK_BITS = 16
-_PATIENCE_SECS = 0.5
+_PATIENCE_SECS = 2.0
 
 
 class Owners:
@@ -30,6 +31,8 @@ class Owners:
     def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
         self._addresses = addresses
         self._names = sorted(addresses)
+        self._asking: set[int] = set()
+        self._refusing: set[int] = set()  # whose port refused the last connection
         self._own_task = self._names.index(name) + 1 if name in addresses else 0
 
     def new(self) -> int:
@@ -42,7 +45,9 @@ class Owners:
         return self._names[task - 1] if task else "a process"
 
     def may_go_on(self, owner: int, owners: np.ndarray) -> bool:
-        """Whether it may be there still; False where that cannot be known. Blocks for a moment.
+        """Whether it may be there still; False where that cannot be known.
+
+        The first answer is a guess: each asks its port anew, in a thread, and the next one knows.
 
         Args:
             owners: of all seats now, int64.
@@ -50,14 +55,22 @@ class Owners:
         task = self._task(owner)
         if not task or any(each != owner and self._task(each) == task for each in owners.tolist()):
             return False
+        if owner not in self._asking:
+            self._asking.add(owner)
+            TensorFlowThread(lambda: self._ask(owner, task), "asynchooks-board-ask")
+        return owner not in self._refusing
+
+    def _ask(self, owner: int, task: int) -> None:
         host, port = split_address(self._addresses[self._names[task - 1]])
         try:
             socket.create_connection((host, port), _PATIENCE_SECS).close()
+            self._refusing.discard(owner)
         except ConnectionRefusedError:
-            return False
-        except (OSError, UnicodeError):
-            return True
-        return True
+            self._refusing.add(owner)
+        except (OSError, UnicodeError):  # nobody knows
+            self._refusing.discard(owner)
+        finally:
+            self._asking.discard(owner)
 
     def _task(self, owner: int) -> int:
         """Its place among the names, from 1; 0 if it is unknown."""

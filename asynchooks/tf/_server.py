@@ -46,7 +46,7 @@ class Server:
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
         self.global_step = GlobalStep(name=step_name, moved_elsewhere=True)
-        self.heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
+        self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._epoch_lock = threading.Lock()
         self._epoch = 0  # of the board; 0: none has begun, or its chief is not one of ours
         self._num_taken = 0
@@ -102,8 +102,11 @@ class Server:
         """The newest one that the board has told of, in numbers of its own."""
         return self._epoch
 
-    def note(self, notice: Notice) -> bool:
+    def note(self, notice: Notice, *, begins: bool = False) -> bool:
         """Take note of what the board said, to whichever thread of this process.
+
+        Args:
+            begins: whether a session begins with it: no run of its own is known here yet.
 
         Returns:
             Whether it is of the newest epoch known: an older one is that of a server that has just
@@ -114,7 +117,7 @@ class Server:
             if notice.epoch < self._epoch:
                 return False
             # the first one that is heard of is the one in which all began, unless it shows
-            is_known = self._epoch > 0 or notice.step < self.global_step.value
+            is_known = self._epoch > 0 or (begins and notice.step < self.global_step.value)
             is_new, self._epoch = is_known and notice.epoch > self._epoch, notice.epoch
             if is_new:
                 self.global_step.restart(notice.step)
@@ -122,9 +125,16 @@ class Server:
                 self.global_step.publish(notice.step)
             return True
 
+    def add_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """A session opens that is to hear of the server's silence."""
+        with self._lock:
+            self._heartbeats.add(heartbeat)
+
     def report_silence(self, problem: str) -> None:
         """Have what runs here raise an error, as nobody answers."""
-        for each in list(self.heartbeats):
+        with self._lock:
+            heartbeats = list(self._heartbeats)
+        for each in heartbeats:
             each.report(problem)
 
     def expect_chief(self, chief: object) -> None:

@@ -1,0 +1,207 @@
+"""How long a process stays on a server's notice board, and who may change it for whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from asynchooks import SharedSessionCreator
+from asynchooks.tf._board_link import BoardLink, Notice
+from asynchooks.tf._board_pieces import Place
+from asynchooks.tf._server import Server
+
+from .models import ChiefSessionCreator, Model, counting_model, monitored
+from .servers import ServerProcess, launched, listening, running_server, session_of
+
+pytest.importorskip("tensorflow")
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
+launcher = pytest.fixture(scope="module")(launched)
+server = pytest.fixture(running_server)
+
+
+async def comes(fact: Callable[[], bool]) -> None:
+    """Wait until something is so, that other threads do."""
+    with anyio.fail_after(20):
+        while True:
+            if await anyio.to_thread.run_sync(fact):
+                return
+            await anyio.sleep(0.01)
+
+
+class Neighbour:
+    """Another process, as the board sees it: it looks at the seats."""
+
+    def __init__(self, server: ServerProcess, model: Model) -> None:
+        self._link = BoardLink(Place.of(model.step), server.target, None, 4242, 10**9)
+        self._link.take_seat()
+        self.seat = self._link.seat
+
+    def seats(self) -> np.ndarray:
+        """int64, shape (seats, 4): owner, steps held, beats, microseconds between them."""
+        return self._link.beat()[1]
+
+    def num_others(self) -> int:
+        return int(np.count_nonzero(self.seats()[:, 0])) - 1
+
+    def close(self) -> None:
+        self._link.close()
+
+
+@pytest.fixture
+def neighbours(server: ServerProcess) -> Iterator[Callable[[Model], Neighbour]]:
+    made: list[Neighbour] = []
+
+    def make(model: Model) -> Neighbour:
+        made.append(Neighbour(server, model))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def boards() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name == "asynchooks-board"]
+
+
+async def test_a_process_stays_until_the_last_worker_of_a_shared_session_has_left(
+    server: ServerProcess, neighbours: Any
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        shared = SharedSessionCreator(ChiefSessionCreator(master=server.target, heartbeat_secs=0.5))
+    async with monitored(model.graph, None, shared) as session:
+        neighbour = await anyio.to_thread.run_sync(neighbours, model)
+        await comes(lambda: neighbour.num_others() == 1)
+        async with monitored(model.graph, None, shared):
+            pass
+        assert session.global_step.statistics().source is not None
+        assert await session.run(model.train_op) == 1
+        assert await anyio.to_thread.run_sync(neighbour.num_others) == 1
+    assert session.global_step.statistics().source is None
+    await comes(lambda: neighbour.num_others() == 0)
+
+
+class Held(ChiefSessionCreator):
+    """Its first `create_session` waits, in its thread, until it is let go on."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.is_inside, self.may_go_on = threading.Event(), threading.Event()
+        self.log: list[str] = []
+        self._guard = threading.Lock()
+
+    def create_session(self) -> Any:
+        with self._guard:
+            number = len([each for each in self.log if each.startswith("begins")])
+            self.log.append(f"begins {number}")
+        if number == 0:
+            self.is_inside.set()
+            assert self.may_go_on.wait(20)
+        session = super().create_session()
+        self.log.append(f"made {number}")
+        return session
+
+
+async def test_a_session_that_comes_after_its_task_was_cancelled_joins_nothing(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        creator = Held(master=server.target, heartbeat_secs=5.0)
+    before = len(boards())
+    async with anyio.create_task_group() as group:
+
+        async def train() -> None:
+            async with monitored(model.graph, None, creator, stop_grace_period_secs=0):
+                pytest.fail("it was cancelled before it was there")
+
+        group.start_soon(train)
+        await anyio.to_thread.run_sync(creator.is_inside.wait)
+        group.cancel_scope.cancel()
+    creator.may_go_on.set()
+    await comes(lambda: creator.log == ["begins 0", "made 0"])
+    await comes(lambda: not any(t.name == "asynchooks-create" for t in threading.enumerate()))
+    assert len(boards()) == before
+
+
+async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that_followed(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        creator = Held(master=server.target, heartbeat_secs=5.0)
+    known = Server.at(server.target, "global_step")
+    assert known is not None
+    is_open = anyio.Event()
+    async with anyio.create_task_group() as group:
+
+        async def train() -> None:
+            async with monitored(model.graph, None, creator) as session:
+                assert [await session.run(model.train_op) for _ in range(3)] == [1, 2, 3]
+                is_open.set()
+                await anyio.sleep_forever()
+
+        group.start_soon(train)
+        await anyio.to_thread.run_sync(creator.is_inside.wait)
+        recreates = anyio.Event()
+        with listening("recreating it", recreates.set):
+            known.report_silence("it is silent")
+            await recreates.wait()
+        assert creator.log == ["begins 0"], "the other one waits for its turn"
+        creator.may_go_on.set()
+        with anyio.fail_after(20):
+            await is_open.wait()
+        assert creator.log == ["begins 0", "made 0", "begins 1", "made 1"]
+        assert known.global_step.value == 3
+        group.cancel_scope.cancel()
+
+
+async def test_a_seat_is_given_back_though_the_server_was_silent_at_the_end(
+    server: ServerProcess, neighbours: Any
+) -> None:
+    model = counting_model()
+    session = session_of(server, model, is_chief=True, stop_grace_period_secs=0.1)
+    lost = threading.Event()  # a thread says so
+    await session.__aenter__()
+    neighbour = await anyio.to_thread.run_sync(neighbours, model)
+    await comes(lambda: neighbour.num_others() == 1)
+    with listening("The source of global_step is lost", lost.set):
+        server.stop()
+        assert await anyio.to_thread.run_sync(lost.wait, 20)
+    with anyio.move_on_after(5), anyio.CancelScope() as scope:
+        scope.cancel()
+        await session.__aexit__(None, None, None)
+    assert session.global_step.statistics().source is None
+    server.go_on()
+    await comes(lambda: neighbour.num_others() == 0)
+
+
+async def test_who_waits_in_a_late_seat_hears_of_a_new_epoch_at_once(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    place = Place.of(model.step)
+    links = [BoardLink(place, server.target, None, 4000 + each, 10**9) for each in range(10)]
+    heard: list[Notice] = []
+    try:
+        async with session_of(server, model, is_chief=True):
+            for each in links:
+                await anyio.to_thread.run_sync(each.take_seat)
+            late = links[-1]
+            assert late.seat >= 8
+            late.listen(heard.append, lambda: None)
+            assert heard == []
+            async with session_of(server, counting_model(), is_chief=True):
+                await comes(lambda: len(heard) > 0)
+        assert heard[-1].epoch > late.first.epoch
+    finally:
+        for each in links:
+            each.close()
