@@ -65,7 +65,8 @@ async def train(task: ah.ClusterTask) -> None:
     process = 0 if task.is_chief else task.index + chiefs
     tests = {model.pixels: test_pixels, model.labels: test_labels}
     final = ah.FinalOpsHook([model.global_step, model.accuracy], tests)
-    starts, num_steps = [0] * task.workers_per_process, [0] * task.workers_per_process
+    starts: list[int | None] = [None] * task.workers_per_process
+    num_steps = [0] * task.workers_per_process
 
     async def worker(i: int) -> None:
         number = i * task.num_processes + process  # so that the processes take turns to grow

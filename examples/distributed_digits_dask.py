@@ -97,7 +97,7 @@ async def main(protocol_name: str, last_step: int, k: float, num_processes: int)
                 dashboard_address="127.0.0.1:0", asynchronous=True,
             ))  # fmt: skip
         client: Any = await stack.enter_async_context(Client(cluster, asynchronous=True))
-        await client.wait_for_workers(num_processes)
+        await client.wait_for_workers(num_processes, timeout=60)
         places = await client.nthreads()  # by Dask worker: one session for each of its threads
         ends = [0, *accumulate(places.values())]
         protocol = parse_protocol(protocol_name, ends[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import suppress
 from types import TracebackType
@@ -27,6 +28,8 @@ except ModuleNotFoundError as error:
     raise ImportError(
         "DaskCluster needs Dask, which is not installed: pip install 'asynchooks[dask]'"
     ) from error
+
+logger = logging.getLogger("asynchooks")
 
 _CLOSE_SECS = 2.0
 
@@ -99,7 +102,9 @@ class DaskCluster:
             )
         if not isinstance(name, str) or not name:
             raise ValueError(f"name is {name!r}; give a name that all processes use")
-        if not 0 < heartbeat_secs <= lease_secs < math.inf or not 0 < timeout_secs < math.inf:
+        times = heartbeat_secs, lease_secs, timeout_secs
+        are_numbers = all(isinstance(each, (int, float)) for each in times)
+        if not are_numbers or not (0 < heartbeat_secs <= lease_secs < math.inf > timeout_secs > 0):
             raise ValueError(
                 f"heartbeat_secs is {heartbeat_secs!r}, lease_secs {lease_secs!r}, timeout_secs "
                 f"{timeout_secs!r}; give seconds > 0, and a lease no shorter than a "
@@ -157,6 +162,13 @@ class DaskCluster:
             self._source.set_state(SourceState.CLOSED, repr(error))
             self._loop.end()
             raise
+        step, limit = self._step.value, self._source.limit
+        if limit is not None and step >= limit:
+            logger.warning(
+                "The training %r at %s has ended at step %d, its limit; sessions run no step. "
+                "`await cluster.forget()` lets it begin anew, and another name begins another one",
+                self.name, place.address, step,
+            )  # fmt: skip
         return self
 
     async def aclose(self) -> None:

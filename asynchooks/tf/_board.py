@@ -23,7 +23,7 @@ from .._step_source import Demand, SourceState, StepSource
 from ..distributed._rations import Rations
 from ._beats import BEATS_LEASED, Beats, Silent
 from ._board_link import BoardLink, Notice, SeatLostError
-from ._board_pieces import NEVER, OWNER, Place
+from ._board_pieces import HELD, NEVER, OWNER, Place
 from ._end_of_process import TensorFlowThread
 from ._owners import Owners
 from ._patient import GivenUp, PatientThread
@@ -164,7 +164,7 @@ class Board(StepSource):
 
     def _attend(self, link: BoardLink, held: int) -> None:
         rations, beats = Rations(), Beats(self._heartbeat_secs / 2)
-        armed, beat_at = NEVER, system_now() + beats.every_secs
+        armed, beat_at = NEVER, system_now()
         while True:
             with self._changed:
                 if self._is_closed:
@@ -216,8 +216,17 @@ class Board(StepSource):
         notice, rows = self._call(link.beat)
         self._lease_from(moment)
         self._on_notice(notice)
+        owners = rows[:, OWNER]
+        own = int(owners[link.seat])
+        for seat in self._owners.predecessors(own, owners):
+            if self._call(link.evict, seat, int(owners[seat]), -1):
+                logger.info(
+                    "%s has come again on %s; the %d steps that it may have been about to make "
+                    "before are given to others",
+                    self._owners.name(own), self._where, int(rows[seat, HELD]),
+                )  # fmt: skip
         for each in beats.missed(rows, link.seat):
-            self._attend_to_silent(link, each, rows[:, OWNER])
+            self._attend_to_silent(link, each, owners)
 
     def _attend_to_silent(self, link: BoardLink, silent: Silent, owners: np.ndarray) -> None:
         name = self._owners.name(silent.owner)

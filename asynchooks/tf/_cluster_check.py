@@ -18,6 +18,8 @@ logger = logging.getLogger("asynchooks")
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 """Between looks at a ps that is not there yet: a port that nobody listens at tells nobody."""
 _LOOK_SECS = 4.0
+_PATIENCE_SECS = 5.0
+"""After so long a ps is waited for in a warning: it may have been forgotten."""
 
 
 async def check_ps(
@@ -39,6 +41,8 @@ async def check_ps(
     engine = current_engine()
     target = f"grpc://{addresses[ps]}"
     pause = _FIRST_PAUSE_SECS
+    begun = engine.now()
+    tell_at = begun + _PATIENCE_SECS
     while True:
         cause: ClusterError | None = None
         latest = max(until, engine.now() + _LOOK_SECS)
@@ -57,7 +61,14 @@ async def check_ps(
                 f"{me} waited for {ps} for max_wait_secs={max_wait_secs:g} s: {problem}; is it "
                 "running?"
             ) from cause
-        logger.info("%s waits for %s: %s", me, ps, problem)
+        is_late = engine.now() >= tell_at
+        logger.log(
+            logging.WARNING if is_late else logging.INFO,
+            "%s waits for %s, for %.0f s more at most: %s",
+            me, ps, until - engine.now(), problem,
+        )  # fmt: skip
+        if is_late:
+            tell_at = engine.now() + 2 * (tell_at - begun)
         await engine.park(Slot(engine, ps), min(until, engine.now() + pause))
         pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 

@@ -44,6 +44,14 @@ class Owners:
         task = self._task(owner)
         return self._names[task - 1] if task else "a process"
 
+    def predecessors(self, owner: int, owners: np.ndarray) -> list[int]:
+        """The seats of earlier processes of the same task: they have ended, as this one listens."""
+        task = self._task(owner)
+        if not task:
+            return []
+        seats = enumerate(owners.tolist())
+        return [seat for seat, each in seats if each != owner and self._task(each) == task]
+
     def may_go_on(self, owner: int, owners: np.ndarray) -> bool:
         """Whether it may be there still; False where that cannot be known.
 

@@ -119,11 +119,18 @@ class Server:
             # the first one that is heard of is the one in which all began, unless it shows
             is_known = self._epoch > 0 or (begins and notice.step < self.global_step.value)
             is_new, self._epoch = is_known and notice.epoch > self._epoch, notice.epoch
+            before = self.global_step.value
             if is_new:
                 self.global_step.restart(notice.step)
             else:
                 self.global_step.publish(notice.step)
-            return True
+        if is_new and notice.step < before:
+            logger.warning(
+                "%s has gone back from %d to %d: its chief on %s has initialised the model anew, "
+                "or restored a checkpoint",
+                self.global_step.name, before, notice.step, self.master,
+            )  # fmt: skip
+        return True
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
         """A session opens that is to hear of the server's silence."""

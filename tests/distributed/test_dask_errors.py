@@ -34,6 +34,7 @@ def test_something_else_than_a_client_is_a_type_error() -> None:
         ({"heartbeat_secs": 0}, "heartbeat_secs is 0"),
         ({"heartbeat_secs": 9, "lease_secs": 3}, "no shorter than a heartbeat"),
         ({"timeout_secs": float("inf")}, "timeout_secs inf"),
+        ({"lease_secs": "30"}, "lease_secs '30'"),
     ],
 )
 def test_values_out_of_range_are_named(options: dict[str, Any], message: str) -> None:

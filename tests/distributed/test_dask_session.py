@@ -90,6 +90,31 @@ async def test_workers_start_when_other_processes_have_come_far_enough(
     assert first_steps[1] > 40
 
 
+async def test_who_joins_a_training_that_has_ended_is_told_so(
+    scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+    async def run_to(last_step: int) -> int:
+        num_runs = 0
+        async with DaskCluster(scheduler.address, training) as cluster:
+            hooks = [StopAtStepHook(last_step=last_step)]
+            async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
+                while not session.should_stop():
+                    await session.run("loss")
+                    num_runs += 1
+        return num_runs
+
+    assert await run_to(3) == 3
+    assert warnings() == []
+    assert await run_to(3) == 0
+    (warning,) = warnings()
+    assert "has ended at step 3, its limit" in warning
+    assert "forget()" in warning
+    assert await run_to(5) == 2, "a higher limit lets it go on"
+
+
 async def test_the_step_after_a_run_is_that_of_all_processes(
     scheduler: Scheduler, training: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import time
 
@@ -30,13 +31,28 @@ async def test_a_worker_waits_for_a_ps_that_comes_later(
         checked.set()
 
     tasks_launcher.start("serving", cluster, "ps:0", backend=anyio_backend_name)
-    with listening("worker:0 waits for ps:1: no server answers", waits.set):
+    with listening("worker:0 waits for ps:1, for", waits.set):
         async with anyio.create_task_group() as group:
             group.start_soon(check)
             await waits.wait()
             assert not checked.is_set()
             tasks_launcher.start("serving", cluster, "ps:1", backend=anyio_backend_name)
     assert checked.is_set()
+
+
+async def test_a_long_wait_for_a_ps_is_warned_of_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("asynchooks.tf._cluster_check._PATIENCE_SECS", 0.3)
+    monkeypatch.setattr("asynchooks.tf._cluster_check._LONGEST_PAUSE_SECS", 0.1)
+    task = task_of(free_cluster(ps=1, worker=1), "worker:0", max_wait_secs=2.0)
+    with caplog.at_level(logging.INFO, "asynchooks"), pytest.raises(ClusterError):
+        await task.check_cluster()
+    levels = [each.levelno for each in caplog.records if "waits for ps:0" in each.message]
+    warned = [place for place, level in enumerate(levels) if level == logging.WARNING]
+    assert len(warned) == 2, "after 0.3 s and 0.9 s, not yet after 2.7 s"
+    assert warned[0] >= 2
+    assert "for 2 s more at most: no server answers" in caplog.records[0].message
 
 
 async def test_a_wait_for_a_ps_ends_in_time_and_can_be_cancelled() -> None:

@@ -56,6 +56,7 @@ def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_pat
     cast.ps()
     check_end(cast, processes, 400)
     for each, before in zip(processes, epochs, strict=True):
+        assert "its chief on" in each.hear("log global_step has gone back from")
         assert each.done().epoch > before
         assert min(each.steps(each.epoch)) > saved, "the last checkpoint was restored"
     assert len(list(tmp_path.glob("*-400.index"))) == 1
@@ -122,6 +123,7 @@ def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(cast: Cast) -
     victim.kill()
     again = cast.trains("worker:0", 1000, workers=8)
     assert again.hear_step(1) > 100, "it has joined again"
+    assert "before are given to others" in again.hear("log worker:0 has come again")
     again.hear_step(800)
     again.kill()
     begun = time.monotonic()

@@ -106,6 +106,15 @@ def test_who_has_been_started_again_has_ended(owners: Owners, addresses: dict[st
     assert goes_on(owners, again, [again])
 
 
+def test_those_who_had_the_same_task_before_are_found(
+    owners: Owners, addresses: dict[str, str]
+) -> None:
+    own, before, other = owners.new(), owners.new(), owner_of(addresses, "chief:0")
+    assert owners.predecessors(own, np.array([0, before, other, own, before])) == [1, 4]
+    nobody = Owners("", {})
+    assert nobody.predecessors(nobody.new(), np.array([nobody.new()])) == []
+
+
 def test_who_has_no_cluster_knows_nobody(addresses: dict[str, str]) -> None:
     owners = Owners("", {})
     assert owners.new() > 0
