@@ -56,7 +56,6 @@ def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_pat
     cast.ps()
     check_end(cast, processes, 400)
     for each, before in zip(processes, epochs, strict=True):
-        assert "its chief on" in each.hear("log global_step has gone back from")
         assert each.done().epoch > before
         assert min(each.steps(each.epoch)) > saved, "the last checkpoint was restored"
     assert len(list(tmp_path.glob("*-400.index"))) == 1

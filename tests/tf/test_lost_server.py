@@ -18,7 +18,7 @@ server = pytest.fixture(running_server)
 
 
 async def test_a_restarted_server_is_found_again_and_restored(
-    server: ServerProcess, tmp_path: Path
+    server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = counting_model()
     checkpoint_of(model, tmp_path, 10)
@@ -31,3 +31,4 @@ async def test_a_restarted_server_is_found_again_and_restored(
         assert await session.run(model.train_op) == 11
         assert session.raw_session() is not lost
         assert (session.global_step.value, session.global_step.epoch) == (11, 1)
+    assert any("global_step has gone back from 12 to 10" in each for each in caplog.messages)
