@@ -175,7 +175,7 @@ class GraphLease(Lease):
         raw: GraphSession | None = None
         server, notices = self._server, self._state.notices
         # an earlier try, left behind in a silence, may restore the model yet: never beside this one
-        has_turn = self._turn.acquire(timeout=_TURN_SECS)
+        has_turn = server is not None and self._turn.acquire(timeout=_TURN_SECS)
         try:
             if is_late.is_set():
                 raise tf.errors.CancelledError(None, None, "nobody waits for this session")

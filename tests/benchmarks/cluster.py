@@ -229,6 +229,8 @@ PARTS = {each.__name__: each for each in (latency, throughput, publishing, sizin
 
 
 def main() -> None:
+    if not set(sys.argv[1:]) <= set(PARTS):
+        sys.exit((__doc__ or "").strip())
     for name in sys.argv[1:] or PARTS:
         PARTS[name]()
 
