@@ -130,8 +130,8 @@ class Board(StepSource):
         # made before anybody is asked: on a busy machine that alone takes seconds
         link = self._new_link(int(self._heartbeat_secs * 5e5))
         moment = system_now()
-        self._call(link.take_seat)
         try:
+            self._call(link.take_seat)
             held = self._begin_seat(link)
             self._lease_from(moment)
             self._has_linked = True
