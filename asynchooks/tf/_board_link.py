@@ -154,8 +154,11 @@ class BoardLink:
             TensorFlowThread(close, "asynchooks-board-close")
 
     def _open(self) -> Any:
-        session = v1.Session(self._master, graph=self._graph, config=self._config)
+        session = v1.Session(self._master, graph=self._graph, config=self._config)  # may block
         self._sessions.append(session)
+        if self._is_closed:  # looked at after it is among those that `close` closes
+            _close_all([session])
+            raise SeatLostError("this process has left")
         return session
 
 
