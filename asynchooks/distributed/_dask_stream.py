@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -74,12 +75,17 @@ class DaskStream:
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_secs):
-                comm = await self._join(timeout_secs, comes_back=False)
-        except (TimeoutError, OSError) as error:
+                # sooner, so that it is Dask which says why
+                comm = await self._join(0.9 * timeout_secs, comes_back=False)
+        # the latter three where something else answers, whose words Dask takes for lengths
+        except (TimeoutError, OSError, MemoryError, ValueError, struct.error) as error:
+            reason: BaseException = error
+            while isinstance(reason.__cause__, Exception):  # of Dask's tries it is the last
+                reason = reason.__cause__
             raise ConnectionError(
-                f"no Dask scheduler answers at {self._place.address} within {timeout_secs:g} s "
-                f"({error!r}); start one with `dask scheduler`, or give the address that it "
-                "prints when it starts"
+                f"no Dask scheduler answers at {self._place.address or repr('')} within "
+                f"{timeout_secs:g} s ({reason!r}); start one with `dask scheduler`, or give the "
+                "address that it prints when it starts"
             ) from error
         self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute
 from distributed import Client
 
 from asynchooks import MonitoredSession
@@ -46,6 +48,24 @@ async def test_an_address_where_nobody_answers_is_named_in_time() -> None:
     address = f"tcp://{own_host()}:8786"
     with pytest.raises(ConnectionError, match=f"{address} within 0.5 s"):
         await DaskCluster(address, timeout_secs=0.5).open()
+
+
+@pytest.mark.parametrize(
+    "words", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3, b"\0" * 64, b"\xff" * 64]
+)
+async def test_something_else_that_answers_is_no_scheduler(words: bytes) -> None:
+    async def answer(stream: Any) -> None:
+        async with stream:
+            await stream.send(words)
+            await anyio.sleep_forever()
+
+    listeners = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listeners.extra(SocketAttribute.local_port)
+    async with listeners, anyio.create_task_group() as group:
+        group.start_soon(listeners.serve, answer)
+        with pytest.raises(ConnectionError, match=f"no Dask scheduler answers at .*:{port} "):
+            await DaskCluster(f"tcp://127.0.0.1:{port}", timeout_secs=0.5).open()
+        group.cancel_scope.cancel()
 
 
 async def test_an_address_that_is_none_is_named() -> None:
