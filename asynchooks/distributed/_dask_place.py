@@ -32,13 +32,13 @@ class Place:
             return await connect(self.address, timeout=timeout_secs, **arguments)
         except ValueError as error:  # no address at all
             raise ConnectionError(str(error)) from error
-        except TypeError as error:  # Dask's word for it
+        except TypeError:  # Dask's word for it
             if arguments.get("ssl_context") is not None or not self.address.startswith("tls:"):
                 raise
             raise ConnectionError(
                 f"there are no certificates for {self.address}; give a Client that has them "
                 "(security=...), or set distributed.comm.tls in Dask's configuration"
-            ) from error
+            ) from None
 
     async def register(self, timeout_secs: float) -> None:
         if self._client is not None:
