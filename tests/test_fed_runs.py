@@ -249,3 +249,33 @@ async def test_a_stop_ends_the_wait_for_tickets() -> None:
         stop.set()
     assert log == ["stopped"]
     assert step.statistics().tasks_waiting_for_ticket == 0
+
+
+def test_a_source_that_was_replaced_changes_nothing_any_more() -> None:
+    step, old = fed(limit=10)
+    step.set_source_state(SourceState.LOST, source=old)
+    assert step.statistics().source is SourceState.LOST
+    new = Heard()
+    step.feed_from(new, instead_of=old)
+    assert step.statistics().source is SourceState.LIVE
+    step.set_source_state(SourceState.CLOSED, source=old)
+    step.feed_from(None, instead_of=old)
+    assert not step.grant(1, epoch=0, source=old)
+    assert step.statistics().source is SourceState.LIVE
+    assert step.grant(1, epoch=0, source=new)
+    step.feed_from(None, instead_of=new)
+    assert step.statistics().source is None
+
+
+def test_lost_runs_are_forgotten_only_in_the_epoch_that_was_looked_at() -> None:
+    step, _ = fed(limit=10)
+    assert step.grant(1, epoch=0)
+    ticket = step.take_ticket_nowait()
+    assert ticket is not None
+    step.restart(3)
+    step.abandon(ticket)
+    assert step.demand().num_lost == 1
+    step.forget_lost(0)
+    assert step.demand().num_out == 1
+    step.forget_lost(1)
+    assert (step.demand().num_out, step.demand().num_lost) == (0, 0)
