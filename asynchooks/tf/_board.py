@@ -83,6 +83,7 @@ class Board(StepSource):
         self._is_closed = False
         self._is_silent = False
         self._has_linked = False  # since the last loss: sessions older than that are lost, too
+        self._newest: Notice | None = None  # what was heard last
         self._calls = PatientThread("asynchooks-board-calls")
         step.feed_from(self, stride)
         TensorFlowThread(self._serve, "asynchooks-board")
@@ -114,7 +115,7 @@ class Board(StepSource):
                     pause = _FIRST_PAUSE_SECS
                 except (tf.errors.OpError, SeatLostError, RuntimeError) as error:
                     self._set_state(SourceState.LOST, _in_short(error))
-                    if is_preemption(error) and self._has_linked:
+                    if is_preemption(error) and self._has_linked and self._is_newest():
                         self._on_silence(f"{self._where} is lost: {_in_short(error)}")
                     self._has_linked = False
                     pause = min(max(2 * pause, _FIRST_PAUSE_SECS), _LONGEST_PAUSE_SECS)
@@ -135,9 +136,9 @@ class Board(StepSource):
             held = self._begin_seat(link)
             self._lease_from(moment)
             self._has_linked = True
-            if not self._on_notice(link.first):
+            if not self._note(link.first):
                 raise SeatLostError("no chief has initialised the model since the server started")
-            link.listen(self._on_notice, self.look_again)
+            link.listen(self._note, self.look_again)
             self._set_state(SourceState.LIVE)
             self._attend(link, held)
         except GivenUp:  # once the server answers, others should not have to wait for this one
@@ -145,6 +146,14 @@ class Board(StepSource):
             raise
         finally:
             link.close()
+
+    def _note(self, notice: Notice) -> bool:
+        self._newest = notice
+        return self._on_notice(notice)
+
+    def _is_newest(self) -> bool:
+        """Whether nobody knows of a newer epoch: else sessions have been recreated already."""
+        return self._newest is None or self._on_notice(self._newest)
 
     def _begin_seat(self, link: BoardLink) -> int:
         """Give up what was granted to another seat; say, and return, what is held all the same."""
@@ -175,7 +184,7 @@ class Board(StepSource):
             demand, moment = self._step.demand(), system_now()
             wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
             if wanted != armed:
-                self._on_notice(self._call(link.arm, wanted))
+                self._note(self._call(link.arm, wanted))
                 armed = wanted
             move = rations.next_move(demand, moment)
             if move.give_back and self._grant(-move.give_back, demand):
@@ -202,7 +211,7 @@ class Board(StepSource):
         """Ask for tickets; returns how many runs are granted."""
         assert demand.limit is not None
         notice, granted = self._call(link.take, runs, in_hand, self.stride, demand.limit)
-        self._on_notice(notice)
+        self._note(notice)
         rations.take_note(granted, demand, system_now())
         if granted:
             self._grant(int(granted), demand)
@@ -215,7 +224,7 @@ class Board(StepSource):
         moment = system_now()
         notice, rows = self._call(link.beat)
         self._lease_from(moment)
-        self._on_notice(notice)
+        self._note(notice)
         owners = rows[:, OWNER]
         own = int(owners[link.seat])
         for seat in self._owners.predecessors(own, owners):

@@ -142,7 +142,6 @@ class GraphLease(Lease):
         if self._server is not None:
             master = self._server.master
             heartbeat = Heartbeat(master, self._heartbeat_secs, Servers.ps_of(master))
-            self._server.add_heartbeat(heartbeat)
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
         loss = None if heartbeat is None else heartbeat.loss
@@ -165,6 +164,9 @@ class GraphLease(Lease):
             if heartbeat is not None:
                 heartbeat.stop()
             raise
+        if self._server is not None and heartbeat is not None:
+            # only now: what the board then finds lost may be the server before
+            self._server.add_heartbeat(heartbeat)
         self._join_board()
         return created
 

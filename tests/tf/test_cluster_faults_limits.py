@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 NAMES = ["chief:0", "worker:0", "worker:1"]
 Round = list[dict[str, Any]]
-"""What each process does in one training; None: it takes no part."""
+"""What each process does in one training; those that are left out take no part."""
 
 
 @pytest.fixture(params=["asyncio"])
@@ -34,7 +34,11 @@ def trained(cast: Cast, rounds: list[Round]) -> list[list[Done]]:
     """Train on one cluster again and again; for each round what each process has done."""
     cast.ps()
     processes = [
-        cast.start("several", name, rounds=[each[number] for each in rounds if number < len(each)])
+        cast.start(
+            "several",
+            name,
+            rounds=[each[number] if number < len(each) else None for each in rounds],
+        )
         for number, name in enumerate(NAMES)
         if any(number < len(each) for each in rounds)
     ]

@@ -45,14 +45,22 @@ async def holding(say: Say, task: ClusterTask) -> None:
     await anyio.sleep_forever()
 
 
-async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any]]) -> None:
-    """Train several times, with a global step of its own each time; tell what a hook raised."""
+async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any] | None]) -> None:
+    """Train several times, with a global step of its own each time; tell what a hook raised.
+
+    Args:
+        rounds: what to do in each training; None: nothing.
+    """
     say("up")
+    is_checked = True
     for number, options in enumerate(rounds):
+        if options is None:
+            continue
         try:
-            await working(say, task, scope=f"round{number}", is_checked=number == 0, **options)
+            await working(say, task, scope=f"round{number}", is_checked=is_checked, **options)
         except* KeyError:
             say("raised")
+        is_checked = False
 
 
 async def working(
