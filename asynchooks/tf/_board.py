@@ -148,7 +148,8 @@ class Board(StepSource):
             link.close()
 
     def _note(self, notice: Notice) -> bool:
-        self._newest = notice
+        if self._newest is None or notice.epoch >= self._newest.epoch:
+            self._newest = notice
         return self._on_notice(notice)
 
     def _is_newest(self) -> bool:
