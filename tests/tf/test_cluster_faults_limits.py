@@ -100,7 +100,9 @@ def test_training_stops_exactly_at_any_limit(cast: Cast, seed: int) -> None:
                 **common,
                 "workers": random_.randint(1, 8),
                 "pace": random_.choice([0, 0, 0.001, 0.02]),
-                "waits": random_.choice([[], [], [1, 3], [max(0, limit - 2)] * 8]) if part else [],
+                "waits": random_.choice([[], [], [1, min(3, limit)], [max(0, limit - 2)] * 8])
+                if part
+                else [],
             }
             for part in range(random_.randint(1, 3))
         ]
