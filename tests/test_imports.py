@@ -17,6 +17,7 @@ LAYERS = [
     [
         "_errors",
         "_version",
+        "_old_objects",
         "_later",
         "_signal",
         "_engine",

@@ -11,6 +11,7 @@ from typing import Any, Self
 from .._engine import current_engine
 from .._function_session import StepFunction
 from .._global_step import GlobalStep
+from .._old_objects import OldObjects
 from .._step_source import SourceState
 from ._actions import Action
 from ._dask_session import DaskSessionCreator
@@ -162,6 +163,7 @@ class DaskCluster:
             self._source.set_state(SourceState.CLOSED, repr(error))
             self._loop.end()
             raise
+        OldObjects.leave_out()
         step, limit = self._step.value, self._source.limit
         if limit is not None and step >= limit:
             logger.warning(
@@ -176,6 +178,7 @@ class DaskCluster:
         stream, self._stream = self._stream, None
         if stream is None or self._source is None:
             return
+        OldObjects.take_back()
         try:
             with current_engine().shielded(2 * _CLOSE_SECS), suppress(ConnectionError):
                 await self._loop.run(stream.close(_CLOSE_SECS))

@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from .._engine import Engine, Slot
 from .._global_step import GlobalStep
+from .._old_objects import OldObjects
 from .._stop import Loss
 from ._board import Board
 from ._board_link import Notice
 from ._notices import Notices
-from ._old_objects import OldObjects
 from ._owners import Owners
 
 logger = logging.getLogger("asynchooks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ async def test_workers_start_when_other_processes_have_come_far_enough(
     assert len(first_steps) == 2
     assert first_steps[0] > 20
     assert first_steps[1] > 40
+
+
+async def test_collections_leave_old_objects_out_while_a_cluster_is_open(
+    scheduler: Scheduler, training: str
+) -> None:
+    gc.unfreeze()
+    async with DaskCluster(scheduler.address, training):
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 async def test_who_joins_a_training_that_has_ended_is_told_so(

@@ -13,7 +13,7 @@ from typing import ClassVar
 class OldObjects:
     """Leaves out of garbage collections what was there when the first caller came.
 
-    A full collection looks at every object of TensorFlow's modules: some 170 ms, in which no task
+    A full collection looks at every object of the modules, 170 ms with TensorFlow, in which no task
     of the process runs. What is not part of a cycle is freed as ever.
     """
 
