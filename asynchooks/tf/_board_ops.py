@@ -57,11 +57,6 @@ class BoardOps(BoardPieces):
             with tf.control_dependencies(rung):
                 return self._notice(*self._news())
 
-    def poke(self, seat: int) -> Any:
-        """Ring this seat's box."""
-        with self._here():
-            return self._ring(seat)
-
     def arm(self, request: Any) -> Any:
         """Have a seat's box rung from a step on: (seat, step); a notice, read afterwards."""
         with self._here():
