@@ -1,34 +1,28 @@
 """asynchooks: monitored training sessions and their hooks for `async`/`await`.
 
-    L6  testing                 fakes: a recording hook, a scripted raw session
-        cli, _simulate_command, _simulate_output, _launch_command, _arguments
-                                the command line
-        launch                  processes of a cluster on this machine
-    L5  tf                      the only importer of TensorFlow: graphs, sessions, creators
-        distributed             steps of other processes, on engines that exist already
-        simulation              thousands of workers in virtual time
-    L4  hooks                   one file per purpose
-        protocols               asynchronous training: who waits for whom
-    L3  _session                MonitoredSession: a reader starts here
-    L2  _supervised, _connection, _ending, _hook_list, _merge, _raw_run, _raw_session,
-        _session_creator, _function_session, _shared_session, _hook, _hook_calls, _hook_state,
-        _listener, _coordinator, _session_stop, _side_tasks, _runner, _work_thread, _or_stop,
-        _step_fn, _recovery, _phase
-    L1  _global_step, _fed_runs, _step_runs, _gate, _waiters, _timer, _lock, _portal,
-        _stacks, checkpoints
-    L0  _engine, _real_time, _wakeup_fd, _signal, _stop, _stop_reason, _step_source,
-        _version, _errors, _later
-                                the one way to wait, and every exception
+The rooms of the package; each imports only what stands below it, or to the right of it:
 
-Imports point down only. Hooks, checkpoints and TensorFlow's names are loaded at
-their first use.
+    __main__ cli _cli testing    the command line; fakes for tests
+    launch                       processes of a cluster on this machine
+    tf                           TensorFlow: graphs, checkpoints, clusters, bridges to its loops
+    distributed                  steps counted in other processes, through Dask
+    simulation                   thousands of workers in virtual time
+    hooks protocols              one hook a file; asynchronous training: who waits for whom
+    _session _running            MonitoredSession, where a reader starts; one run and its hooks
+    data backends                stages of input; raw sessions and the creators that make them
+    _hook _stopping              what hooks are; stop requests, side tasks, coordinators
+    _step checkpoints _timer     the awaitable step and its gate; files of a checkpoint
+    _engine                      how anything waits: engines, stops, locks, threads
+    _errors _later _version      every exception
+
+Hooks, checkpoints and TensorFlow's names are loaded at their first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._coordinator import Coordinator
+from ._engine.stop import StopReason
 from ._errors import (
     CheckpointError,
     CheckpointInUseError,
@@ -44,6 +38,7 @@ from ._errors import (
     LateVariableError,
     MetricError,
     NanLossDuringTrainingError,
+    OverlappingCallError,
     PreemptionError,
     StallError,
     StepFunctionError,
@@ -51,22 +46,31 @@ from ._errors import (
     StepUnreachableError,
     StopTraining,
 )
-from ._function_session import FunctionSessionCreator
-from ._global_step import GlobalStep, GlobalStepStatistics
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ._later import later
-from ._listener import CheckpointSaverListener
-from ._raw_session import RawSession
-from ._recovery import Recovery, Restart
+from ._running.step_fn import StepContext
 from ._session import MonitoredSession
-from ._session_creator import SessionCreator
-from ._shared_session import SharedSessionCreator
-from ._side_tasks import OnFailure
-from ._step_fn import StepContext
-from ._stop_reason import StopReason
+from ._step.global_step import GlobalStep, GlobalStepStatistics
+from ._stopping.backoff import Recovery, Restart
+from ._stopping.coordinator import Coordinator
+from ._stopping.tasks import OnFailure
 from ._timer import SecondOrStepTimer
+from .backends._creator import SessionCreator, set_default_creator
+from .backends._function import FunctionSessionCreator
+from .backends._raw_session import RawSession
+from .backends._shared import SharedSessionCreator
+from .hooks.checkpoint._listener import CheckpointSaverListener
 
 if TYPE_CHECKING:
+    from . import checkpoints as checkpoints
+    from . import data as data
+    from . import distributed as distributed
+    from . import hooks as hooks
+    from . import protocols as protocols
+    from . import simulation as simulation
+    from . import testing as testing
+    from . import tf as tf
+    from ._version import __version__ as __version__
     from .checkpoints import Mode as Mode
     from .checkpoints import Retention as Retention
     from .checkpoints import Saver as Saver
@@ -108,8 +112,15 @@ else:  # type checkers shall see the names above, and no others
     __getattr__, __dir__ = later(
         __name__,
         {
+            "checkpoints": "checkpoints",
             "data": "data",
+            "distributed": "distributed",
+            "hooks": "hooks",
+            "protocols": "protocols",
+            "simulation": "simulation",
+            "testing": "testing",
             "tf": "tf",
+            "__version__": "_version",
             "Mode": "checkpoints",
             "Retention": "checkpoints",
             "Saver": "checkpoints",
@@ -150,6 +161,15 @@ else:  # type checkers shall see the names above, and no others
         },
     )
 
+
+def _tensorflow_creator() -> SessionCreator:
+    from .tf.graph._creators import default_creator
+
+    return default_creator()
+
+
+set_default_creator(_tensorflow_creator)
+
 __all__ = [  # without those from TensorFlow: a star import must work where it is missing
     "CheckpointError",
     "CheckpointInUseError",
@@ -188,6 +208,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "NanTensorHook",
     "OnFailure",
     "OnStall",
+    "OverlappingCallError",
     "PreemptionError",
     "PreemptionHook",
     "RawSession",

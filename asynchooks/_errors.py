@@ -6,15 +6,29 @@ nothing here imports it.
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from enum import Enum
+from itertools import groupby
+from types import TracebackType
 from typing import Any
+
+logger = logging.getLogger("asynchooks")
+
+_OURS = os.path.join(os.path.dirname(__file__), "")
+_MAX_NOTES = 3
+_NUM_NOTES = "asynchooks_num_notes"
+"""The attribute of an error that says how many notes it was to be given."""
+_NOTED_ONCE = "asynchooks_noted_once"
+"""The attribute with those that `note_once` was to add, also where they are only counted."""
 
 
 class StopTraining(Exception):  # noqa: N818 - like StopIteration, it is no error
     """Nobody's fault: training ends here. `async with MonitoredSession` swallows it, `end` runs.
 
-    `session.run` raises it when the input ended, when the last step was reached elsewhere, and
-    when a stop was asked for while it waited; `step_context.request_stop()` raises it too.
+    `session.run` raises it when the input ended, when the last step was reached, and when a stop
+    was asked for, before it or while it waited; `step_context.request_stop()` raises it, too.
     """
 
 
@@ -26,6 +40,13 @@ class StepSourceLostError(ConnectionError):
     """The network's or another machine's fault: no news of other processes' steps arrives.
 
     Raised by waits for the global step that asked for it; the others wait on.
+    """
+
+
+class ModelRestored(Exception):  # noqa: N818 - a signal within the package
+    """No fault: a checkpoint was restored after a run had called its hooks; the run starts over.
+
+    It never leaves a session.
     """
 
 
@@ -47,6 +68,14 @@ class LateVariableError(RuntimeError):
 
 class StepFunctionError(TypeError):
     """The step function's fault: it returned no mapping, or a bad "global_step"."""
+
+
+class OverlappingCallError(RuntimeError):
+    """The program's fault: a call of a step function would overlap another one that goes on.
+
+    Raised in place of the call, where the other one was cancelled or given up and has not
+    returned, or where there is no waiting for it.
+    """
 
 
 class FetchError(ValueError):
@@ -167,10 +196,79 @@ def is_input_end(error: BaseException) -> bool:
     return type(error) in (StopIteration, StopAsyncIteration)
 
 
-def note_once(error: BaseException, note: str) -> None:
-    """Add a note, unless it is there: several may meet the same error."""
-    if note not in getattr(error, "__notes__", ()):
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note, one of three at most: where many hooks and tasks fail, the rest are counted.
+
+    Those are in the log. What others have noted stays, and does not count.
+    """
+    num_before = error.__dict__.get(_NUM_NOTES, 0)
+    error.__dict__[_NUM_NOTES] = num_before + 1
+    num_more = num_before + 1 - _MAX_NOTES
+    if num_more <= 0:
         error.add_note(note)
+        return
+    logger.error("A further note on %r: %s", error, note)
+    notes: list[str] = getattr(error, "__notes__", [])
+    said = _more_notes(num_more - 1)
+    if said in notes:
+        notes[notes.index(said)] = _more_notes(num_more)
+    else:
+        error.add_note(_more_notes(num_more))
+
+
+def _more_notes(num: int) -> str:
+    return f"and {num} more note{'s' * (num != 1)}"
+
+
+def note_once(error: BaseException, note: str) -> None:
+    """Add a note, unless it was added before: several may meet the same error."""
+    noted: set[str] = error.__dict__.setdefault(_NOTED_ONCE, set())
+    if note not in noted and note not in getattr(error, "__notes__", ()):
+        noted.add(note)
+        add_note(error, note)
+
+
+def call_text(made: object, **arguments: object) -> str:
+    """An object as the call that makes it; arguments that are None are left out."""
+    given = [f"{name}={shown(value)}" for name, value in arguments.items() if value is not None]
+    return f"{type(made).__name__}({', '.join(given)})"
+
+
+def shown(value: object) -> str:
+    """A value in a repr or a message: a function by its name, what is long is cut."""
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    text = str(getattr(value, "__qualname__", None) or repr(value))
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Leave out of its traceback what lies in asynchooks between two frames of others.
+
+    Of our frames in a row the first and the last stay: users see which line of ours they called,
+    and which one called theirs. Where we raised the error, the last row stays whole. Causes keep
+    their tracebacks.
+    """
+    entries: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    rows = [list(row) for _, row in groupby(entries, _is_ours)]
+    if not any(len(row) > 2 and _is_ours(row[0]) for row in rows[:-1]):
+        return
+    shortened = None
+    for place, row in reversed(list(enumerate(rows))):
+        if _is_ours(row[0]) and place < len(rows) - 1:
+            row = [row[0], row[-1]] if len(row) > 1 else row
+        for entry in reversed(row):
+            frame, instruction, line = entry.tb_frame, entry.tb_lasti, entry.tb_lineno
+            shortened = TracebackType(shortened, frame, instruction, line)
+    error.__traceback__ = shortened
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_OURS)
 
 
 def is_thrown_away(error: BaseException) -> bool:
@@ -204,11 +302,14 @@ class SimulationError(RuntimeError):
 
 
 class DeadlockError(SimulationError):
-    """Tasks wait in virtual time, and nothing is left that could wake them."""
+    """Tasks wait in virtual time, and nothing is left that could wake them.
+
+    Crashes that repeat for ever count as nothing where they are seen to change nothing.
+    """
 
 
 class LivelockError(SimulationError):
-    """A task goes on for ever at one virtual time."""
+    """A task goes on for ever at one virtual time, or a training without an update."""
 
 
 class ForeignAwaitError(SimulationError):

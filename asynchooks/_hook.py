@@ -2,20 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from ._stop_reason import StopReason, reason_for
+from ._engine.stop import StopReason, reason_for
+from ._errors import call_text
 
 if TYPE_CHECKING:
-    from ._coordinator import Coordinator
-    from ._global_step import GlobalStep
-    from ._session_stop import SessionStop
+    from ._step.global_step import GlobalStep
+    from ._stopping.coordinator import Coordinator
+    from ._stopping.session_stop import SessionStop
 
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 begin_graph: ContextVar[Any] = ContextVar("asynchooks_graph", default=None)
 """In a hook's begin: the TensorFlow graph that its session runs, None for a step function."""
+
+
+class SessionHooks:
+    """What the hooks of one session have in common, and what they ask of it beside their moments.
+
+    `SessionHooks.of`, in a hook's begin, says to which session it belongs. Asking for it there,
+    and not through further methods, lets a wrapper be enough that forwards the public ones.
+
+    Args:
+        hooks: as they were given to the session: wrappers, where there are any.
+        stops: what stops the session.
+    """
+
+    __slots__ = (
+        "_checks", "after_step", "at_drop", "at_ending", "at_leaving", "begun", "hooks",
+        "is_by_hand", "owners", "restore", "stops",
+    )  # fmt: skip
+
+    def __init__(self, hooks: Sequence[Any], stops: SessionStop | None) -> None:
+        self.hooks = hooks
+        self.stops = stops
+        self.is_by_hand = stops is None
+        """Whether no session calls the hook: nobody then calls what is asked for here."""
+        self.begun: list[Any] = []
+        """Those that others look for, in the order of their begin, in wrappers or not."""
+        self.restore: Callable[[Any], Awaitable[int | None]] | None = None
+        """Brings a new raw session's model back to what was saved, before anything runs it.
+
+        Called once for each raw session; returns its global step, None to leave that alone.
+        """
+        self.owners: list[Callable[[BaseException], bool]] = []
+        """Whether an error out of a run is a hook's own, not something that the run did."""
+        self.after_step: list[Callable[[], None]] = []
+        """A run was cancelled while a thread made its step, which counts; it has no after_run."""
+        self.at_ending: list[Callable[[], None]] = []
+        """Before `end` of the first hook: all are as the last run has left them."""
+        self.at_leaving: list[
+            Callable[[BaseException | None], Awaitable[BaseException | None]]
+        ] = []
+        """The session is closed, also after an error, which each returns, or what replaces it."""
+        self.at_drop: list[Callable[[], None]] = []
+        """The session was dropped unclosed: give back what is held, at once, in any thread."""
+        self._checks: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, hook: SessionRunHook) -> SessionHooks:
+        """In a hook's begin: those of its session, or of the hook alone where none calls it."""
+        begin = begin_session.get()
+        session = None if begin is None else begin.session
+        return cls((hook,), None) if session is None else session.join()
+
+    def check(self, fn: Callable[[], None]) -> None:
+        """Have `fn` called when every hook has begun; what it raises is an error of this begin."""
+        self._checks.append(fn)
+
+    def take_checks(self) -> list[Callable[[], None]]:
+        """Those that were asked for since the last call."""
+        checks, self._checks = self._checks, []
+        return checks
+
+
+class Joins(Protocol):
+    """The session that calls a hook's begin."""
+
+    def join(self) -> SessionHooks: ...
+
+
+class Begin:
+    """One call of a hook's begin: a task that it starts inherits this, but not for longer."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Joins) -> None:
+        self.session: Joins | None = session  # that calls it, until it returns
+
+
+begin_session: ContextVar[Begin | None] = ContextVar("asynchooks_session", default=None)
+"""In a hook's begin: the call of it by a session; None where it is called by hand."""
 
 
 class SessionRunArgs(NamedTuple):
@@ -52,18 +134,31 @@ class SessionRunValues(NamedTuple):
 class Pending:
     """What hooks ask of a run's end; few runs have any."""
 
-    __slots__ = ("last", "ranks", "stop_reason")
+    __slots__ = ("last", "ranks", "release", "stop_reason", "stops_all")
 
     def __init__(self) -> None:
         self.stop_reason: StopReason | None = None
+        self.stops_all = False  # all workers, not just this one
         self.last: list[tuple[Any, Callable[[], Awaitable[None]]]] = []  # and who asked
         self.ranks: list[int] = []  # of those
+        self.release: Callable[[], None] | None = None
+        """Ends the exclusive side that is held since an evaluation; a save may take it over."""
+
+    def end_exclusive(self) -> None:
+        """End what is held since an evaluation; also where the run fails."""
+        release, self.release = self.release, None
+        if release is not None:
+            release()
 
 
 class NamesCulprit(Protocol):
     """The list of hooks that are being called."""
 
     current: Any
+    call_plain: Callable[[Callable[[], Any], Hashable, bool], Awaitable[Any] | None]
+
+    @property
+    def stops(self) -> SessionStop: ...
 
     def culprit(self) -> str: ...
 
@@ -71,7 +166,20 @@ class NamesCulprit(Protocol):
 class SessionRunContext:
     """One run, as its hooks see it; the same object in `before_run` and in `after_run`.
 
-    `MonitoredSession.run` makes it; it lives as long as that call.
+    `MonitoredSession.run` makes it; it lives as long as that call. A test that calls a hook by
+    hand makes its own, and awaits `finish` after the last `after_run`.
+
+    Args:
+        original_args: what the caller of `run` asked for: a `SessionRunArgs`.
+        session: the raw session.
+        global_step: the session's, if it is not the one that counts.
+
+    Example:
+        hook, raw_session = StopAtStepHook(last_step=3), Echo()
+        run_context = SessionRunContext(SessionRunArgs("loss"), raw_session)
+        await hook.before_run(run_context)
+        await hook.after_run(run_context, SessionRunValues(0.5, None, None))
+        await run_context.finish()
     """
 
     __slots__ = ("_hooks", "_original_args", "_pending", "_session", "_step")
@@ -106,11 +214,15 @@ class SessionRunContext:
         """Whether a hook asked, during this run, to stop."""
         return self._pending is not None and self._pending.stop_reason is not None
 
-    def request_stop(self, reason: StopReason | str | None = None) -> None:
+    def request_stop(
+        self, reason: StopReason | str | None = None, *, all_workers: bool = False
+    ) -> None:
         """Let training stop after this run: every `after_run` still takes place.
 
         Args:
             reason: why, for `session.stop_reason`; the first one stands.
+            all_workers: whether all workers stop then that share the model, as by
+                `session.request_stop`; no recovery makes that forgotten.
 
         Raises:
             TypeError: `reason` is something else.
@@ -119,6 +231,7 @@ class SessionRunContext:
         why = reason_for(None, reason, who)
         pending = self._pending = self._pending or Pending()
         pending.stop_reason = pending.stop_reason or why
+        pending.stops_all = pending.stops_all or all_workers
 
     def finish_with(self, fn: Callable[[], Awaitable[None]]) -> None:
         """Have `fn` awaited as the last thing in this run, when every `after_run` has returned.
@@ -128,22 +241,67 @@ class SessionRunContext:
         """
         self._finish(0, fn)
 
+    async def finish(self) -> None:
+        """Await what hooks asked for through `finish_with`, in order; `MonitoredSession.run` does.
+
+        Call it once, and only where you call hooks by hand.
+        """
+        if self._pending is not None:
+            try:
+                for call, fn in self._pending.last:
+                    if self._hooks is not None:
+                        self._hooks.current = call
+                    await fn()
+            finally:
+                self._pending.end_exclusive()
+
     def _finish(self, rank: int, fn: Callable[[], Awaitable[None]]) -> None:
-        """As `finish_with`, by rank: evaluations (0), what looks at them (1), saves (2)."""
+        """As `finish_with`, by rank: evaluations (0), what looks at them (1), saves (2), what ends
+        the exclusive side (3).
+        """
         pending = self._pending = self._pending or Pending()
         call = None if self._hooks is None else self._hooks.current
         place = sum(each <= rank for each in pending.ranks)
         pending.ranks.insert(place, rank)
         pending.last.insert(place, (call, fn))
 
+    def _finish_alone(self, evaluate: Callable[[], Awaitable[None]]) -> None:
+        """As `finish_with`, while no worker that shares the model runs a step.
 
-async def finish_run(context: SessionRunContext) -> None:
-    """Await what hooks asked for through `finish_with`; for those who drive hooks by themselves."""
-    if context._pending is not None:
-        for call, fn in context._pending.last:
-            if context._hooks is not None:
-                context._hooks.current = call
-            await fn()
+        That lasts until a save has copied the model, or else to the end of the run, so that what
+        is saved is what was evaluated; but not where functions of users follow, which may wait.
+        """
+
+        async def fn() -> None:
+            pending = self._pending
+            assert pending is not None
+            pending.release = await self._step.take_exclusive(ends_at_stop=True)
+            with self._step.held_here("global_step.exclusive()"):
+                await evaluate()
+            place = [each for _, each in pending.last].index(fn) + 1
+            if 0 in pending.ranks[place:]:
+                pending.end_exclusive()
+            else:
+                self._finish(3, end)
+
+        async def end() -> None:
+            if self._pending is not None:
+                self._pending.end_exclusive()
+
+        self._finish(0, fn)
+
+    def _take_release(self) -> Callable[[], None] | None:
+        """What ends the exclusive side, for a save that does it; None if it is not held."""
+        pending = self._pending
+        if pending is None:
+            return None
+        release, pending.release = pending.release, None
+        return release
+
+
+def may_be_plain(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Awaitable[T] | T]:
+    """The method as it is; for type checkers a plain method may override it, too."""
+    return method
 
 
 class SessionRunHook:
@@ -151,7 +309,8 @@ class SessionRunHook:
 
     You make it and give it to a session, which calls its methods in the order of the list. A
     method that is left alone is never called. A plain method (`def` instead of `async def`) runs
-    where blocking steps run, perhaps in a thread; `begin` runs on the event loop. Source:
+    where blocking steps run, perhaps in a thread; `begin` runs on the event loop. A hook of yours
+    that forwards all methods of this class to a shipped hook does what that one does. Source:
     TensorFlow's `SessionRunHook`; `on_error` is ours.
 
     Example:
@@ -177,40 +336,29 @@ class SessionRunHook:
         Called before `after_create_session` when a checkpoint was restored that holds any.
         """
 
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        """Before begin: all hooks of the session, and what stops it, for those that need them."""
+    def __repr__(self) -> str:
+        if not self._shown:
+            return object.__repr__(self)
+        return call_text(self, **{key: _get(self, path) for key, path in self._shown})
 
-    async def _restore(self, raw: Any) -> int | None:
-        """Bring a new raw session's model back to what was saved, before anybody runs it.
-
-        Called once for each raw session; returns the global step of it, None to leave that alone.
-        """
-        return None
-
-    def _owns(self, error: BaseException) -> bool:
-        """Whether an error out of a run is this hook's news, not something that the run did."""
-        return False
-
-    def _ending(self) -> None:
-        """Before `end` of the first hook: all are as the last run has left them."""
-
-    async def _leave(self, error: BaseException | None) -> BaseException | None:
-        """The session is closed, however that came; returns what leaves it, `error` as a rule."""
-        return error
-
+    _fetches_are = ""  # what it asks runs for, where that is one thing, for messages
+    _joins_session: bool = True
+    # False only in hooks of ours whose begin asks for no `SessionHooks`: that takes 0.1 KB a task
+    _shown: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # what its repr shows: arguments, and the attributes that have them
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
-    _has_only_timers = False
-    # True in hooks of ours whose state is no more than when they are due next
     _looks_at_default_graph: bool = True
     # False only in hooks of ours that run no code of users: entering a graph costs 5 us a run
 
+    @may_be_plain
     async def begin(self) -> None:
         """Called once, before the raw session exists; may still add ops to the default graph.
 
         Not called again when a lost session is recreated.
         """
 
+    @may_be_plain
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         """Called for each raw session, also for one that replaces a lost one.
 
@@ -220,6 +368,7 @@ class SessionRunHook:
             coord: its new coordinator, for threads, side tasks and stopping.
         """
 
+    @may_be_plain
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Called before each run; returns what to add to it, or None.
 
@@ -227,12 +376,15 @@ class SessionRunHook:
         """
         return None
 
+    @may_be_plain
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Called after each run that did not fail; may ask `run_context` to stop."""
 
+    @may_be_plain
     async def end(self, session: Any) -> None:
         """Called once at a clean end, while the raw session is still open."""
 
+    @may_be_plain
     async def on_error(self, session: Any, exception: BaseException) -> None:
         """Called once instead, or after `end`, when an error leaves the session.
 
@@ -245,3 +397,27 @@ class SessionRunHook:
             exception: what leaves the session: an error, KeyboardInterrupt or a cancellation
                 (unless a side task or thread fails only while it is waited for).
         """
+
+
+def _get(hook: Any, path: str) -> Any:
+    """An attribute of an attribute; None where a subclass has not made it."""
+    for name in path.split("."):
+        hook = getattr(hook, name, None)
+    return hook
+
+
+class TensorFlowHook(Protocol):
+    """A hook that derives from `tf.compat.v1.train.SessionRunHook`, for type checkers."""
+
+    def begin(self) -> Any: ...
+
+    def after_create_session(self, session: Any, coord: Any) -> Any: ...
+
+    def before_run(self, run_context: Any) -> Any: ...
+
+    def after_run(self, run_context: Any, run_values: Any) -> Any: ...
+
+    def end(self, session: Any) -> Any: ...
+
+
+AnyHook = SessionRunHook | TensorFlowHook

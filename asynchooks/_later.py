@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -17,6 +17,8 @@ def later(
         package: its name.
         places: for each name the module, below the package, that has it; a module's own name
             stands for itself.
+
+    `dir` of the package shows those and the names in its `__all__`.
     """
 
     def get(name: str) -> Any:
@@ -27,4 +29,14 @@ def later(
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *places})
+    return get, listing(package, places)
+
+
+def listing(package: str, places: Iterable[str] = ()) -> Callable[[], list[str]]:
+    """The `__dir__` of a package: the names in its `__all__`, and these that are public."""
+
+    def names() -> list[str]:
+        public = {*sys.modules[package].__all__, *places}
+        return sorted(name for name in public if not name.startswith("_"))
+
+    return names

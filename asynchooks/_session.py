@@ -4,8 +4,9 @@ Timeline of a session:
 
     normal   begin · create · after_create_session · (before_run · raw run · after_run)* · end ·
              side tasks and threads stop · close
-    stop     a hook's request_stop: the run it asked in still completes, the next one is refused.
-             Any other stop: should_stop() is True and every wait ends; runs still work
+    stop     should_stop() is True, and the next run raises StopTraining, which ends the block
+             cleanly: normal from `end` on. A hook's request_stop lets the run it asked in complete;
+             any other stop ends every wait, too
     failure  what the body, a run or a side task raised: no end, on_error in reverse order, side
              tasks and threads stop, close; the error leaves as itself
     lost     AbortedError, UnavailableError or PreemptionError in a run: side tasks and threads
@@ -17,28 +18,33 @@ Where a step runs, how requests are merged and who may run now stand in other fi
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from ._connection import Connection
-from ._ending import end_all
-from ._engine import Engine, current_engine
-from ._errors import is_clean_end
-from ._global_step import GlobalStep
-from ._hook import SessionRunArgs, SessionRunContext
-from ._hook_list import HookList, values_of
-from ._merge import MergedRun
-from ._phase import OneRun, Phase
-from ._raw_run import NOT_HERE, RawRuns, Unfinished
-from ._recovery import Recovery, check_recovery, checked_grace_secs
-from ._runner import StepRunner, StepRunnerName, check_runner
-from ._session_creator import SessionCreator, check_creator, default_creator
-from ._step_fn import StepContext, call_step_fn, check_step_fn
-from ._stop import Stop
-from ._supervised import Supervised
+from ._engine.base import AsyncOnly, Engine
+from ._engine.current import current_engine
+from ._engine.runner import StepRunner, StepRunnerName, check_runner
+from ._engine.stop import Stop, StopReason, reason_for
+from ._errors import ModelRestored, StopTraining, is_clean_end, shorten_traceback
+from ._hook import AnyHook, SessionRunArgs, SessionRunContext
+from ._running.dispatch import HookList, values_of
+from ._running.lifecycle import Connection, end_all
+from ._running.merge import MergedRun
+from ._running.phase import OneRun, Phase
+from ._running.raw_run import NOT_HERE, RawRuns, Unfinished
+from ._running.step_fn import StepContext, call_step_fn, check_step_fn
+from ._step.global_step import GlobalStep
+from ._step.waiters import Worker
+from ._stopping.backoff import Recovery, Restart, check_recovery, checked_grace_secs
+from ._stopping.tasks import OnFailure, SideTask, name_of, or_stop
+from .backends._creator import SessionCreator, check_creator, default_creator
+
+if TYPE_CHECKING:
+    from .data import Batches
+    from .data._sources import Source
 
 logger = logging.getLogger("asynchooks")
 
@@ -50,7 +56,7 @@ _NO_RESULTS: Mapping[int, Any] = {}
 _OPEN = Phase.OPEN  # an enum's member costs as much as a call
 
 
-class MonitoredSession(Supervised):
+class MonitoredSession(AsyncOnly):
     """A training session: hooks around every run, recovery, and an orderly end.
 
     You make it, `async with` opens and closes it. It holds no task group or cancel scope, so that
@@ -79,11 +85,12 @@ class MonitoredSession(Supervised):
                 loss = await session.run("loss")
     """
 
+    _in_with = "session"
     _recovers: ClassVar[bool] = True
 
     def __init__(
         self,
-        hooks: Iterable[Any] | None = None,
+        hooks: Iterable[AnyHook] | None = None,
         session_creator: SessionCreator | None = None,
         stop_grace_period_secs: float = 120,
         *,
@@ -103,10 +110,25 @@ class MonitoredSession(Supervised):
         self._connection = Connection(self._lease, self._hooks, recovery, self._grace_secs)
         self._stop = stop
         self._step: GlobalStep | None = None
+        self._worker: Worker | None = None  # there from opening on
         self._phase = Phase.NEW
         self._is_driven = False
+        self._has_ended = False  # a run has said so
         self._asked: Any = None  # what the last run fetched for caller and hooks
         self._one_run = OneRun()
+
+    def __repr__(self) -> str:
+        state, step = self._phase.name.lower(), self._lease.global_step
+        # The garbage collector may ask, in the midst of anything: to read the step may block, and
+        # its lock may be held by the very code that is interrupted.
+        value = step.last_known
+        is_at_limit = step.limit is not None and value >= step.limit
+        if self._phase is Phase.OPEN and (is_at_limit or self._connection.should_stop()):
+            state += ", to stop"
+        return (
+            f"<{type(self).__name__} {state}, at step {value}, of {self._lease.creator!r}, "
+            f"hooks {self._hooks.hooks!r}>"
+        )
 
     @property
     def graph(self) -> Any:
@@ -117,7 +139,7 @@ class MonitoredSession(Supervised):
     def global_step(self) -> GlobalStep:
         """The step, as this session sees it: waiting for it ends when the session is stopped."""
         if self._step is None:
-            self._step = self._lease.global_step.bound(self._stop)
+            self._step = self._lease.global_step.bound(self._stop, body=self._worker)
         return self._step
 
     def raw_session(self) -> Any:
@@ -130,9 +152,6 @@ class MonitoredSession(Supervised):
         feed_dict: Any = None,
         options: Any = None,
         run_metadata: Any = None,
-        *,
-        _failures: int | None = 0,
-        _entered: bool = False,
     ) -> Any:
         """Run one step with all hooks, and return what was fetched.
 
@@ -142,101 +161,103 @@ class MonitoredSession(Supervised):
         Args:
             fetches: what to compute: as for `tf.compat.v1.Session.run` on a graph; names of
                 outputs, nested as you like, on a step function.
-            feed_dict: values by tensor or name; never changed.
+            feed_dict: values by tensor, variable or name; never changed.
             options: `tf.compat.v1.RunOptions`, for graphs; never changed.
             run_metadata: `tf.compat.v1.RunMetadata` to fill, for graphs.
 
         Raises:
-            StopTraining: the input or the training has ended; the block ends cleanly by it.
-            RuntimeError: the session is not open, runs already, or a hook asked it to stop.
+            StopTraining: the input has ended, the last step was reached, or a stop was asked for;
+                the block ends cleanly by it.
+            RuntimeError: the session is not open, or runs already.
             BaseException: what a hook or the step raised, with a note of which it was.
         """
-        # _failures: how often this run has failed; None in a step_fn, which is tried again itself.
-        # _entered: it is `_enter_run` that calls
         one_run = self._one_run
-        if not _entered and (
-            self._is_driven
-            or (_failures == 0 and (one_run.is_under_way or self._phase is not _OPEN))
-        ):
-            return await self._enter_run(_failures, fetches, feed_dict, options, run_metadata)
+        if one_run.is_under_way or self._phase is not _OPEN:
+            one_run.check(self._phase, "run")
+        if self._is_driven:
+            return await self._enter_run(fetches, feed_dict, options, run_metadata)
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
             raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
-        one_run.is_under_way = True
-        hooks, connection = self._hooks, self._connection
-        raw = merged = context = call = hooks.current = None
-        args = (fetches, feed_dict, options, run_metadata)
-        try:
-            raw = connection.ready
-            if raw is None or raw.is_retired:
-                raw = None
-                raw = await connection.revive(is_nested=_failures is None)
-            if options is not None or run_metadata is not None:
-                merged = MergedRun(raw, SessionRunArgs(*args[:3]), run_metadata, hooks.hooks)
-            if hooks.are_in_runs:
-                context = _new_object(SessionRunContext)  # as calling it, in half the time
-                context._original_args, context._session = args, connection.session
-                context._step, context._hooks, context._pending = self._run_step, hooks, None
-                for call, method, group in hooks.asks:
-                    hooks.current = call
-                    if group:
-                        merged = await hooks.ask_group(group, context, raw, merged)
-                        continue
-                    request = await method(context)
-                    if request is not None:
-                        merged = hooks.merge(call, request, context, raw, merged)
-                call = hooks.current = None
-            if merged is not None:
-                args = merged.finish(self._asked)
-                self._asked = args[0]
-            outputs = self._raw_runs.here(raw, args)
-            if outputs is NOT_HERE:
-                outputs = await self._raw_runs.anywhere(raw, args)
-            if type(outputs) is Unfinished:
-                outputs = await outputs.finish()
-            values, results = connection.unasked, _NO_RESULTS
-            if merged is not None:
-                outputs, results = merged.split(outputs)
-                values = merged.values(None)
-            if context is not None:
-                for call, method, group in hooks.tells:
-                    hooks.current = call
-                    if group:
-                        await hooks.tell_group(group, context, values, results)
-                    elif results:
-                        await method(context, values_of(call, values, results))
-                    else:
-                        await method(context, values)
-                call = hooks.current = None
-                if context._pending is not None:
-                    for call, last in context._pending.last:
+        hooks, connection, failures = self._hooks, self._connection, 0
+        while True:
+            one_run.is_under_way = True
+            raw = merged = context = call = hooks.current = None
+            args = (fetches, feed_dict, options, run_metadata)
+            try:
+                raw = connection.ready
+                if raw is None or raw.is_retired:
+                    raw = None
+                    raw = await connection.revive(is_nested=one_run.is_in_step_fn)
+                if options is not None or run_metadata is not None:
+                    merged = MergedRun(raw, SessionRunArgs(*args[:3]), run_metadata, hooks.hooks)
+                if hooks.are_in_runs:
+                    context = _new_object(SessionRunContext)  # as calling it, in half the time
+                    context._original_args, context._session = args, connection.session
+                    context._step, context._hooks, context._pending = self._run_step, hooks, None
+                    for call, method, group in hooks.asks:
                         hooks.current = call
-                        await last()
+                        if group:
+                            merged = await hooks.ask_group(group, context, raw, merged)
+                            continue
+                        request = await method(context)
+                        if request is not None:
+                            merged = hooks.merge(call, request, context, raw, merged)
                     call = hooks.current = None
-                    connection.stop_by_hook(context._pending.stop_reason)
-        except BaseException as error:
-            leaving = error
-            if raw is not None:
-                leaving = connection.judge(hooks.explained(error, merged, call), error)
-            if _failures is None or not isinstance(leaving, Exception):
+                if merged is not None:
+                    args = merged.finish(self._asked)
+                    self._asked = args[0]
+                outputs = self._raw_runs.here(raw, args)
+                if outputs is NOT_HERE:
+                    outputs = await self._raw_runs.anywhere(raw, args)
+                if type(outputs) is Unfinished:
+                    outputs = await outputs.finish()
+                values, results = connection.unasked, _NO_RESULTS
+                if merged is not None:
+                    outputs, results = merged.split(outputs)
+                    values = merged.values(None)
+                if context is not None:
+                    for call, method, group in hooks.tells:
+                        hooks.current = call
+                        if group:
+                            await hooks.tell_group(group, context, values, results)
+                        elif results:
+                            await method(context, values_of(call, values, results))
+                        else:
+                            await method(context, values)
+                    call = hooks.current = None
+                    if context._pending is not None:
+                        for call, last in context._pending.last:
+                            hooks.current = call
+                            await last()
+                        call = hooks.current = None
+                        connection.stop_by_hook(context._pending)
+            except BaseException as error:
+                said: BaseException = error
+                if context is not None and context._pending is not None:
+                    context._pending.end_exclusive()
+                if raw is not None:
+                    said = connection.judge(hooks.explained(error, merged, call), error)
+                leaving = await self._recover(said, failures)
+                if leaving is not None and connection.has_run:
+                    if call is None:  # cancelled, while a thread made the step
+                        hooks.made_step()
+                    connection.has_run = False
                 if leaving is error:
                     raise
-                raise leaving from leaving.__cause__
-            failures = await connection.recover(leaving, _failures)
-            raw = merged = context = None
-            del leaving
-        else:
-            return outputs
-        finally:
-            if _failures is not None:
+                if leaving is not None:
+                    raise leaving from leaving.__cause__
+                failures += type(error) is not ModelRestored
+            else:
+                return outputs
+            finally:
                 one_run.is_under_way = False
                 if one_run.slots:
                     one_run.tell()
-        # a subclass's own `run` surrounds the whole of it, not each attempt
-        caller = (fetches, feed_dict, options, run_metadata)
-        return await MonitoredSession.run(self, *caller, _failures=failures, _entered=_entered)
 
     async def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         """Call a function that runs steps on the raw session, with or without hooks.
+
+        Unlike `run`, it is not refused after a stop; `step_context.run_with_hooks` is.
 
         Args:
             step_fn: takes exactly `step_context` (plus `self`), sync or async; its value is
@@ -248,27 +269,172 @@ class MonitoredSession(Supervised):
         """
         check_step_fn(step_fn)
         self._one_run.check(self._phase, "run_step_fn")
-        self._one_run.is_under_way = True
+        self._one_run.is_under_way = self._one_run.is_in_step_fn = True
         try:
             return await self._connection.recovering(lambda: self._call_step_fn(step_fn))
+        except BaseException as error:
+            shorten_traceback(error)
+            raise
         finally:
+            self._raw_runs.forget()  # a checkpoint that was restored between its runs, too
             self._one_run.end()
 
-    async def _enter_run(self, failures: int | None, *args: Any) -> Any:
-        """A run that may not begin now, or whose hooks may look at the default graph.
+    def should_stop(self) -> bool:
+        """Whether the training loop should end; never raises, never does work."""
+        is_over = self._phase in (Phase.CLOSING, Phase.CLOSED)
+        return is_over or self._is_at_limit or self._connection.should_stop()
 
-        The graph is entered once for the run, not once for each hook.
+    @property
+    def _is_at_limit(self) -> bool:
+        step = self._lease.global_step
+        return step.limit is not None and step.value >= step.limit
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Who ended training, and why: the first who asked, or what left the block; else None."""
+        step, reason = self._lease.global_step, self._connection.stops.reason
+        if reason is None and self._is_at_limit:
+            reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
+        return reason
+
+    def request_stop(
+        self,
+        reason: StopReason | str | BaseException | None = None,
+        *,
+        all_workers: bool = False,
+    ) -> None:
+        """Ask the training loop to end: should_stop() turns True and every wait ends.
+
+        The next run raises StopTraining. From any thread or task, before or after opening.
+
+        Args:
+            reason: why, for the log and `stop_reason`; an exception leaves at the end of the block.
+            all_workers: whether to end all workers of this process that share the model (by a
+                SharedSessionCreator, a parameter server, or any other common global step), and
+                those that open before the last of them has closed. An exception leaves this one.
         """
-        if failures == 0:
-            self._one_run.check(self._phase, "run")
-        run = MonitoredSession.run(self, *args, _failures=failures, _entered=True)
-        return await self._lease.drive(run, self._hooks.culprit)
+        why = reason_for(None, reason, "session.request_stop")
+        logger.info("Stop requested: %s", why.why)
+        self._connection.stops.request(why.error, why, all_workers=all_workers)
+
+    def start_soon(
+        self,
+        fn: SideTask,
+        *args: Any,
+        on_failure: OnFailure | Restart = OnFailure.STOP,
+        name: str | None = None,
+    ) -> None:
+        """Start `fn(*args)` as a side task: it never outlives the session.
+
+        An error in it stops the session, unless `on_failure` says otherwise, and leaves the block
+        as itself. At the end it is told (every wait of asynchooks in it raises StopTraining), gets
+        the grace period, and is cancelled then. Unlike `coord.start_soon` in a hook, it goes on
+        when a lost raw session is recreated.
+
+        Args:
+            on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
+            name: what to call it in logs and reasons; by default what `fn` is called.
+
+        Raises:
+            RuntimeError: the session is not open.
+            StopTraining: it ends just now, and this is a side task of it.
+            TypeError: `fn` cannot be called, or `on_failure` is no policy.
+        """
+        self._check_ends(fn)
+        self._phase.check_open("start_soon", in_opening=True)
+        self._connection.start_soon(fn, args, on_failure, name)
+
+    def batches(self, source: Source[T]) -> Batches[T]:
+        """The items of a source, for as long as training goes on: `async for x in ...`.
+
+        It reads one item ahead, or as many as the source's own `prefetch`; it ends with the
+        source, and when the session should stop, also while it waits. The session opens the source
+        (unless that was done) and closes it at its own end; `aclose` does so earlier. One that has
+        not ended stays open for other sessions of the same `SharedSessionCreator`, which may
+        still come to draw, until the last of them ends. What the loop was given and no run has
+        used is not lost: see `InputPositionHook`.
+
+        Args:
+            source: see `asynchooks.data`.
+
+        Raises:
+            TypeError: `source` cannot be read.
+            RuntimeError: the session is not open.
+            InputError: out of the loop: the source is empty, or cannot be read.
+            BaseException: out of the loop: what the source raised.
+        """
+        from .data._batches import Batches  # most sessions need none of it
+
+        self._phase.check_open("batches")
+        if self._worker is not None and self._worker.task is not self._engine.current_task():
+            self._worker.is_shared = True  # who reads its input is to run its steps
+        stops, step = self._connection.stops, self._lease.global_step
+        return Batches(source, stops, self._hooks.watch_runs, step, self.should_stop)
+
+    async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
+
+        It runs in a task of its own, which has ended when this returns or raises.
+
+        Raises:
+            StopTraining: the session was asked to stop; `fn` was cancelled.
+            BaseException: what `fn` raised.
+        """
+        self._check_ends(fn)
+        self._phase.check_open("or_stop", in_opening=True)
+        return await or_stop(self._engine, self._stop, self._lease.drive_call, fn, *args)
+
+    def _check_ends(self, fn: object) -> None:
+        if self._phase is Phase.CLOSING:  # a side task that has not ended yet
+            raise StopTraining(f"the session ends, before {name_of(fn)} was called")
+
+    async def _recover(self, error: BaseException, failures: int) -> BaseException | None:
+        """Prepare a failed run for its next attempt; returns what leaves if there is none.
+
+        A step_fn is called again itself, not the runs in it.
+        """
+        if type(error) is StopTraining:
+            has_ended, self._has_ended = self._has_ended, True
+            if has_ended:  # a loop that swallows it would hold the event loop for ever
+                await self._engine.checkpoint()
+        leaving, traceback = error, error.__traceback__
+        if isinstance(error, Exception) and not self._one_run.is_in_step_fn:
+            try:
+                await self._connection.recover(error, failures)
+            except BaseException as final:
+                leaving = final
+            else:
+                return None
+        if leaving is error:  # without the places that raised it again
+            error.__traceback__ = traceback
+        shorten_traceback(leaving)
+        return leaving
+
+    async def _enter_run(self, *args: Any) -> Any:
+        """A run whose hooks may look at the default graph: entered once, not for each hook."""
+        self._is_driven = False  # not once more, until this run has ended
+        try:
+            return await self._lease.drive(MonitoredSession.run(self, *args), self._hooks.culprit)
+        except BaseException as error:
+            shorten_traceback(error)
+            raise
+        finally:
+            self._is_driven = True
 
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._connection.create()
-        run_nested = functools.partial(MonitoredSession.run, self, _failures=None)
-        context = StepContext(raw.exposed, run_nested)
-        return await call_step_fn(step_fn, context, raw, self._runner, self._lease)
+        context = StepContext(raw.exposed, self._run_in_step_fn)
+        return await call_step_fn(step_fn, context, raw, self._runner, self._lease, self._stop)
+
+    async def _run_in_step_fn(self, *args: Any) -> Any:
+        self._one_run.is_under_way = False  # the step_fn makes room for it
+        try:
+            return await MonitoredSession.run(self, *args)
+        except BaseException as error:
+            shorten_traceback(error)
+            raise
+        finally:
+            self._one_run.is_under_way = self._one_run.is_in_step_fn
 
     async def __aenter__(self) -> Self:
         """Call begin of all hooks, create the raw session, call their after_create_session.
@@ -277,23 +443,28 @@ class MonitoredSession(Supervised):
         called is told by on_error.
         """
         self._phase.check_new()
-        self._phase = Phase.OPENING
         self._engine: Engine = current_engine()
         self._connection.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
-        self._worker = self._lease.global_step.open_worker(self._engine)
-        self._run_step = self._lease.global_step.bound(
-            self._connection.stops.run_stop, self._worker
-        )
+        self._phase = Phase.OPENING
+        self._worker = worker = self._connection.open_worker()
+        worker.task, worker.runs = self._engine.current_task(), self._one_run
+        self._step = None  # that one knows nothing of the worker
+        self._run_step = self._lease.global_step.bound(self._connection.stops.run_stop, worker)
         self._raw_runs = RawRuns(
             self._engine, self._runner, self._run_step, self._lease, self._connection
         )
         self._hooks.call_plain = self._raw_runs.call_plain
+        self._connection.raw_runs = self._raw_runs
         self._is_driven = self._hooks.needs_graph_entered and self._lease.graph is not None
         try:
             async with self._lease.opening(self._engine, self._grace_secs):
                 await self._lease.drive(
-                    self._hooks.begin(lambda: self._lease.has_global_step, self._lease.graph),
+                    self._hooks.begin(
+                        lambda: self._lease.has_global_step,
+                        self._lease.graph,
+                        self._raw_runs.call_begin,
+                    ),
                     self._hooks.culprit,
                 )
             await self._connection.recovering(self._connection.create)
@@ -305,12 +476,6 @@ class MonitoredSession(Supervised):
             raise leaving from error
         self._phase = Phase.OPEN
         return self
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError("this session is opened by `async with session:`, not by `with session:`")
-
-    def __exit__(self, *_: object) -> None:
-        """Python asks for it before it calls `__enter__`."""
 
     async def __aexit__(
         self,
@@ -327,10 +492,11 @@ class MonitoredSession(Supervised):
             await self._one_run.wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
             return is_clean_end(exc)
         error = None if is_clean_end(exc) else exc
-        if exc is not None and error is None:
-            self._connection.note_end(exc)
         if self._phase is Phase.NEW:
             self._phase.check_open("__aexit__")
+        if exc is not None and error is None:
+            self._connection.stops.note(self.stop_reason)
+            self._connection.note_end(exc)
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end
             self._phase = Phase.CLOSING
             self._stop.set()
@@ -357,6 +523,21 @@ class MonitoredSession(Supervised):
         if leaving is not None:
             raise leaving
 
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        """Dropped: nothing can be awaited any more. Called in whichever thread drops it."""
+        phase = self.__dict__.get("_phase")  # None where the constructor failed
+        if phase is None or phase is Phase.NEW or phase is Phase.CLOSED:
+            return
+        self._runner.drop()
+        self._hooks.abandon()
+        self._connection.drop()
+        if not self._engine.is_virtual:  # whose workers may end with the simulation
+            _warn(
+                f"{self!r} was dropped without being closed: `end` of its hooks was not called, so "
+                "nothing was saved at the end; open it by `async with`, or `await session.close()`",
+                ResourceWarning, source=self,
+            )  # fmt: skip
+
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
         self._phase, stops = Phase.CLOSING, self._connection.stops
@@ -371,8 +552,11 @@ class MonitoredSession(Supervised):
             self._raw_runs.forget()
             self._runner.close()
             self._lease.close()
-            self._lease.global_step.close_worker(self._worker)
+            self._connection.close_worker()
             self._phase = Phase.CLOSED
             self._one_run.tell()
-        error = await self._connection.stops.close_inputs(error)
-        return await self._hooks.leave(error)
+        error = await self._connection.stops.close_input(error)
+        error = await self._hooks.leave(error)
+        if error is not None:
+            shorten_traceback(error)
+        return error

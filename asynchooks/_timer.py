@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from ._engine import now
+from ._engine.current import now
+
+_END_OF_SECS = 1e15
+"""Beyond, differences of a clock's floats lose their fractions of a second."""
 
 
 def is_number(value: object) -> bool:
@@ -100,7 +103,7 @@ class SecondOrStepTimer:
         """
         step, secs = state.get("last_step"), state.get("secs_since_last")
         is_first = step is None and secs is None
-        if not is_first and not (isinstance(step, int) and _is_elapsed(secs)):
+        if not is_first and not (_is_whole(step) and _is_elapsed(secs)):
             raise ValueError(
                 f"a timer's state is {dict(state)!r}; give what state_dict() returned: an integer "
                 "last_step and secs_since_last >= 0, or None for both"
@@ -110,4 +113,8 @@ class SecondOrStepTimer:
 
 
 def _is_elapsed(secs: object) -> bool:
-    return isinstance(secs, (int, float)) and secs >= 0
+    return is_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
+
+
+def _is_whole(step: object) -> bool:
+    return isinstance(step, int) and not isinstance(step, bool)

@@ -11,3 +11,6 @@ def version() -> str:
         return metadata.version("asynchooks")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+__version__ = version()

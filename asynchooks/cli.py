@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from . import _launch_command, _simulate_command
+from ._cli import launch as _launch_command
+from ._cli import simulate as _simulate_command
 from ._errors import SimulationError
 from ._version import version
 

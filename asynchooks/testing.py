@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ._coordinator import Coordinator
-from ._function_session import pick
 from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from ._raw_session import RawSession
-from ._session_creator import SessionCreator
+from ._later import listing
+from ._stopping.coordinator import Coordinator
+from .backends._creator import SessionCreator
+from .backends._function import pick
+from .backends._raw_session import RawSession
 
 __all__ = ["RecordingHook", "ScriptedSession", "ScriptedSessionCreator"]
+
+__dir__ = listing(__name__)
 
 
 class RecordingHook(SessionRunHook):
@@ -28,6 +31,8 @@ class RecordingHook(SessionRunHook):
             pass
         assert log == [("a", "begin"), ("a", "after_create_session"), ("a", "end")]
     """
+
+    _shown = (("name", "name"),)
 
     def __init__(
         self, name: str, log: list[tuple[str, str]] | None = None, fetches: Any = None
@@ -119,6 +124,9 @@ class ScriptedSessionCreator(SessionCreator):
 
     def __init__(self, sessions: Iterable[RawSession | BaseException]) -> None:
         self._sessions = iter(sessions)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def create_session(self) -> RawSession:
         entry = next(self._sessions, None)

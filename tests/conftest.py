@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how long an example takes depends on what else the machine does
+settings.register_profile("asynchooks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("asynchooks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,7 +44,7 @@ from asynchooks import (
 )
 from asynchooks.data import batch, prefetch
 
-from .readings import Reading, read, table
+from .support.readings import Reading, read, table
 
 FOREVER = 1_000_000_000
 OPENED_STEPS = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,7 +26,7 @@ from asynchooks import (
     StopTraining,
 )
 
-from .helpers import counting_creator, settle
+from .support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +45,105 @@ pytestmark = pytest.mark.anyio
 def test_hooks_that_are_none_are_refused(hooks: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         MonitoredSession(hooks, counting_creator())
+
+
+def hook_with(*names: str) -> SessionRunHook:
+    """A hook that has plain methods of these names."""
+    kind = type("Mine", (SessionRunHook,), {name: lambda self, *args: None for name in names})
+    made: SessionRunHook = kind()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("afterrun", "after_run"),
+        ("after_runs", "after_run"),
+        ("atfer_run", "after_run"),
+        ("afterRun", "after_run"),
+        ("before_runs", "before_run"),
+        ("befor_run", "before_run"),
+        ("beforeRun", "before_run"),
+        ("on_eror", "on_error"),
+        ("onError", "on_error"),
+        ("an_error", "on_error"),
+        ("after_create_sesion", "after_create_session"),
+        ("after_created_session", "after_create_session"),
+        ("AfterCreateSession", "after_create_session"),
+        ("Begin", "begin"),
+        ("End", "end"),
+        ("on_end", "end"),
+        ("on_train_end", "end"),
+        ("on_train_begin", "begin"),
+        ("before_step", "before_run"),
+        ("on_train_batch_start", "before_run"),
+        ("after_step", "after_run"),
+        ("on_step_end", "after_run"),
+        ("on_exception", "on_error"),
+        ("state_dct", "state_dict"),
+        ("stateDict", "state_dict"),
+        ("load_state_dcit", "load_state_dict"),
+        ("load_state", "load_state_dict"),
+    ],
+)
+async def test_a_misspelt_method_is_warned_of_once_with_the_name_meant(
+    name: str, meant: str
+) -> None:
+    hooks = [hook_with(name)]
+    with pytest.warns(UserWarning, match=f"Mine has a method '{name}', .* '{meant}'") as warned:
+        session = MonitoredSession(hooks, counting_creator())
+    assert [Path(each.filename) for each in warned] == [Path(__file__)]
+    async with session:  # where a further warning would be an error
+        await session.run("calls")
+
+
+def test_a_misspelt_method_of_two_hooks_of_one_class_is_warned_of_once() -> None:
+    hook = hook_with("afterrun")
+    with pytest.warns(UserWarning, match="'afterrun'") as warned:
+        MonitoredSession([hook, type(hook)()], counting_creator())
+    assert len(warned) == 1
+
+
+def test_helper_methods_of_hooks_are_not_warned_of() -> None:
+    helpers = [
+        *("send", "bend", "ends", "ended", "begins", "begun", "run", "runs", "error", "errors"),
+        *(
+            "before",
+            "after",
+            "after_run_all",
+            "run_after",
+            "on_stop",
+            "end_of_epoch",
+            "on_epoch_end",
+        ),
+        *("restore_weights", "load_data", "load", "save", "state", "states", "state_path"),
+        *("save_state", "get_state", "reset_state", "dict", "step", "steps", "on_save"),
+        *("on_err", "create_session", "after_session", "log_error", "_afterrun", "__afterrun"),
+        *("after_fun_run", "restore_run", "state_dict", "load_state_dict"),
+    ]
+    MonitoredSession([hook_with(*helpers)], counting_creator())
+    MonitoredSession([hook_with("after_run", "after_runs", "after_step")], counting_creator())
+    MonitoredSession([hook_with("load_state_dict", "load_state")], counting_creator())
+
+    class Inherits(type(hook_with("after_run"))):  # type: ignore[misc]
+        def after_runs(self) -> None:
+            """A helper."""
+
+        on_errors: Any = None
+
+    MonitoredSession([Inherits()], counting_creator())
+
+
+def test_the_methods_of_another_librarys_callback_are_its_own() -> None:
+    class Callback:
+        def on_train_end(self) -> None:
+            """What that library calls."""
+
+    class Both(SessionRunHook, Callback):
+        def on_train_end(self) -> None:
+            """What that library calls, too."""
+
+    MonitoredSession([Both()], counting_creator())
 
 
 @pytest.mark.parametrize(

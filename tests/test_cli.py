@@ -52,9 +52,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_table_has_a_row_for_each_protocol(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--workers 4 --compare async,sync,ksync:3,ssp:3+discard:5 --updates 200"
     title, _, *rows = run(capsys, line).splitlines()
-    assert title.split()[:3] == ["protocol", "virtual", "s"]
+    assert title.split()[:4] == ["protocol", "rate", "virtual", "s"]
     assert [row.split()[0] for row in rows] == ["async", "sync", "ksync:3", "ssp:3+discard:5"]
-    assert {row.split()[2] for row in rows} == {"200"}
+    assert {row.split()[3] for row in rows} == {"200"}
     assert "idle" not in title, "nobody spent time on it"
 
 
@@ -103,6 +103,66 @@ def test_losses_fall_and_one_that_overflows_is_null(capsys: pytest.CaptureFixtur
     for backend in ("asyncio", "trio", "turbo"):
         (bad,) = reports(capsys, f"--updates 2000 --learning-rate 9 --backend {backend}")
         assert bad["loss"] is None
+
+
+def test_each_protocol_may_have_a_learning_rate_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rest = "--workers 8 --until 20"
+    compared = reports(capsys, f"--compare async@0.01,sync@0.3,ksync:6,sync@0.1 {rest}")
+    alone = [
+        *reports(capsys, f"--protocol async --learning-rate 0.01 {rest}"),
+        *reports(capsys, f"--protocol sync --learning-rate 0.3 {rest}"),
+        *reports(capsys, f"--protocol ksync:6 --learning-rate 0.2 {rest}"),
+        *reports(capsys, f"--protocol sync@0.1 {rest}"),
+    ]
+    assert compared == alone
+    assert [row["protocol"] for row in compared] == ["async", "sync", "ksync:6", "sync"]
+    assert [row["learning_rate"] for row in compared] == [0.01, 0.3, 0.2, 0.1]
+    table = run(capsys, f"--compare ssp+discard:9@0.125,sync --staleness 2 {rest}").splitlines()
+    assert table[2].split()[:2] == ["ssp:2+discard:9", "0.125"]
+
+
+def test_of_several_learning_rates_each_protocol_has_its_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rest = "--workers 16 --until 15"
+    best = reports(
+        capsys, f"--compare async,sync,ksync:12@0.3 --learning-rates 0.001,0.03,0.5,9 {rest}"
+    )
+    for row in best[:2]:
+        losses = {}
+        for rate in (0.001, 0.03, 0.5, 9.0):
+            name = f"{row['protocol']}@{rate}"
+            (losses[str(rate)],) = [
+                each["loss"] for each in reports(capsys, f"--protocol {name} {rest}")
+            ]
+        assert row["loss_by_learning_rate"] == losses
+        finite = {rate: loss for rate, loss in losses.items() if loss is not None}
+        assert losses["9.0"] is None or losses["9.0"] > 1, "it diverges"
+        assert row["learning_rate"] == float(min(finite, key=lambda rate: finite[rate]))
+        assert row["loss"] == min(finite.values())
+    assert best[0]["learning_rate"] < best[1]["learning_rate"], "stale gradients take less"
+    assert best[2]["loss_by_learning_rate"] == {"0.3": best[2]["loss"]}
+
+
+def test_the_learning_rate_by_default_is_one_that_converges(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = "async,ssp:3,kasync:16,kbatch-async:16,ksync:48,kbatch-sync:48,sync"
+    rows = reports(capsys, f"--workers 64 --compare {names} --until 300")
+    assert max(row["loss"] for row in rows) < 0.006
+    rates = [row["learning_rate"] for row in rows]
+    assert rates == [0.5 / 64] * 2 + [0.05] * 2 + [0.2] * 3
+
+
+def test_training_that_makes_no_update_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 3 --delay constant:10 --mtbf constant:3 --repair constant:0.5"
+    assert main(["simulate", *line.split(), "--max-secs-without-update", "100"]) == 1
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert "error: no update came from virtual time 0.0 to 100.0, " in errors
+    assert "worker 2" in errors
 
 
 def test_a_run_until_a_time_ends_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +222,12 @@ def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path
         ("--seed -1", "argument --seed: '-1'; give a whole number >= 0"),
         ("--until nan", "argument --until: 'nan'; give virtual seconds >= 0"),
         ("--learning-rate inf", "argument --learning-rate: 'inf'; give a finite number >= 0"),
+        ("--protocol sync@x", "'x'; give the learning rate of sync as sync@0.1, a finite number"),
+        ("--compare sync@-1,async", "'-1'; give the learning rate of sync as sync@0.1"),
+        ("--protocol @0.1", "'' is no protocol"),
+        ("--learning-rates 0.1,,1", "argument --learning-rates: ''; give finite numbers >= 0 with"),
+        ("--learning-rates 1 --learning-rate 1", "argument --learning-rate: not allowed with"),
+        ("--max-secs-without-update 0", "argument --max-secs-without-update: '0'; give virtual"),
         ("--compare async,sync --trace out.json", "--trace is of one protocol"),
         ("--trace /missing/out.json", "argument --trace: '/missing/out.json' cannot be written"),
         ("--plot /missing/out.png", "argument --plot: .*there is no directory '/missing'; make it"),

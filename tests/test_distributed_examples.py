@@ -71,9 +71,8 @@ def test_digits_are_learnt_by_the_launchers_dask_processes() -> None:
     for module in ("distributed", "sklearn"):
         pytest.importorskip(module)
     printed = launched(
-        "--engine dask --workers 2 --workers-per-process 4",
-        "distributed_digits_dask.py", "--processes", "2",
-    )  # fmt: skip
+        "--engine dask --workers 2 --workers-per-process 4", "distributed_digits_dask.py"
+    )
     rows = re.findall(
         r"^script    \| process (\d): its sessions ran \[(.*)\] steps$", printed, re.M
     )

@@ -14,7 +14,7 @@ import pytest
 
 import asynchooks
 from asynchooks import checkpoints, data, protocols, testing
-from asynchooks._raw_session import RawSession
+from asynchooks.backends._raw_session import RawSession
 
 pytestmark = pytest.mark.anyio
 
@@ -29,8 +29,8 @@ CLASSES = [each for each in [*CLASSES, data.Batches] if inspect.isclass(each)]
 
 # made by the library for its users, or told apart by one sentence
 WITHOUT_EXAMPLE = {
-    "Checkpoint", "Evaluate", "Fate", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall",
-    "Pushed", "SessionRunContext", "SessionRunValues", "Snapshot", "StateDict", "StepContext",
+    "Checkpoint", "Evaluate", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall", "Outcome",
+    "Pushed", "SessionRunValues", "Snapshot", "StateDict", "StepContext",
     "WhenBusy",
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_the_durable_example_resumes_and_ends_as_an_uninterrupted_one(
     first = run_example("durable.py", str(tmp_path / "parts"), "--last-step", "250", *options)
     rest = run_example("durable.py", str(tmp_path / "parts"), *options)
 
-    assert whole.startswith("training begins at step 0\nstopped by after_run of EarlyStoppingHook")
+    assert whole.startswith("training begins at step 0\nstopped by EarlyStoppingHook")
     assert "stopped by the limit: global_step is at 250 of 250\n" in first
     assert rest.startswith("training begins at step 250\n")
     assert rest.splitlines()[1:] == whole.splitlines()[1:]

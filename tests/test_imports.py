@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
+import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,145 +17,58 @@ import asynchooks
 
 PACKAGE = Path(asynchooks.__file__).parent
 
-LAYERS = [
-    [
-        "_errors",
-        "_version",
-        "_old_objects",
-        "_later",
-        "_signal",
-        "_engine",
-        "_real_time",
-        "_wakeup_fd",
-        "_stop",
-        "_stop_reason",
-        "_step_source",
+ROW = re.compile(r"    (\S+(?: \S+)*)  +\S")
+LINES = [ROW.match(line) for line in (asynchooks.__doc__ or "").splitlines()]
+ROOMS = [room for line in LINES if line for room in line[1].split()]
+"""From the top to the bottom, as the package's own docstring has them."""
+FILES = sorted(PACKAGE.rglob("*.py"))
+FOREIGN = {
+    "tensorflow": ["tf"],
+    "dask": ["distributed"],
+    "distributed": ["distributed"],
+    "asyncio": ["_engine/real_time.py", "simulation/kernel", "distributed"],
+    "trio": ["_engine/real_time.py", "simulation/kernel", "distributed"],
+    "anyio": [
+        "_engine/real_time.py", "_engine/current.py", "simulation/kernel", "launch",
+        "tf/bridges/_portal.py",
     ],
-    [
-        "_gate",
-        "_waiters",
-        "_step_runs",
-        "_fed_runs",
-        "_global_step",
-        "_timer",
-        "_lock",
-        "_portal",
-        "_stacks",
-        "checkpoints",
+    "time": [
+        "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",
+        "hooks/_summaries.py",
     ],
-    [
-        "_coordinator",
-        "_side_tasks",
-        "_session_stop",
-        "_hook",
-        "_listener",
-        "_runner",
-        "_work_thread",
-        "_step_fn",
-        "_or_stop",
-        "_recovery",
-        "_raw_session",
-        "_session_creator",
-    ],
-    ["data"],
-    [
-        "_function_session",
-        "_shared_session",
-        "_merge",
-        "_hook_calls",
-        "_hook_state",
-        "_hook_list",
-        "_raw_run",
-        "_connection",
-        "_ending",
-        "_phase",
-        "_supervised",
-    ],
-    ["_session"],
-    ["hooks", "protocols"],
-    ["simulation"],
-    ["distributed"],
-    ["tf"],
-    ["_arguments", "_simulate_output", "launch"],
-    ["_simulate_command", "_launch_command"],
-    ["cli"],
-    ["__main__"],
-    ["testing"],
-    ["__init__"],
-]
-SAME_LAYER = {
-    ("_engine", "_signal"),
-    ("_engine", "_real_time"),  # when it is first asked for
-    ("_real_time", "_engine"),
-    ("_real_time", "_wakeup_fd"),  # on asyncio
-    ("_stop", "_engine"),
-    ("_waiters", "_engine"),
-    ("_step_runs", "_gate"),
-    ("_step_runs", "_waiters"),
-    ("_fed_runs", "_step_runs"),
-    ("_global_step", "_fed_runs"),
-    ("_global_step", "_step_runs"),
-    ("_global_step", "_waiters"),
-    ("_coordinator", "_or_stop"),
-    ("_coordinator", "_side_tasks"),
-    ("_coordinator", "_recovery"),
-    ("_side_tasks", "_recovery"),
-    ("_session_stop", "_side_tasks"),
-    ("_session_stop", "_recovery"),
-    ("_raw_session", "_runner"),
-    ("_session_creator", "_raw_session"),
-    ("_session_creator", "_coordinator"),
-    ("_session_creator", "_runner"),
-    ("_session_creator", "_work_thread"),
-    ("_step_fn", "_session_creator"),
-    ("_raw_session", "_work_thread"),
-    ("_runner", "_work_thread"),
-    ("_or_stop", "_work_thread"),
-    ("_raw_session", "_hook"),
-    ("_step_fn", "_hook"),
-    ("_step_fn", "_raw_session"),
-    ("_step_fn", "_runner"),
-    ("_hook_list", "_merge"),
-    ("_hook_list", "_hook_calls"),
-    ("_raw_run", "_merge"),
-    ("_connection", "_hook_list"),
-    ("_supervised", "_connection"),
-    ("_supervised", "_phase"),
-    ("_ending", "_connection"),
-    ("_raw_run", "_connection"),
-    ("_ending", "_hook_list"),
-}
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+}  # fmt: skip
+"""Where other libraries may be imported: event loops and clocks behind the engine alone."""
 
 
-def place_of(path: Path) -> str:
-    """The file's module, or the package that it is in."""
-    relative = path.relative_to(PACKAGE)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+def room_of(module: str) -> str:
+    """The file or folder at the top of the package that a module is in."""
+    return module.split(".")[1] if "." in module else "__init__"
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """(what of asynchooks a file imports, whether only for types)."""
-    tree = ast.parse(path.read_text())
-    depth = len(path.relative_to(PACKAGE).parts)
-    typing_only = {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
-        for node in ast.walk(branch)
-    }
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == depth:
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            found += [(name.split(".")[0], id(node) in typing_only) for name in names]
-    return found
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of asynchooks that a file imports anywhere in it, for types, too."""
+    package = path.relative_to(PACKAGE.parent).parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join(package[: len(package) - node.level + 1])
+            module = f"{base}.{node.module}" if node.module else base
+            names = {f"{module}.{each.name}" for each in node.names}
+            found |= {name if name in MODULES else module for name in names}
+    return found - {module_of(path)}
 
 
 def foreign(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -159,48 +76,30 @@ def foreign(path: Path) -> set[str]:
     return names
 
 
-DASK = {
-    "_actor_calls.py", "_dask.py", "_dask_place.py", "_dask_plugin.py", "_dask_workers.py",
-}  # fmt: skip
-EVENT_LOOPS = {
-    "_actor_calls.py", "_asyncio.py", "_dask_loop.py", "_dask_plugin.py", "_dask_stream.py",
-    "_dask_workers.py",
-    "_real_time.py", "_runner.py", "_trio.py", "_wakeup_fd.py",
-}  # fmt: skip
-
-FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-def test_every_file_has_its_layer() -> None:
-    assert {place_of(path) for path in FILES} == set(LEVEL)
+def test_the_map_of_the_package_names_every_room_once() -> None:
+    assert sorted(ROOMS) == sorted({room_of(module) for module in MODULES} - {"__init__"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(path: Path) -> None:
-    here = place_of(path)
-    for there, only_types in imports(path):
-        if only_types or there == here or (here, there) in SAME_LAYER:
-            continue
-        assert LEVEL[there] < LEVEL[here], f"{here} imports {there}, which is not below it"
+    here = room_of(module_of(path))
+    if here == "__init__":
+        return
+    for there in map(room_of, imports(path)):
+        if there != here:
+            assert ROOMS.index(there) > ROOMS.index(here), f"{there} is not below {here}"
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = {module: imports(path) for module, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which says the way
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_event_loops_and_tensorflow_are_imported_in_their_places_only(path: Path) -> None:
-    names = foreign(path)
-    if path.name not in EVENT_LOOPS:
-        assert not names & {"asyncio", "trio"}
-    if path.name not in DASK:
-        assert not names & {"dask", "distributed"}
-    if place_of(path) != "tf":
-        assert "tensorflow" not in names
-    if place_of(path) in ("_launch_command", "launch"):  # it starts processes, and is small
-        assert not names & {"dask", "distributed"}
-    if path.name not in ("_engine.py", "_real_time.py", "_summaries.py", "_real_sleep.py"):
-        assert "time" not in names
-    kernels = ("_anyio_kernel.py", "_asyncio.py", "_trio.py")
-    is_program = place_of(path) == "launch"  # which has an event loop of its own
-    if not is_program and path.name not in ("_engine.py", "_real_time.py", "_portal.py", *kernels):
-        assert "anyio" not in names
+def test_other_libraries_are_imported_in_their_places_only(path: Path) -> None:
+    here = path.relative_to(PACKAGE).as_posix()
+    for name in foreign(path) & FOREIGN.keys():
+        assert here.startswith(tuple(FOREIGN[name])), f"{here} imports {name}"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +112,50 @@ def test_importing_loads_neither_tensorflow_nor_trio_nor_numpy(module: str) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+PACKAGES = [
+    "checkpoints", "data", "distributed", "hooks", "protocols", "simulation", "testing",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_public_package_is_an_attribute_that_loads_neither_tensorflow_nor_trio(
+    package: str,
+) -> None:
+    code = (
+        "import sys, asynchooks; "
+        f"print('asynchooks.{package}' in sys.modules or asynchooks.{package}.__name__); "
+        "print({'tensorflow', 'trio', 'tensorboard', 'distributed'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    name, loaded = done.stdout.split(maxsplit=1)
+    assert name in ("True", f"asynchooks.{package}")
+    assert loaded.strip() == "set()"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_dir_of_a_public_package_shows_its_public_names(package: str) -> None:
+    module = importlib.import_module(f"asynchooks.{package}")
+    assert dir(module) == sorted(module.__all__)
+    assert getattr(asynchooks, package) is module
+
+
+def test_dir_of_asynchooks_shows_what_is_public() -> None:
+    assert not [name for name in dir(asynchooks) if name.startswith("_")]
+    assert {*asynchooks.__all__, *PACKAGES, "tf", "ChiefSessionCreator"} < set(dir(asynchooks))
+    assert "TYPE_CHECKING" not in dir(asynchooks)
+
+
+@pytest.mark.tensorflow
+def test_the_package_for_tensorflow_is_an_attribute_too() -> None:
+    pytest.importorskip("tensorflow")
+    assert dir(asynchooks.tf) == sorted(asynchooks.tf.__all__)
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    assert asynchooks.__version__ == project["version"]
 
 
 def test_every_public_name_is_there_and_documented() -> None:

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from asynchooks._cli import launch as _launch_command
 from asynchooks.cli import main
 
 
@@ -106,6 +108,7 @@ def test_help_says_how_the_script_runs_on_several_machines(
     text = " ".join(capfd.readouterr().out.split())
     assert "TF_CONFIG" in text
     assert "DASK_SCHEDULER_ADDRESS" in text
+    assert "ASYNCHOOKS_NUM_WORKERS" in text
     assert "Set by hand, these make the same script run on several machines" in text
 
 
@@ -117,6 +120,7 @@ def main():
     with Client() as client:
         client.wait_for_workers(2, timeout=20)
         workers = client.scheduler_info(n_workers=-1)["workers"]
+        print("expected", os.environ["ASYNCHOOKS_NUM_WORKERS"])
         print("threads", sorted(each["nthreads"] for each in workers.values()))
         print("pids", *client.run(os.getpid).values())
         print("sum", client.submit(sum, [1, 2]).result())
@@ -143,11 +147,20 @@ def test_a_script_for_dask_finds_its_scheduler_and_the_cluster_ends_with_it(
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split(" | ", 1) for line in done.stdout.splitlines()]
     told = [text for name, text in lines if name == "script   "]
-    assert told[0] == "threads [3, 3]"
-    assert told[2] == "sum 3"
-    pids = [int(pid) for pid in told[1].split()[1:]]
+    assert told[:2] == ["expected 2", "threads [3, 3]"]
+    assert told[3] == "sum 3"
+    pids = [int(pid) for pid in told[2].split()[1:]]
     assert len(pids) == 2
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert {name.strip() for name, _ in lines} == {"scheduler", "worker:0", "worker:1", "script"}
     assert not [text for _, text in lines if ":8787" in text], "no web server on a fixed port"
     assert "scheduler" in lines[-1][0], "it is the last to end"
+
+
+def test_on_windows_it_says_at_once_what_is_missing_and_what_to_do(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(_launch_command, "os", SimpleNamespace(name="nt"))
+    said = refusal(capfd, script)
+    assert said.startswith("launch does not work on Windows, which lacks the process groups and ")
+    assert "run it on Linux, macOS or in WSL, or start each process yourself" in said

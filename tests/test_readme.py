@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -86,12 +87,19 @@ def test_block_prints_what_the_readme_shows(
     if script is not None:
         check_launched(block, *script.groups())
         return
-    printed = io.StringIO()
 
     # empty lines in front: an error then names the README's own line
     code = compile("\n" * (block.line - 1) + block.code, str(ROOT / "README.md"), "exec")
-    with contextlib.redirect_stdout(printed):
-        exec(code, {"__name__": "__main__"})
+    printed = io.StringIO()
+    # busy workers share the loop by time: without collections of what other tests have left, which
+    # a reader's process has not, and which move the step at which a worker comes
+    gc.collect()
+    gc.freeze()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(code, {"__name__": "__main__"})
+    finally:
+        gc.unfreeze()
 
     if block.output is not None:
         assert printed.getvalue() == block.output

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from .afterwards import nothing_left
-from .readings import Reading, is_growing
 from .soak import items, open_function, openings, steps
+from .support.afterwards import nothing_left
+from .support.faults import LOOPS
+from .support.readings import Reading, is_growing
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +41,7 @@ async def test_steps_with_all_hooks_leave_nothing_and_add_up_to_nothing() -> Non
     check_flat(readings)
 
 
+@pytest.mark.parametrize("anyio_backend", LOOPS)
 async def test_openings_with_all_hooks_leave_nothing_and_add_up_to_nothing() -> None:
     async with nothing_left():
         readings = await openings(300, open_function())

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks import SecondOrStepTimer
-from asynchooks._engine import use_engine
+from asynchooks._engine.current import use_engine
 
-from .virtual_kernel import Trampoline
+from .support.virtual_kernel import Trampoline
 
 
 @given(every=st.integers(0, 20), steps=st.lists(st.integers(0, 100), max_size=40))

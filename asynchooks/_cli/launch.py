@@ -4,7 +4,8 @@ Nothing here starts a process: that is `launch/`.
 
 Started by hand on real machines, the same script needs no launcher: each process of TensorFlow
 gets TF_CONFIG, which says what the cluster is and which task of it this process is; a script for
-Dask gets DASK_SCHEDULER_ADDRESS, which `distributed.Client()` reads.
+Dask gets DASK_SCHEDULER_ADDRESS, which `distributed.Client()` reads, and ASYNCHOOKS_NUM_WORKERS,
+how many worker processes there are to be.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._arguments import argument, number, positive
+from .arguments import argument, number, positive
 
 if TYPE_CHECKING:
-    from .launch._cluster import Cluster
+    from ..launch._cluster import Cluster
 
 SUMMARY = "run a script as a cluster of processes on this machine"
 DESCRIPTION = (
     "A parameter server, workers and their logs on this machine. With TensorFlow (default) each "
     "process runs the script, and TF_CONFIG says which task it is; worker 0 is the chief. With "
     "Dask a scheduler and workers are started, and the script runs once, with "
-    "DASK_SCHEDULER_ADDRESS, which distributed.Client() reads. Set by hand, these make the same "
-    "script run on several machines, without this launcher. The lines of all processes go to "
-    "stdout, each behind the name of its task. The first process that fails ends all, and its "
-    "exit code is that of the launcher; Ctrl-C ends all in order, a second one at once. "
-    "TensorFlow's server listens on all interfaces and asks nobody who they are: for trusted "
-    "networks only."
+    "DASK_SCHEDULER_ADDRESS, which distributed.Client() reads, and ASYNCHOOKS_NUM_WORKERS, the "
+    "number of workers. Set by hand, these make the same script run on several machines, without "
+    "this launcher. The lines of all processes go to stdout, each behind the name of its task. "
+    "The first process that fails ends all, and its exit code is that of the launcher; Ctrl-C "
+    "ends all in order, another one a second later at once. "
+    "TensorFlow's server listens on all interfaces and does not authenticate its clients: for "
+    "trusted networks only."
 )
 
 
@@ -71,7 +73,7 @@ class Launch:
         Raises:
             OSError: a process could not be started, or stdout could not be written to.
         """
-        from .launch._launcher import launch
+        from ..launch._launcher import launch
 
         return launch(self.cluster, self.grace_secs, self.prog)
 
@@ -85,10 +87,14 @@ def checked(options: argparse.Namespace) -> Launch:
         OSError: the script cannot be read, or a port is taken.
     """
     if os.name != "posix":
-        raise ValueError("launch needs the process groups of Linux or macOS; run it there")
+        raise ValueError(
+            "launch does not work on Windows, which lacks the process groups and signals by which "
+            "it ends all processes of a cluster; run it on Linux, macOS or in WSL, or start each "
+            "process yourself, with TF_CONFIG (for Dask: DASK_SCHEDULER_ADDRESS) in its environment"
+        )
     _check_script(options.script)
     script = [options.script, *options.arguments]
-    from .launch import _cluster
+    from ..launch import _cluster
 
     if options.engine == "tensorflow":
         cluster = _cluster.tensorflow_cluster(

@@ -6,18 +6,20 @@ What is printed is made in `_simulate_output.py`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from . import _simulate_output as output
-from ._arguments import argument, number, positive
+from . import simulate_output as output
+from .arguments import argument, number, positive
 
 if TYPE_CHECKING:
-    from .protocols import Protocol
-    from .simulation import Delay, Failure, Report
+    from ..protocols import Protocol
+    from ..simulation import Delay, Failure, Report
 
 SUMMARY = "train with many workers in virtual time"
 DESCRIPTION = (
@@ -38,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--protocol", default="async", metavar="NAME",
         help="async (default), sync, ksync:K, kbatch-sync:K, kasync:K, kbatch-async:K or ssp:S; "
-        "+discard:B behind it drops staler gradients",
+        "+discard:B behind it drops staler gradients, @RATE is its learning rate",
     )  # fmt: skip
     which.add_argument(
-        "--compare", metavar="NAMES", help="several, as async,sync,ksync:6: a row for each"
+        "--compare", metavar="NAMES", help="several, as async,ksync:6,sync@0.2: a row for each"
     )
     add("--staleness", type=_count, metavar="S", help="the bound of ssp, if not in its name")
     add("--delay", type=_delay, default="exponential:1.0", metavar="DELAY",
@@ -55,8 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--updates", type=positive, metavar="N",
         help=f"of the parameters (default {DEFAULT_UPDATES}, without --until)")  # fmt: skip
     add("--until", type=_secs, metavar="SECS", help="the last virtual second, perhaps earlier")
-    add("--learning-rate", type=_rate, metavar="RATE",
-        help="default 0.5 / workers, at most 0.05: stable when gradients are stale")  # fmt: skip
+    rates = parser.add_mutually_exclusive_group()
+    rates.add_argument(
+        "--learning-rate", type=_rate, metavar="RATE",
+        help="of all without @RATE (default 0.2 where no gradient is stale, as with sync; else "
+        "what is stable: 0.5 / workers times the gradients of an update, at most 0.05)",
+    )  # fmt: skip
+    rates.add_argument(
+        "--learning-rates",
+        type=_rates,
+        metavar="RATES",
+        help="several, as 0.05,0.1,0.2: each protocol without @RATE trains with each of them, and "
+        "shows the one that ends with the lowest loss",
+    )
+    add("--max-secs-without-update", type=_secs_above_zero, metavar="SECS",
+        help="virtual seconds after which training that makes no update has failed "
+        "(default: never)")  # fmt: skip
     add("--seed", type=_count, default=0, metavar="N", help="of all random numbers (default 0)")
     add("--backend", choices=("asyncio", "trio", "turbo"), default="turbo",
         help="all give the same; turbo (default) is the fastest")  # fmt: skip
@@ -65,12 +81,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON in place of the table (extra: cli)")
 
 
+_BEHIND = re.compile(r"([^+@]*)([+@]?)(.*)", re.DOTALL)
+"""The base of a name, and what is behind it."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A protocol that trains, once with each of its learning rates."""
+
+    name: str
+    protocol: Protocol
+    rates: Sequence[float]
+    shows_rate: bool
+    """Whether its rate is of its own, rather than by default or the same for all."""
+
+
 @dataclass(frozen=True)
 class Simulate:
     """What the arguments ask for; `checked` makes it."""
 
     options: argparse.Namespace
-    protocols: dict[str, Protocol]
+    contenders: list[Contender]
     failures: list[Failure]
 
     def run(self) -> int:
@@ -80,27 +111,39 @@ class Simulate:
             SimulationError: the simulation could not go on.
             OSError: a file could not be written.
         """
-        from .simulation import plot_reports, write_trace
+        from ..simulation import plot_reports, write_trace
 
         options = self.options
-        reports = [self._train(name, protocol) for name, protocol in self.protocols.items()]
+        results = [self._best(each) for each in self.contenders]
         if options.trace is not None:
-            write_trace(options.trace, reports[0])
+            write_trace(options.trace, results[0].report)
         if options.plot is not None:
-            plot_reports(options.plot, reports)
+            plot_reports(options.plot, [each.labelled_report() for each in results])
         if options.json:
-            output.print_json(options.seed, options.backend, reports)
+            output.print_json(options.seed, options.backend, results)
         else:
-            output.print_table(reports)
+            output.print_table(results)
         return 0
 
-    def _train(self, name: str, protocol: Protocol) -> Report:
+    def _best(self, contender: Contender) -> output.Result:
+        """What came of it with the rate that ended with the lowest loss; of equals the first."""
+        reports = [self._train(contender, rate) for rate in contender.rates]
+        losses = [each.losses[-1][2] for each in reports]
+        # one that has diverged may be NaN
+        order = [math.inf if math.isnan(each) else each for each in losses]
+        best = order.index(min(order))
+        tried = dict(zip(contender.rates, losses, strict=True))
+        return output.Result(
+            reports[best], contender.rates[best], tried, shows_rate=contender.shows_rate
+        )
+
+    def _train(self, contender: Contender, rate: float) -> Report:
         import numpy as np
 
-        from .simulation import Simulation
-        from .simulation._least_squares import LeastSquares
+        from ..simulation import Simulation
+        from ..simulation.cluster._least_squares import LeastSquares
 
-        options = self.options
+        options, name, protocol = self.options, contender.name, contender.protocol
         problem = LeastSquares(options.seed)
         simulation = Simulation(options.seed, options.backend)
         cluster = simulation.cluster(
@@ -112,7 +155,7 @@ class Simulate:
             push=options.push,
             service=options.service,
             failures=self.failures,
-            learning_rate=options.learning_rate,
+            learning_rate=rate,
             keep_timeline=not (options.trace is None and options.plot is None),
         )
         updates = options.updates
@@ -124,13 +167,15 @@ class Simulate:
             return max(by_updates, simulation.now / options.until if options.until else 0.0)
 
         # a rate that is too large is the user's to see, by its loss, and no cause for warnings
-        with output.progress(name, done), np.errstate(over="ignore", invalid="ignore"):
+        what = f"{name}@{rate:g}" if contender.shows_rate else name
+        with output.progress(what, done), np.errstate(over="ignore", invalid="ignore"):
             report = cluster.run(
                 gradient=problem.gradient,
                 updates=updates,
                 until=options.until,
                 loss=problem.loss,
                 loss_every=max(1, expected // _NUM_LOSSES),
+                max_secs_without_update=options.max_secs_without_update,
             )
         return replace(report, protocol=name)
 
@@ -143,21 +188,19 @@ def checked(options: argparse.Namespace) -> Simulate:
         ImportError: an extra is missing (says which).
         OSError: a file could not be written.
     """
-    from .simulation._plots import check_format, check_matplotlib
-    from .simulation._whole_file import check_writable
+    from ..simulation.output._plots import check_format, check_matplotlib
+    from ..simulation.output._whole_file import check_writable
 
-    protocols = _protocols(options)
+    contenders = _contenders(options)
     failures = _failures(options)
     if options.updates is None and options.until is None:
         options.updates = DEFAULT_UPDATES
-    if options.learning_rate is None:
-        options.learning_rate = min(0.05, 0.5 / options.workers)
     if options.backend == "trio" and find_spec("trio") is None:
         raise ImportError("--backend trio needs trio; pip install 'asynchooks[trio]'")
     if not options.json:
         output.check_rich()
     if options.trace is not None:
-        if len(protocols) > 1:
+        if len(contenders) > 1:
             raise ValueError("--trace is of one protocol; give --protocol in place of --compare")
         with _named("--trace"):
             check_writable(options.trace)
@@ -168,26 +211,51 @@ def checked(options: argparse.Namespace) -> Simulate:
             check_format(options.plot)
             check_matplotlib()
             check_writable(options.plot)
-    return Simulate(options, protocols, failures)
+    return Simulate(options, contenders, failures)
 
 
-def _protocols(options: argparse.Namespace) -> dict[str, Protocol]:
-    """By the names that were asked for."""
-    from .protocols import parse_protocol
-
+def _contenders(options: argparse.Namespace) -> list[Contender]:
+    """In the order in which they were asked for, each once."""
     names = [options.protocol] if options.compare is None else options.compare.split(",")
     names = [name.strip() for name in names]
     complete = []
     for name in names:
-        base, plus, rest = name.partition("+")
+        base, sign, rest = _BEHIND.match(name).groups()  # type: ignore[union-attr]
         if base == "ssp":
             if options.staleness is None:
                 raise ValueError("ssp needs a bound; give ssp:3, or --staleness 3")
-            name = f"ssp:{options.staleness}{plus}{rest}"
+            name = f"ssp:{options.staleness}{sign}{rest}"
         complete.append(name)
     if options.staleness is not None and complete == names:
         raise ValueError("--staleness is the bound of ssp; give it with the protocol ssp alone")
-    return {name: parse_protocol(name, options.workers) for name in complete}
+    return [_contender(name, options) for name in dict.fromkeys(complete)]
+
+
+def _contender(text: str, options: argparse.Namespace) -> Contender:
+    """One protocol, and the learning rates that it is to have."""
+    from ..protocols import parse_protocol
+
+    name, at, behind = text.partition("@")
+    protocol = parse_protocol(name, options.workers)
+    if at:
+        allowed = f"the learning rate of {name} as {name}@0.1, a finite number >= 0"
+        return Contender(name, protocol, (number(behind, float, 0, allowed),), shows_rate=True)
+    if options.learning_rates is not None:
+        return Contender(name, protocol, options.learning_rates, shows_rate=True)
+    rate = options.learning_rate
+    if rate is None:
+        rate = _default_rate(protocol, options.workers)
+    return Contender(name, protocol, (rate,), shows_rate=False)
+
+
+def _default_rate(protocol: Protocol, num_workers: int) -> float:
+    """Large where no gradient is stale; else stable for gradients as stale as they come to be."""
+    if protocol.abandons_stale:
+        return 0.2
+    from ..protocols import KAsync, KBatchAsync
+
+    num_gradients = protocol.k if isinstance(protocol, KAsync | KBatchAsync) else 1
+    return min(0.05, 0.5 * num_gradients / num_workers)
 
 
 def _failures(options: argparse.Namespace) -> list[Failure]:
@@ -195,7 +263,7 @@ def _failures(options: argparse.Namespace) -> list[Failure]:
         raise ValueError("--mtbf and --repair go together; give both")
     if options.mtbf is None:
         return []
-    from .simulation import Crashes
+    from ..simulation import Crashes
 
     with _named("--mtbf"):
         return [Crashes(options.mtbf, options.repair)]
@@ -219,7 +287,19 @@ _rate = argument(lambda text: number(text, float, 0, "a finite number >= 0"))
 
 
 @argument
+def _secs_above_zero(text: str) -> float:
+    secs: float = number(text, float, 5e-324, "virtual seconds > 0")
+    return secs
+
+
+@argument
+def _rates(text: str) -> tuple[float, ...]:
+    allowed = "finite numbers >= 0 with commas between them, as 0.05,0.1,0.2"
+    return tuple(dict.fromkeys(number(each, float, 0, allowed) for each in text.split(",")))
+
+
+@argument
 def _delay(text: str) -> Delay:
-    from .simulation import parse_delay
+    from ..simulation import parse_delay
 
     return parse_delay(text)

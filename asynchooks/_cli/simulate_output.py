@@ -6,12 +6,13 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .simulation import Report
+    from ..simulation import Report
 
 _SHARES = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
 _WIDTH = 200
@@ -19,21 +20,49 @@ _WIDTH = 200
 _LOOK_EVERY_SECS = 0.1
 
 
-def print_table(reports: Sequence[Report]) -> None:
-    """Print a row for each report. Kinds of time that nobody spent have no column."""
+@dataclass(frozen=True)
+class Result:
+    """What came of one protocol with its best learning rate."""
+
+    report: Report
+    learning_rate: float
+    tried: Mapping[float, float]
+    """The last loss by learning rate, of all that it was given."""
+    shows_rate: bool
+
+    def labelled_report(self) -> Report:
+        """With the rate in its protocol's name, where it is one of its own."""
+        if not self.shows_rate:
+            return self.report
+        return replace(self.report, protocol=f"{self.report.protocol}@{self.learning_rate:g}")
+
+
+def print_table(results: Sequence[Result]) -> None:
+    """Print a row for each result. Kinds of time that nobody spent have no column."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    rows = [each.summary_row() for each in reports]
+    rows = [each.report.summary_row() for each in results]
     shares = [kind for kind in _SHARES if any(row[f"share_{kind}"] >= 5e-4 for row in rows)]
     table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
     table.add_column("protocol")
-    for title in ("virtual s", "updates", "per s", "staleness", "max", "dropped", *shares, "loss"):
+    for title in (
+        "rate",
+        "virtual s",
+        "updates",
+        "per s",
+        "staleness",
+        "max",
+        "dropped",
+        *shares,
+        "loss",
+    ):
         table.add_column(title, justify="right")
-    for row in rows:
+    for row, result in zip(rows, results, strict=True):
         table.add_row(
             row["protocol"],
+            f"{result.learning_rate:.4g}",
             f"{row['secs']:.6g}",
             str(row["updates"]),
             f"{row['updates_per_second']:.4g}",
@@ -47,11 +76,16 @@ def print_table(reports: Sequence[Report]) -> None:
     Console(file=sys.stdout, width=None if is_terminal else _WIDTH).print(table)
 
 
-def print_json(seed: int, backend: str, reports: Sequence[Report]) -> None:
+def print_json(seed: int, backend: str, results: Sequence[Result]) -> None:
     """Print one object: seed, backend, and the reports, with what each staleness counts."""
     rows = [
-        {**each.summary_row(), "staleness": {str(k): v for k, v in each.staleness.items()}}
-        for each in reports
+        {
+            **each.report.summary_row(),
+            "staleness": {str(k): v for k, v in each.report.staleness.items()},
+            "learning_rate": each.learning_rate,
+            "loss_by_learning_rate": _finite({str(k): v for k, v in each.tried.items()}),
+        }
+        for each in results
     ]
     print(json.dumps({"seed": seed, "backend": backend, "reports": [_finite(row) for row in rows]}))
 

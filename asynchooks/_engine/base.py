@@ -8,21 +8,37 @@ the rest of the package does not notice. Nothing here knows of steps, hooks or s
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from typing import Any, ClassVar, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+)
+from functools import wraps
+from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
-import anyio
-import anyio.lowlevel
+from .._errors import is_thrown_away
 
-from ._signal import Signal
+P = ParamSpec("P")
+T = TypeVar("T")
 
-TIMED_OUT = Signal("TIMED_OUT")
+
+class Sentinel:
+    """A value that is told apart by identity alone, with a readable name."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+TIMED_OUT = Sentinel("TIMED_OUT")
 """What a slot is woken with when its deadline came first."""
-STOPPED = Signal("STOPPED")
+STOPPED = Sentinel("STOPPED")
 """What a slot is woken with when a stop came first."""
 
 
@@ -49,6 +65,51 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"<Slot for {self.what}: {self.value if self.is_woken else 'waiting'!r}>"
+
+
+class AsyncOnly:
+    """What `async with` opens: a plain `with` is refused, with the remedy."""
+
+    _in_with: str
+    """What stands after `async with`, for people."""
+
+    def __enter__(self) -> NoReturn:
+        what = self._in_with
+        raise TypeError(f"this is opened by `async with {what}:`, not by `with {what}:`")
+
+    def __exit__(self, *_: object) -> None:
+        """Python asks for it before it calls `__enter__`."""
+
+
+class _AsyncBlock(AsyncOnly, AbstractAsyncContextManager[T]):
+    def __init__(self, block: AbstractAsyncContextManager[T], call: str) -> None:
+        self._block = block
+        self._in_with = call
+
+    async def __aenter__(self) -> T:
+        return await self._block.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._block.__aexit__(*error)
+
+
+def async_block(
+    call: str,
+) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, AbstractAsyncContextManager[T]]]:
+    """As `asynccontextmanager`, for what users open; `call` is how they write it."""
+
+    def decorate(
+        fn: Callable[P, AsyncIterator[T]],
+    ) -> Callable[P, AbstractAsyncContextManager[T]]:
+        make = asynccontextmanager(fn)
+
+        @wraps(fn)
+        def made(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
+            return _AsyncBlock(make(*args, **kwargs), call)
+
+        return made
+
+    return decorate
 
 
 class ShieldedScope(Protocol):
@@ -117,7 +178,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
-        """Start `fn(*args)` as a task of its own. It must not raise: nobody could catch it."""
+        """Start `fn(*args)` as a task of its own. It must not raise: no caller could catch it."""
 
     @abstractmethod
     def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
@@ -131,9 +192,29 @@ class Engine(ABC):
         """Let all that are ready run once; a cancellation comes in here."""
         await self.turn()
 
-    def is_being_cancelled(self) -> bool:
-        """Whether a cancellation that the running task just caught was meant for it."""
-        return True
+    def failure_in(self, error: BaseException) -> BaseException | None:
+        """What of an error that the running task just caught is a failure; None: it must go on.
+
+        What must go on is a cancellation of this very task, and what a coroutine gets that is
+        thrown away. Anything else has failed, whatever its type: an exit, an error of another
+        library that is no Exception, the cancellation of something that was awaited.
+        """
+        if isinstance(error, BaseExceptionGroup):  # of a nursery of trio's own it may hold both
+            cancelled, rest = error.split(lambda each: self._is_cancellation(each))
+            return error if cancelled is None else rest
+        return None if is_thrown_away(error) or self._is_cancellation(error) else error
+
+    @abstractmethod
+    def _is_cancellation(self, error: BaseException) -> bool:
+        """Whether the running task got this error because it is being cancelled."""
+
+    def current_task(self) -> object | None:
+        """The running task, compared by identity; None where the engine does not know it."""
+        return None
+
+    def expect_exit(self, error: BaseException) -> BaseException:
+        """The exit, which may then pass through tasks of the loop without a report of a bug."""
+        return error
 
     def running_tasks(self) -> list[tuple[str, object]]:
         """(Name, outermost coroutine) of each task of the event loop, for people; from any thread.
@@ -142,49 +223,3 @@ class Engine(ABC):
         engine does not know its tasks.
         """
         return []
-
-
-engine_in_use: ContextVar[Engine | None] = ContextVar("asynchooks_engine", default=None)
-_real_time: anyio.lowlevel.RunVar[Engine] = anyio.lowlevel.RunVar("asynchooks_engine")
-
-
-def current_engine() -> Engine:
-    """The engine of the running task: the one installed, else real time on its event loop."""
-    installed = engine_in_use.get()
-    if installed is not None and not installed.is_elsewhere:
-        return installed
-    try:
-        engine = _real_time.get(None)
-    except RuntimeError:  # no event loop runs in this thread
-        if installed is not None:
-            return installed
-        raise
-    if engine is None:
-        from ._real_time import new_engine
-
-        engine = new_engine()
-        _real_time.set(engine)
-    return engine
-
-
-@contextmanager
-def use_engine(engine: Engine) -> Iterator[None]:
-    """Within the block, and in tasks and threads started there, wait through this engine."""
-    token = engine_in_use.set(engine)
-    try:
-        yield
-    finally:
-        engine_in_use.reset(token)
-
-
-def system_now() -> float:
-    """Seconds on the system's clock, alike in all threads: trio's begins anywhere."""
-    return time.monotonic()
-
-
-def now() -> float:
-    """Seconds on the current engine's clock; on the system's where no engine is running."""
-    try:
-        return current_engine().now()
-    except RuntimeError:
-        return time.monotonic()

@@ -5,20 +5,30 @@ Nothing here knows of steps, hooks or sessions.
 
 from __future__ import annotations
 
+import logging
 import math
+import signal
+import socket
 import threading
 import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import anyio
 import anyio.lowlevel
 
-from ._engine import TIMED_OUT, Engine, EngineTask, ShieldedScope, Slot
+from .base import TIMED_OUT, Engine, EngineTask, ShieldedScope, Slot
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger("asynchooks")
 
 PASS_SECS, LONGEST_PASS_SECS = 0.005, 0.01
 """How long the event loop's busy tasks may run, all together, between two looks at its timers."""
@@ -27,7 +37,11 @@ WORTH_SECS = 1.6e-4
 
 
 class RealTimeEngine(Engine):
-    """What real time on asyncio and on trio have in common."""
+    """What real time on asyncio and on trio have in common.
+
+    It lives as long as its event loop, which is the key that it is kept under: a strong reference
+    to that would keep both for ever (259 KB for each loop of uvloop).
+    """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -153,7 +167,16 @@ class _RealTimeTask(EngineTask):
     async def run(self, fn: Callable[..., Awaitable[None]], args: tuple[Any, ...]) -> None:
         try:
             with self._scope:
-                await fn(*args)
+                try:
+                    await fn(*args)
+                except (KeyboardInterrupt, SystemExit):  # a signal handler's, at any instruction
+                    raise
+                except BaseException as error:
+                    failure = self._engine.failure_in(error)
+                    if failure is None:
+                        raise
+                    # a bug; leaving this task, it would end all of trio's event loop
+                    logger.error("A task of asynchooks has failed", exc_info=failure)
         finally:
             self._is_done = True
             for slot in self._waiting:
@@ -180,36 +203,63 @@ class AsyncioEngine(RealTimeEngine):
         self._sleep = asyncio.sleep
         self._all_tasks = asyncio.all_tasks
         self._current_task = asyncio.current_task
-        self._loop = asyncio.get_running_loop()
+        self.current_task = asyncio.current_task  # type: ignore[method-assign]
+        self._cancelled_error = asyncio.CancelledError
+        loop = asyncio.get_running_loop()
+        # `get_running_loop` would ask the system for the process each time, on Python 3.11
+        self._loop: Callable[[], Any] = ref(loop)
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         # asyncio's own clock, read without asking the loop; uvloop's ticks in milliseconds and
         # stands still within a callback
         own = asyncio.BaseEventLoop
-        has_clock = isinstance(self._loop, own) and type(self._loop).time is not own.time
-        self.now = self._loop.time if has_clock else time.monotonic
+        has_clock = isinstance(loop, own) and type(loop).time is not own.time
+        self.now = partial(_time_of, self._loop) if has_clock else time.monotonic
 
-    def is_being_cancelled(self) -> bool:
+    def _is_cancellation(self, error: BaseException) -> bool:
+        if not isinstance(error, self._cancelled_error):
+            return False
         task = self._current_task()  # else what it awaits was cancelled, and said so
         return task is None or task.cancelling() > 0
 
     def hear_signals(self) -> Callable[[], None]:
-        from ._wakeup_fd import wake_on_signals
 
-        return wake_on_signals(self._loop)
+        return wake_on_signals(self._loop())
+
+    def expect_exit(self, error: BaseException) -> BaseException:
+        # asyncio's loop is left by an exit at once, so that none asks the tasks it has passed
+        # through for their errors; each task would be reported when it is freed
+        loop = self._loop()
+        report = loop.get_exception_handler()
+
+        def handle(loop: Any, context: dict[str, Any]) -> None:
+            found = context.get("exception")
+            if isinstance(found, BaseExceptionGroup):
+                found = error if found.split(lambda each: each is error)[1] is None else found
+            if found is error:
+                return
+            if report is None:
+                loop.default_exception_handler(context)
+            else:
+                report(loop, context)
+
+        loop.set_exception_handler(handle)
+        return error
 
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
-        named = [(task.get_name(), task.get_coro()) for task in self._all_tasks(self._loop)]
+        loop = self._loop()
+        tasks = set() if loop is None else self._all_tasks(loop)
+        named = [(task.get_name(), task.get_coro()) for task in tasks]
         return sorted(named, key=lambda each: (len(each[0]), each[0]))  # "Task-9", "Task-10"
 
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
-        waiter: Awaitable[Any] = self._loop.create_future()
+        waiter: Awaitable[Any] = self._loop().create_future()
         slot.waiter = waiter
         return waiter if until == math.inf else self._suspend_until(slot, until)
 
     async def _suspend_until(self, slot: Slot, until: float) -> None:
         delay = max(0.0, until - self.now())
-        timer = self._loop.call_later(delay, self._wake_here, slot, TIMED_OUT)
+        timer = self._loop().call_later(delay, self._wake_here, slot, TIMED_OUT)
         try:
             await slot.waiter
         finally:
@@ -223,15 +273,24 @@ class AsyncioEngine(RealTimeEngine):
             waiter.set_result(None)
 
     def _ring(self) -> None:
+        loop = self._loop()
         try:
-            self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: nobody is left to be woken
+            if loop is None:
+                self._drop_mail()
+            else:
+                loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed: no task is left to be woken
             self._drop_mail()
 
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
-        task: Any = self._loop.create_task(fn(*args))  # type: ignore[arg-type]
+        task: Any = self._loop().create_task(fn(*args))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: Any) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # an exit, which has ended the loop: asyncio need not report it, too
 
 
 class TrioEngine(RealTimeEngine):
@@ -242,7 +301,9 @@ class TrioEngine(RealTimeEngine):
 
         super().__init__()
         self._trio = trio
+        self._cancelled = trio.Cancelled
         self._current_task = trio.lowlevel.current_task
+        self.current_task = trio.lowlevel.current_task  # type: ignore[method-assign]
         self._reschedule = trio.lowlevel.reschedule
         self._wait = trio.lowlevel.wait_task_rescheduled
         succeeded = trio.lowlevel.Abort.SUCCEEDED
@@ -252,9 +313,14 @@ class TrioEngine(RealTimeEngine):
             return succeeded
 
         self._abort = abort  # bound to each slot: one object less to collect than a closure is
-        self._root = trio.lowlevel.current_root_task()
-        self._token = trio.lowlevel.current_trio_token()
+        root = trio.lowlevel.current_root_task()
+        assert root is not None
+        self._root = ref(root)
+        self._token = ref(trio.lowlevel.current_trio_token())
         self.now = trio.lowlevel.current_clock().current_time
+
+    def _is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, self._cancelled)
 
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
         slot.waiter = self._current_task()
@@ -269,7 +335,8 @@ class TrioEngine(RealTimeEngine):
 
     def running_tasks(self) -> list[tuple[str, object]]:
         # not anyio.get_running_tasks, which works in the event loop's own thread only
-        tasks = [] if self._root is None else [self._root]
+        root = self._root()
+        tasks = [] if root is None else [root]
         for task in tasks:  # grows meanwhile
             for nursery in task.child_nurseries:
                 tasks.extend(nursery.child_tasks)
@@ -282,8 +349,12 @@ class TrioEngine(RealTimeEngine):
         self._reschedule(waiter)
 
     def _ring(self) -> None:
+        token = self._token()
         try:
-            self._token.run_sync_soon(self._deliver)
+            if token is None:
+                self._drop_mail()
+            else:
+                token.run_sync_soon(self._deliver)
         except self._trio.RunFinishedError:
             self._drop_mail()
 
@@ -293,9 +364,46 @@ class TrioEngine(RealTimeEngine):
         self._trio.lowlevel.spawn_system_task(fn, *args, context=copy_context())
 
 
+def _time_of(get_loop: Callable[[], Any]) -> float:
+    loop = get_loop()
+    return time.monotonic() if loop is None else float(loop.time())
+
+
 def new_engine() -> Engine:
     """The engine of the event loop that runs in this thread."""
     import asyncio
 
     loop = anyio.lowlevel.current_token().native_token
     return AsyncioEngine() if isinstance(loop, asyncio.AbstractEventLoop) else TrioEngine()
+
+
+def wake_on_signals(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """Let Python's signals wake the loop, unless somebody hears them already; returns how to end.
+
+    Only in the main thread. A loop that cannot watch a socket (Windows' proactor, which looks at
+    signals by itself) is left alone.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+
+    def stop() -> None:
+        with suppress(NotImplementedError, RuntimeError):  # RuntimeError: the loop is closed
+            loop.remove_reader(ours)
+        current = signal.set_wakeup_fd(-1)
+        if current != theirs.fileno():  # somebody took over
+            signal.set_wakeup_fd(current)
+        ours.close()
+        theirs.close()
+
+    try:
+        loop.add_reader(ours, ours.recv, 4096)
+    except NotImplementedError:
+        stop()
+        return lambda: None
+    found = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    if found != -1:  # uvloop, or asyncio after add_signal_handler
+        signal.set_wakeup_fd(found)
+        stop()
+        return lambda: None
+    return stop

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Literal, get_args
 
-from ._engine import Engine, Slot
-from ._stop import Loss
-from ._work_thread import WhenLate, WorkThread, drop
+from .base import Engine, Slot
+from .stop import Loss
+from .threads import WhenLate, WorkThread, drop
 
 StepRunnerName = Literal["auto", "inline", "thread"]
 
@@ -120,12 +120,12 @@ class StepRunner:
         grace_secs: seconds that a cancellation waits for a step in a thread.
     """
 
-    __slots__ = ("_engine", "_grace_secs", "_name", "_thread", "last_in_thread")
+    __slots__ = ("_engine", "_name", "_thread", "grace_secs", "last_in_thread")
 
     def __init__(self, engine: Engine, name: StepRunnerName, grace_secs: float) -> None:
         self._engine = engine
         self._name = "inline" if engine.is_virtual else name
-        self._grace_secs = grace_secs
+        self.grace_secs = grace_secs
         self._thread: WorkThread | None = None
         self.last_in_thread: Probe | None = None  # the kind that ran last in the thread, if open
 
@@ -209,13 +209,18 @@ class StepRunner:
         self.last_in_thread = probe
         if self._thread is None:
             self._thread = WorkThread(self._engine, "asynchooks-step")
-        return self._thread.run(fn, self._grace_secs, when_late, loss=loss)
+        return self._thread.run(fn, self.grace_secs, when_late, loss=loss)
 
     def close(self) -> None:
         """Let the thread end; a step that still runs there is not waited for."""
         self.last_in_thread = None
         if self._thread is not None:
             self._thread.close()
+
+    def drop(self) -> None:
+        """Let the thread end, from any thread, and wait for nothing."""
+        if self._thread is not None:
+            self._thread.drop()
 
 
 def check_runner(name: object) -> StepRunnerName:

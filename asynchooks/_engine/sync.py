@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
-from ._engine import Slot, current_engine
+from .base import Slot
+from .current import current_engine
 
 
 class Lock:
@@ -54,3 +57,28 @@ class Lock:
             self._queue.popleft().wake()
         else:
             self._is_held = False
+
+
+class Condition:
+    """Tasks that wait for another task's run or close to end."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self) -> None:
+        self.slots: tuple[Slot, ...] = ()
+
+    async def wait_until(
+        self, is_done: Callable[[], bool], what: str, until: float = math.inf
+    ) -> None:
+        """Return when it is done, or the time has come on the engine's clock."""
+        engine = current_engine()
+        while not is_done() and engine.now() < until:
+            slot = Slot(engine, what)
+            self.slots += (slot,)
+            await engine.park(slot, until)
+
+    def tell(self) -> None:
+        """Have them all look again."""
+        slots, self.slots = self.slots, ()
+        for slot in slots:
+            slot.wake()

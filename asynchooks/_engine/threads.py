@@ -6,6 +6,7 @@ deadlock steps that wait for each other. Nothing here knows what is called.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import queue
@@ -17,8 +18,9 @@ from contextvars import copy_context
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from ._engine import STOPPED, TIMED_OUT, Engine, Slot, engine_in_use
-from ._stop import Loss
+from .base import STOPPED, TIMED_OUT, Engine, Slot
+from .current import engine_in_use
+from .stop import Loss
 
 logger = logging.getLogger("asynchooks")
 
@@ -42,7 +44,19 @@ WhenLate = Callable[[Outcome], None]
 
 
 def drop(outcome: Outcome) -> None:
-    """What becomes of an outcome that nobody waits for."""
+    """What becomes of an outcome that no task waits for."""
+    close_unrun(outcome.value)
+
+
+def close_unrun(awaitable: object) -> None:
+    """Close a coroutine that will not be run, with the one that it was given to await.
+
+    Else Python warns, when it is freed, that it was never awaited.
+    """
+    while inspect.iscoroutine(awaitable):
+        pending = inspect.getcoroutinelocals(awaitable).get("pending")
+        awaitable.close()
+        awaitable = pending
 
 
 def call(fn: Callable[[], Any]) -> Outcome:
@@ -148,6 +162,13 @@ class WorkThread:
             # it has nothing left to do; a thread that the end of the process meets within a
             # library's code makes the process abort
             thread.join()
+
+    def drop(self) -> None:
+        """Let the thread end after its present call; from any thread, also the garbage collector's.
+
+        It is not joined: that might be this very thread.
+        """
+        self._dismiss()
 
     def _dismiss(self) -> threading.Thread | None:
         """Let the thread end after its present call."""

@@ -6,31 +6,46 @@ It decides neither when a moment comes nor what becomes of an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ._coordinator import Coordinator
-from ._engine import Engine
-from ._errors import StopTraining, is_input_end, note_once
-from ._hook import SessionRunContext, SessionRunValues, begin_graph
-from ._hook_calls import (
+from .._engine.base import Engine
+from .._engine.current import current_engine
+from .._engine.stop import Stop
+from .._errors import StopTraining, add_note, is_input_end, note_once
+from .._hook import (
+    AnyHook,
+    Begin,
+    SessionHooks,
+    SessionRunContext,
+    SessionRunValues,
+    begin_graph,
+    begin_session,
+)
+from .._stopping.coordinator import Coordinator
+from .._stopping.session_stop import SessionStop
+from ..backends._raw_session import RawSession
+from .hook_calls import (
     HookCall,
     calls_of,
     checked,
     in_groups,
+    joins_session,
     needs_global_step,
     needs_graph_entered,
+    warn_of_misspelt,
 )
-from ._merge import MergedRun
-from ._raw_session import RawSession
-from ._session_stop import SessionStop
-from ._stop import Stop
+from .merge import MergedRun
 
 logger = logging.getLogger("asynchooks")
 
 
-CallPlain = Callable[[Callable[[], Any], Hashable], Awaitable[Any] | None]
+CallPlain = Callable[[Callable[[], Any], Hashable, bool], Awaitable[Any] | None]
+CallBegin = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a plain function where blocking steps run; those of one key take about the same time.
+
+The last argument is whether a stop ends the wait for its turn.
 
 It returns None if that was here, at once, and else what to await.
 """
@@ -49,35 +64,63 @@ class HookList:
     """
 
     __slots__ = (
-        "_num_begun", "_stop", "are_in_runs",
-        "asks", "call_plain", "current", "hooks", "needs_graph_entered", "stops", "tells",
+        "_num_begun", "_shared", "_stop", "_watchers", "are_in_runs", "asks", "call_plain",
+        "current", "hooks", "needs_graph_entered", "stops", "tells",
     )  # fmt: skip
 
-    def __init__(self, hooks: Iterable[Any] | None, stop: Stop) -> None:
+    def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
         self.hooks = checked(hooks)
+        warn_of_misspelt(self.hooks)
         self.needs_graph_entered = any(needs_graph_entered(hook) for hook in self.hooks)
-        self.call_plain: CallPlain  # the session sets it when it opens
+        self.call_plain: CallPlain  # the session sets it, and the next, when it opens
         self.stops = SessionStop(stop)
         self._stop = stop
         self._num_begun = 0
+        self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
+        self._watchers: tuple[Any, ...] = ()
         self.current: HookCall | None = None
         self.asks = in_groups(calls_of(self.hooks, "before_run"))
         self.tells = in_groups(calls_of(self.hooks, "after_run"))
         self.are_in_runs = bool(self.asks or self.tells)
+
+    def watch_runs(self, watcher: Any) -> None:
+        """Call before_run and after_run of this, too, from the next run on; after all hooks'."""
+        place = len(self.asks) + len(self.tells) + len(self.hooks)  # of no other one
+        self.asks += in_groups([HookCall(place, watcher, "before_run")])
+        self.tells += in_groups([HookCall(place, watcher, "after_run")])
+        self.are_in_runs = True
+        self._watchers += (watcher,)
+
+    def made_step(self) -> None:
+        """A run was cancelled while a thread made its step: no hook is told of its end."""
+        for use in () if self._shared is None else self._shared.after_step:
+            use()
+        for watcher in self._watchers:
+            watcher.after_step()
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
         call = self.current
         return "the session" if call is None else f"{call.moment} of {type(call.hook).__name__}"
 
-    async def begin(self, has_global_step: Callable[[], bool], graph: Any = None) -> None:
-        """Call begin of all; a hook counts as begun as soon as its begin is called."""
+    async def begin(
+        self,
+        has_global_step: Callable[[], bool],
+        graph: Any = None,
+        call_begin: CallBegin | None = None,
+    ) -> None:
+        """Call begin of all; a hook counts as begun as soon as its begin is called.
+
+        Args:
+            call_begin: calls a plain one; None: it is called as it is.
+        """
+        call_begin = call_begin or _call
         if graph is begin_graph.get():  # setting it would cost each task 120 bytes for good
-            await self._begin_all(has_global_step)
+            await self._begin_all(has_global_step, call_begin)
         else:
             token = begin_graph.set(graph)
             try:
-                await self._begin_all(has_global_step)
+                await self._begin_all(has_global_step, call_begin)
             finally:
                 begin_graph.reset(token)
         self.current = None
@@ -85,13 +128,34 @@ class HookList:
     @property
     def restore(self) -> Callable[[RawSession], Awaitable[int | None]] | None:
         """What brings back what was saved of a raw session's model; None if no hook does."""
-        return next((call.method for call in calls_of(self.hooks, "_restore")), None)
+        return None if self._shared is None else self._shared.restore
 
-    async def _begin_all(self, has_global_step: Callable[[], bool]) -> None:
+    async def _begin_all(self, has_global_step: Callable[[], bool], call_begin: CallBegin) -> None:
         self._num_begun = 0
-        for call in calls_of(self.hooks, "_meet"):
-            call.method(self.hooks, self.stops)
         begins = {call.place: call for call in calls_of(self.hooks, "begin")}
+        self._shared = None
+        checks: list[tuple[HookCall, Callable[[], None]]] = []
+        await self._begin_each(begins, has_global_step, call_begin, checks)
+        for self.current, check in checks:
+            try:
+                check()
+            except BaseException as error:
+                self._blame(error)
+                raise
+
+    def join(self) -> SessionHooks:
+        """What hooks share, and ask of the session; in their begin. Most ask for nothing."""
+        self._shared = self._shared or SessionHooks(self.hooks, self.stops)
+        return self._shared
+
+    async def _begin_each(
+        self,
+        begins: Mapping[int, HookCall],
+        has_global_step: Callable[[], bool],
+        call_begin: CallBegin,
+        checks: list[tuple[HookCall, Callable[[], None]]],
+    ) -> None:
+        """Call begin of all; `checks` gets what they want to be called when all have begun."""
         for place, hook in enumerate(self.hooks):
             self._num_begun += 1
             self.current = call = begins.get(place) or HookCall(place, hook, "begin")
@@ -104,17 +168,36 @@ class HookList:
                         "`with graph.as_default():`"
                     )
                 if place in begins:  # a plain one, too, on the event loop: it builds a graph
-                    result = call.method()
-                    if isinstance(result, Awaitable):
-                        await result
+                    with self._begin_of(call.hook):
+                        result = call.method() if call.is_async else await call_begin(call.method)
+                        if isinstance(result, Awaitable):
+                            await result
             except BaseException as error:
                 self._blame(error)
                 raise
+            if self._shared is not None:
+                checks += [(call, check) for check in self._shared.take_checks()]
 
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+    @contextmanager
+    def _begin_of(self, hook: Any) -> Iterator[None]:
+        """Within the block the hook may join this session; tasks that it starts no longer."""
+        if not joins_session(hook):
+            yield
+            return
+        begin = Begin(self)
+        token = begin_session.set(begin)
+        try:
+            yield
+        finally:
+            begin.session = None
+            begin_session.reset(token)
+
+    async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
         try:
             for call in calls_of(self.hooks, "after_create_session"):
-                await self._call(call, session, coord)
+                await self._call(call, raw.exposed, coord)
+                if needs_graph_entered(call.hook):  # the hooks after it count from the step
+                    await raw.take_up_step()
         except BaseException as error:
             self._blame(error)
             raise
@@ -190,13 +273,17 @@ class HookList:
     async def end(self, session: Any) -> BaseException | None:
         """Call end of all, also after one failed; returns the first error.
 
-        A cancellation, which is no hook's failure, ends the round and is returned.
+        A cancellation, which is no hook's failure, ends the round and is returned; so does an exit
+        (KeyboardInterrupt, SystemExit), which may be a signal's and not the hook's.
         """
+        engine = current_engine()
         first: BaseException | None = None
-        for call in calls_of(self.hooks, "_ending"):
+        for keep in () if self._shared is None else self._shared.at_ending:
             try:
-                call.method()
-            except Exception as error:
+                keep()
+            except (KeyboardInterrupt, SystemExit) as error:
+                return error
+            except BaseException as error:
                 first = first or error
         for call in calls_of(self.hooks, "end"):
             try:
@@ -205,14 +292,15 @@ class HookList:
                 except BaseException as error:
                     self._blame(error)
                     raise
-            except Exception as error:
-                if first is not None:
-                    first.add_note(f"then, in {self.culprit()}: {error!r}")
-                first = first or error
             except BaseException as error:
+                is_exit = isinstance(error, (KeyboardInterrupt, SystemExit))
+                if is_exit or engine.failure_in(error) is not error:
+                    if first is not None:
+                        add_note(error, f"after {first!r}")
+                    return error
                 if first is not None:
-                    error.add_note(f"after {first!r}")
-                return error
+                    add_note(first, f"then, in {self.culprit()}: {error!r}")
+                first = first or error
         return first
 
     async def on_error(
@@ -229,21 +317,28 @@ class HookList:
                 if scope.cancelled_caught:
                     logger.warning("%s took longer than %g s", self.culprit(), grace_secs)
             except BaseException as second:
-                error.add_note(f"then, in {self.culprit()}: {second!r}")
+                add_note(error, f"then, in {self.culprit()}: {second!r}")
                 logger.error("%s failed: %r", self.culprit(), second)
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
 
     def own(self, error: BaseException) -> bool:
         """Whether one of them had this error to tell, whatever the run came to."""
-        return any(call.method(error) for call in calls_of(self.hooks, "_owns"))
+        return self._shared is not None and any(owns(error) for owns in self._shared.owners)
 
     async def leave(self, error: BaseException | None) -> BaseException | None:
-        """Tell those that have begun that the session is closed; returns what leaves it."""
-        for call in calls_of(self.hooks, "_leave"):
-            if call.place < self._num_begun:
-                error = await call.method(error)
+        """Call what hooks asked for when the session is closed; returns what leaves it."""
+        for leave in () if self._shared is None else self._shared.at_leaving:
+            error = await leave(error)
         return error
+
+    def abandon(self) -> None:
+        """Have those that have begun give back what they hold: the session was dropped."""
+        for drop in () if self._shared is None else self._shared.at_drop:
+            try:
+                drop()
+            except Exception as error:
+                logger.error("A dropped session: %r failed: %r", drop, error)
 
     async def _call(self, call: HookCall, *args: Any) -> None:
         self.current = call
@@ -258,17 +353,19 @@ class HookList:
         """Call plain methods, all in one place; what one returns to be awaited is awaited here."""
         results: list[Any] = []
 
-        def call_rest() -> None:
+        def call_rest() -> Any:
             for call in group[len(results) :]:
                 self.current = call
                 result = fn(call)
                 results.append(result)
                 if result is not None and isinstance(result, Awaitable):
-                    return
+                    return result  # closed where it comes too late
+            return None
 
         while len(results) < len(group):
             first = group[len(results)]
-            pending = self.call_plain(call_rest, (first.moment, first.place))
+            is_before = first.moment == "before_run"  # a run that has made its step is completed
+            pending = self.call_plain(call_rest, (first.moment, first.place), is_before)
             if pending is not None:
                 await pending
             if results and results[-1] is not None and isinstance(results[-1], Awaitable):
@@ -286,7 +383,7 @@ class HookList:
             )
             bug.__cause__ = error
             return bug
-        error.add_note(f"in {self.culprit()}")
+        add_note(error, f"in {self.culprit()}")
         return error
 
     def _blame(self, error: BaseException) -> None:
@@ -302,3 +399,7 @@ def values_of(
     if call.place not in results:
         return unasked
     return SessionRunValues(results[call.place], unasked.options, unasked.run_metadata)
+
+
+async def _call(fn: Callable[[], Any]) -> Any:
+    return fn()

@@ -5,13 +5,36 @@ It calls nothing by itself, and knows nothing of sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ._errors import tensorflow_train
-from ._hook import SessionRunHook
-from ._runner import is_async
-from ._session_creator import SessionCreator
+from .._engine.runner import is_async
+from .._errors import tensorflow_train
+from .._hook import AnyHook, SessionRunHook
+from ..backends._creator import SessionCreator
+
+MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end", "on_error")
+_METHODS = (*MOMENTS, "state_dict", "load_state_dict")
+_LETTERS = tuple((method.replace("_", ""), method) for method in _METHODS)
+_ELSEWHERE = {
+    name: moment
+    for moment, names in {
+        "begin": "on_begin on_start on_train_begin on_train_start on_fit_start",
+        "before_run": (
+            "before_step on_step_begin on_step_start on_batch_begin on_batch_start "
+            "on_train_batch_begin on_train_batch_start on_train_step_begin on_train_step_start"
+        ),
+        "after_run": ("after_step on_step_end on_batch_end on_train_batch_end on_train_step_end"),
+        "end": "on_end on_train_end on_fit_end",
+        "on_error": "on_exception",
+        "load_state_dict": "load_state",
+    }.items()
+    for name in names.split()
+}
+"""What other libraries (Keras, Lightning, Hugging Face) call such methods."""
 
 
 class HookCall:
@@ -72,12 +95,17 @@ def needs_graph_entered(hook: Any) -> bool:
     return bool(looks or getattr(hook, "_looks_at_default_graph", True))
 
 
+def joins_session(hook: Any) -> bool:
+    """Whether its begin may ask for `SessionHooks`; of ours we know."""
+    return bool(vars(type(hook)).get("_joins_session", True))  # not of classes made of them
+
+
 def _hook_types() -> tuple[type, ...]:
     train = tensorflow_train()
     return (SessionRunHook,) if train is None else (SessionRunHook, train.SessionRunHook)
 
 
-def checked(hooks: Iterable[Any] | None, name: str = "hooks") -> list[Any]:
+def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
     """The hooks as a list; `name` is the argument they were given as.
 
     Raises:
@@ -106,9 +134,23 @@ def checked(hooks: Iterable[Any] | None, name: str = "hooks") -> list[Any]:
                 f"{name}[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
                 "of asynchooks.SessionRunHook or of TensorFlow's"
             )
+        if not _is_ours(hook):
+            _check_bodies(hook, f"{name}[{place}]")
         if not isinstance(hook, SessionRunHook):
             _check_listeners(hook, f"{name}[{place}]")
     return listed
+
+
+def _check_bodies(hook: Any, name: str) -> None:
+    """A method with a `yield` in it would run nothing when it is called, without a word."""
+    for moment in MOMENTS:
+        method = getattr(hook, moment, None)
+        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            raise TypeError(
+                f"{moment} of {name}, a {type(hook).__name__}, holds a `yield`, so that a call of "
+                "it would run nothing of its body; write a coroutine (`async def`) or a plain "
+                "method without it"
+            )
 
 
 def _check_listeners(hook: Any, name: str) -> None:
@@ -119,3 +161,72 @@ def _check_listeners(hook: Any, name: str) -> None:
                 f"{name}, TensorFlow's {type(hook).__name__}, has the coroutine listener "
                 f"{listener!r}; give both to asynchooks.CheckpointSaverHook"
             )
+
+
+def warn_of_misspelt(hooks: Iterable[Any]) -> None:
+    """Warn of methods that look like those which sessions call, and never would be called."""
+    meant = {
+        (type(each), *pair) for each in hooks if not _is_ours(each) for pair in _misspelt(each)
+    }
+    for kind, name, moment in sorted(meant, key=lambda each: each[1:]):
+        warnings.warn(
+            f"{kind.__name__} has a method {name!r}, which no session calls; if {moment!r} is "
+            "meant, call it that",
+            stacklevel=_depth_of_caller(),
+        )
+
+
+def _is_ours(hook: Any) -> bool:
+    return type(hook).__module__.startswith("asynchooks.")
+
+
+def _misspelt(hook: Any) -> Iterator[tuple[str, str]]:
+    """(the name of a method, what it was probably to be), for those in users' classes."""
+    kinds = [
+        kind
+        for kind in type(hook).__mro__
+        if not kind.__module__.startswith(("asynchooks.", "tensorflow.", "builtins"))
+    ]
+    # a hook that is another library's callback, too, has that one's methods
+    others = {name for kind in kinds if not issubclass(kind, _hook_types()) for name in vars(kind)}
+    for kind in kinds:
+        for name, value in vars(kind).items():
+            if name.startswith("_") or name in _METHODS:
+                continue
+            method = _looks_like(name) or (None if name in others else _ELSEWHERE.get(name))
+            if method is None or not inspect.isroutine(value) or overrides(hook, method):
+                continue
+            if method in MOMENTS or isinstance(hook, SessionRunHook):
+                yield name, method
+
+
+def _looks_like(name: str) -> str | None:
+    """The method of which one slip of the hand makes this name, underscores and capitals aside.
+
+    One letter more, less, other, or two exchanged. For words as short as "end" that is another
+    word ("send"): there only the capitals may differ.
+    """
+    given = name.replace("_", "").lower()
+    for meant, moment in _LETTERS:
+        if given == meant or (len(meant) > 5 and _slip(given, meant)):
+            return moment
+    return None
+
+
+def _slip(given: str, meant: str) -> bool:
+    """Whether a letter was added, left out or changed, or two were exchanged."""
+    if given[0] != meant[0] and given[-1] != meant[-1]:  # one slip leaves one end as it is
+        return False
+    pairs = zip(given, meant, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(given), len(meant)))
+    given, meant = given[place:], meant[place:]
+    is_exchanged = given[:2] == meant[1::-1] and given[2:] == meant[2:]
+    return is_exchanged or given[1:] == meant or given == meant[1:] or given[1:] == meant[1:]
+
+
+def _depth_of_caller() -> int:
+    """How far out the first frame is that is not ours, for a warning that our caller gives."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("asynchooks."):
+        frame, depth = frame.f_back, depth + 1
+    return depth

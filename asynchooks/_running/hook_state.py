@@ -9,16 +9,31 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ._errors import CheckpointError, DamagedCheckpointError
-from ._hook import SessionRunHook
+from .._errors import CheckpointError, DamagedCheckpointError, add_note
+from .._hook import SessionRunHook
 
 logger = logging.getLogger("asynchooks")
 
 _ARRAY = "asynchooks.ndarray"
+
+
+class TimerState(dict[str, Any]):
+    """A hook's state that says no more than when it is due next; so hooks of TensorFlow count anew.
+
+    The state says so, not the hook, so that a wrapper's says it, too.
+    """
+
+
+class SharedState(dict[str, Any]):
+    """A hook's state that other workers change as well, such as the position in a shared input.
+
+    It is saved together with the model, while no worker runs a step.
+    """
 
 
 def _named(hooks: Iterable[Any]) -> list[tuple[str, SessionRunHook]]:
@@ -39,13 +54,46 @@ def save_hooks(hooks: Iterable[Any]) -> bytes:
     Raises:
         CheckpointError: a state holds what is neither JSON nor an array (names the hook).
     """
+    return _as_bytes(_texts(_named(hooks), lambda hook: hook.state_dict()))
+
+
+def shared_states(hooks: Iterable[Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Those states of hooks that other workers change as well, by the hook's name.
+
+    Args:
+        names: of the hooks that have one, where that is known: no other hook is asked.
+    """
+
+    def state_of(hook: SessionRunHook) -> Mapping[str, Any] | None:
+        state = hook.state_dict()
+        return state if isinstance(state, SharedState) else None
+
+    named = [(name, hook) for name, hook in _named(hooks) if names is None or name in names]
+    return _texts(named, state_of)
+
+
+def with_states(saved: bytes, states: Mapping[str, Any]) -> bytes:
+    """What `save_hooks` gave, with these states in place of those of the same hooks."""
+    return _as_bytes({**json.loads(saved), **states}) if states else saved
+
+
+def _as_bytes(texts: Mapping[str, Any]) -> bytes:
+    return json.dumps(texts, indent=1).encode()
+
+
+def _texts(
+    hooks: Iterable[tuple[str, SessionRunHook]],
+    state_of: Callable[[SessionRunHook], Mapping[str, Any] | None],
+) -> dict[str, Any]:
     texts = {}
-    for name, hook in _named(hooks):
+    for name, hook in hooks:
         try:
-            state = hook.state_dict()
+            state = state_of(hook)
         except Exception as error:
-            error.add_note(f"in state_dict of {name}")
+            add_note(error, f"in state_dict of {name}")
             raise
+        if state is None:
+            continue
         try:
             if not isinstance(state, Mapping):
                 raise TypeError(f"expected a dict, got {state!r}")
@@ -60,12 +108,13 @@ def save_hooks(hooks: Iterable[Any]) -> bytes:
                 f"the state_dict of the hook {name} cannot be saved: {error}. Give values of JSON, "
                 "NumPy arrays, and lists and dicts of them"
             ) from error
-    return json.dumps(texts, indent=1).encode()
+    return texts
 
 
 def have_more_than_timers(hooks: Iterable[Any]) -> bool:
     """Whether a hook has a state that is more than when it is due next."""
-    return any(hook.state_dict() for _, hook in _named(hooks) if not hook._has_only_timers)
+    states = [hook.state_dict() for _, hook in _named(hooks)]
+    return any(state and not isinstance(state, TimerState) for state in states)
 
 
 def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
@@ -75,10 +124,7 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
         DamagedCheckpointError: that is not what `save_hooks` gave.
         CheckpointError: a hook cannot take its state (names the hook).
     """
-    try:
-        states = json.loads(saved, object_hook=_decoded)
-    except ValueError as error:
-        raise DamagedCheckpointError(f"the saved state of the hooks is damaged: {error}") from error
+    states = _read(saved)
     anew = []
     for name, hook in _named(hooks):
         if name not in states:
@@ -100,6 +146,30 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
             "The checkpoint holds states of hooks that this session does not have: %s",
             ", ".join(sorted(states)),
         )
+
+
+def _read(saved: bytes) -> dict[str, dict[str, Any]]:
+    """The states by the names of their hooks."""
+    try:
+        states = json.loads(saved, object_pairs_hook=_decoded)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever texts of another shape lead NumPy to
+        raise DamagedCheckpointError(
+            f"the saved state of the hooks is damaged: {error!r}; restore another checkpoint"
+        ) from error
+    if not isinstance(states, dict):
+        raise DamagedCheckpointError(
+            f"the saved state of the hooks is damaged: it is a {type(states).__name__}, expected "
+            "states by the names of hooks; restore another checkpoint"
+        )
+    for name, state in states.items():
+        if not isinstance(state, dict):
+            raise DamagedCheckpointError(
+                f"the saved state of the hook {name} is damaged: it is a {type(state).__name__}, "
+                "expected a dict; restore another checkpoint"
+            )
+    return states
 
 
 def _check_keys(state: Any) -> None:
@@ -139,11 +209,28 @@ def _encoded(value: Any) -> Any:
     return {_ARRAY: [value.dtype.str, list(value.shape), data, isinstance(value, np.generic)]}
 
 
-def _decoded(found: dict[str, Any]) -> Any:
+def _decoded(pairs: list[tuple[str, Any]]) -> Any:
+    """The dict, or the array that it describes, exactly as `_encoded` does."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"a key stands twice among {[key for key, _ in pairs]!r}")
     if _ARRAY not in found:
         return found
     import numpy as np
 
-    dtype, shape, data, is_scalar = found[_ARRAY]
-    array = np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+    [[text, shape, data, is_scalar]] = found.values()
+    if not isinstance(text, str) or not isinstance(is_scalar, bool) or (is_scalar and shape):
+        raise ValueError(f"an array is described by {text!r}, {shape!r}, {is_scalar!r}")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"an array has the shape {shape!r}")
+    dtype = np.dtype(text)
+    if dtype.hasobject or dtype.str != text:
+        raise ValueError(f"an array has the dtype {text!r}")
+    content = base64.b64decode(data, validate=True)
+    if len(content) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(content)} bytes do not make {dtype} of shape {shape}")
+    if content:
+        array = np.frombuffer(content, dtype).reshape(shape).copy()
+    else:
+        array = np.empty(shape, dtype)
     return array[()] if is_scalar else array

@@ -8,26 +8,33 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from ._coordinator import Coordinator
-from ._engine import STOPPED, Engine, Slot
-from ._errors import PreemptionError, StopTraining, is_preemption
-from ._hook import SessionRunValues
-from ._hook_list import HookList
-from ._raw_session import RawSession
-from ._recovery import Recovery, Restart
-from ._session_creator import Lease
-from ._side_tasks import OnFailure, SideTask
-from ._stop import EndsAtStop, Loss
-from ._stop_reason import StopReason
+from .._engine.base import STOPPED, Engine, Slot
+from .._engine.stop import EndsAtStop, Loss, StopReason
+from .._errors import ModelRestored, PreemptionError, StopTraining, add_note, is_preemption
+from .._hook import Pending, SessionRunValues
+from .._step.waiters import Runs, Worker
+from .._stopping.backoff import Recovery, Restart
+from .._stopping.coordinator import Coordinator, Owner
+from .._stopping.session_stop import SessionInput
+from .._stopping.tasks import OnFailure, SideTask
+from ..backends._creator import Lease, close_raw
+from ..backends._raw_session import RawSession
+from .dispatch import HookList
 
 logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
 
-class Connection:
+class Outdated(Protocol):
+    """Runs of the session, which may have to start over."""
+
+    def outdate(self, one_run: Runs | None, hooks: HookList) -> None: ...
+
+
+class Connection(Owner):
     """The raw session of one `MonitoredSession`, which makes it, with what stops it.
 
     A lost raw session takes its coordinator with it, and a stop that a hook asked for; what the
@@ -36,8 +43,9 @@ class Connection:
 
     __slots__ = (
         "_grace_secs", "_hooks", "_is_broken", "_is_closed", "_is_dropping", "_is_ready", "_lease",
-        "_lost", "_recovery", "coord", "engine", "has_run", "hook_asked_stop", "raw", "ready",
-        "session", "stops", "unasked",
+        "_lost", "_recovery", "_thread", "_worker", "coord", "engine", "has_run",
+        "hook_asked_stop", "raw", "raw_runs",
+        "ready", "session", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +63,7 @@ class Connection:
         self.engine: Engine  # the session sets it when it opens
         self.raw: RawSession | None = None
         self.coord: Coordinator | None = None
+        self._thread = 0  # in which the raw session's call lock was joined
         self._lost: RawSession | None = None  # what the next raw session replaces
         # raw session and coordinator are of use: all hooks were told of them, none was lost
         self._is_ready = False
@@ -67,6 +76,8 @@ class Connection:
         self._is_closed = False
         self.hook_asked_stop = False
         self.has_run = False  # see `Owner`
+        self.raw_runs: Outdated | None = None  # from opening on
+        self._worker: Worker | None = None  # there while the session is open
         self.stops = hooks.stops
         self.stops.owner = self
 
@@ -129,24 +140,69 @@ class Connection:
         Not within a step_fn: that has the old one in its hands, and is called again itself.
 
         Raises:
-            RuntimeError: a hook has asked to stop.
+            StopTraining: a stop was asked for, which no recovery makes forgotten, or was asked for
+                again while one took place.
         """
+        if self.raw is not None and self.stops.is_asked:
+            raise self._refusal()  # a session that is to end need not be recreated before
         if not is_nested:
             await self.drop_lost()
         raw = await self.create()
-        if self.hook_asked_stop:
-            raise RuntimeError(
-                "Run called even after should_stop requested. "
-                "Look at session.should_stop() before each run."
-            )
+        if self._is_to_stop:
+            raise self._refusal()
         return raw
 
-    def stop_by_hook(self, reason: StopReason | None) -> None:
-        """A hook asked, in a run, that no further one begins; unless there is no reason."""
-        if reason is not None:
-            self.hook_asked_stop = True
-            self.stops.note(reason)
-            self.ready = None
+    @property
+    def _is_to_stop(self) -> bool:
+        """Whether a stop was asked for, by a hook, through the coordinator, or by the caller."""
+        if self.hook_asked_stop or self.stops.is_asked:
+            return True
+        coord = self.coord
+        return coord is not None and coord.should_stop() and not self._is_curable(coord.error)
+
+    def _refusal(self) -> StopTraining:
+        coord, reason = self.coord, self.stops.reason
+        if reason is None and coord is not None:  # a thread is just asking
+            reason = coord.stop_reason
+        return StopTraining(f"no run begins after a stop, by {reason}")
+
+    def stop_by_hook(self, asked: Pending) -> None:
+        """Let no further run begin, if a hook asked for that; its coordinator is not told yet."""
+        reason = asked.stop_reason
+        if reason is None:
+            return
+        self.hook_asked_stop = True
+        if asked.stops_all:
+            self.stops.is_asked = True
+            reason = self.stop_workers(reason)
+        self.stops.note(reason)
+        self.ready = None
+
+    def open_worker(self) -> Worker:
+        """Count as one of the workers that share the model, which may all be stopped already."""
+        step = self._lease.global_step
+        worker = self._worker = step.open_worker(self.engine, self)
+        if self.stops.is_for_all and self.stops.reason is not None:
+            self.stop_workers(self.stops.reason)
+        elif step.stop_reason is not None:
+            self.stop_for(step.stop_reason)
+        return worker
+
+    def close_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._lease.global_step.close_worker(worker)
+
+    def drop(self) -> None:
+        """The session was dropped: the others that share the model go on without it."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._lease.global_step.drop_worker(worker)
+        self._lease.drop()
+
+    def stop_workers(self, reason: StopReason) -> StopReason:
+        """Stop the others that share the model; returns the first reason, which stands."""
+        return self._lease.global_step.stop_workers(reason, self._worker)
 
     async def drop_lost(self) -> None:
         """Let go of a lost raw session, so that `create` makes a new one."""
@@ -160,6 +216,8 @@ class Connection:
             Exception: the error, or what it led to, if recreating the session cannot cure it.
         """
         lost = error
+        if type(error) is ModelRestored:
+            return failures
         if self._recovery is None:
             raise error
         if not is_preemption(error):
@@ -192,6 +250,7 @@ class Connection:
             await self._lease.release(raw, self.engine, self._grace_secs)
             raise RuntimeError("the session was closed while a run recreated it")
         self.raw = raw
+        self._thread = raw.call_lock.join(raw.global_step)
         return raw
 
     async def create(self) -> RawSession:
@@ -203,12 +262,12 @@ class Connection:
         try:
             raw = await self.acquire()
             coord = self.coord = self._lease.new_coordinator()
-            coord.attach(self._on_change, self._drive_side_task)
+            coord.attach(self)
             if self.stops.is_asked:
                 coord.request_stop(self.stops.error, reason=self.stops.reason)
             self._lease.start_threads(raw, coord)
             await self._lease.drive(
-                self._hooks.after_create_session(raw.exposed, coord), self._hooks.culprit
+                self._hooks.after_create_session(raw, coord), self._hooks.culprit
             )
         except BaseException as error:
             self._is_broken = isinstance(error, Exception) and not is_preemption(error)
@@ -223,9 +282,9 @@ class Connection:
     def _look_again(self) -> None:
         """Runs need no more than the raw session, unless there is an error or a stop to look at."""
         self.ready = self.raw
-        has_error = self.coord is not None and self.coord.error is not None
-        if has_error or self.hook_asked_stop:  # looked at last: a thread may tell just now
-            self.ready = None
+        has_stopped = self.coord is not None and self.coord.should_stop()
+        if has_stopped or self.hook_asked_stop or self.stops.is_asked:
+            self.ready = None  # looked at last: a thread may ask just now
 
     def judge(self, error: BaseException, raised: BaseException) -> BaseException:
         """The error that leaves a run: a preemption that the coordinator holds is its cause.
@@ -302,25 +361,60 @@ class Connection:
         await self.stops.end_tasks(self.engine, until, cancel=cancel)
 
     def report(self, error: BaseException | None) -> None:
-        """An error leaves the session: note it, and tell the workers that share its creator."""
+        """An error leaves the session: note it, and stop the workers that share its creator."""
         if error is None:
             return
-        self.stops.note(StopReason("the block", repr(error), error))
-        if isinstance(error, (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup)):
-            self._lease.fail(StopReason("another worker", repr(error), error))
+        reason = StopReason("the block", repr(error), error)
+        self.stops.note(reason)
+        if not isinstance(error, GeneratorExit) and self.engine.failure_in(error) is not None:
+            noted = self.stops.reason
+            self._lease.fail(noted if noted is not None and noted.error is error else reason)
 
     def note_end(self, end: BaseException) -> None:
         """The block was left by what counts as a clean end."""
-        self.stops.note(StopReason("the block", str(end) or repr(end)))
+        op = getattr(end, "op", None)  # TensorFlow's message holds the stack of where it was made
+        why = (str(end) or repr(end)) if op is None else f"the input ended in {op.name!r}"
+        self.stops.note(StopReason("the block", why))
+
+    def model_restored(self) -> None:
+        """Another worker has restored the model: a run that has not made its step starts over."""
+        if self.raw_runs is not None and self._worker is not None:
+            self.raw_runs.outdate(self._worker.runs, self._hooks)
+
+    @property
+    def input(self) -> SessionInput | None:
+        """What loops in the body of the block read, if any do."""
+        return self.stops.input
+
+    def add_input(self, each: SessionInput) -> None:
+        """Loops in the body of the block begin to read."""
+        self._lease.add_input(each)
+
+    @property
+    def training(self) -> object:
+        """The training that this session is part of, for comparison with others."""
+        return self._lease.global_step.training
+
+    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
+        """Have an input closed by the last session that shares the creator; False: close it now."""
+        return self._lease.keep_open(close)
 
     def stop_for(self, reason: StopReason) -> None:
-        """Another worker has failed: stop, without an error of one's own."""
-        logger.warning("Stop requested, by %s", reason)
+        """Stop for what stops another worker, without an error of one's own."""
+        if not self.stops.is_asked:
+            level = logging.INFO if reason.error is None else logging.WARNING
+            logger.log(level, "Stop requested, by %s", reason)
         self.stops.request(None, reason)
+
+    def stop_all(self, reason: StopReason) -> None:
+        """The coordinator was asked to stop all workers; in any thread."""
+        self.stops.request(None, reason, all_workers=True)
 
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
+        if self.raw is not None:
+            self.raw.call_lock.leave(self.raw.global_step, self._thread)
         self.raw = self._lost = self.coord = self.ready = self.session = None
         self._is_closed = self.stops.is_over = True
         self._lease.listener = None
@@ -331,7 +425,7 @@ class Connection:
         if failures > recovery.max_attempts or self._is_closed:
             self._is_broken = True
             self._is_ready, self.ready = False, None  # the next run tries again
-            error.add_note(f"recreating the session was given up after {failures - 1} attempts")
+            add_note(error, f"recreating the session was given up after {failures - 1} attempts")
             raise error
         pause = recovery.pause_before(failures)
         logger.warning(
@@ -364,25 +458,29 @@ class Connection:
                 self._is_dropping = False
                 raise coord.error
         self._is_dropping = False
+        if self.raw is not None:
+            self.raw.call_lock.leave(self.raw.global_step, self._thread)
         self._lost = self.raw or self._lost
         self.raw = self.coord = None
         self.hook_asked_stop = False
         self.stops.forget()
 
-    def _drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
         return self._lease.drive(task, _side_task)
 
-    def _on_change(self, is_set: bool) -> None:
+    def stop_changed(self, is_set: bool) -> None:
         """The coordinator was asked to stop, or its stop was cleared; in any thread."""
         coord = self.coord
-        if coord is not None and coord.error is not None:
-            self.ready = None
+        self.ready = None  # the next run looks
         if is_set:
-            self.stops.note(None if coord is None else coord.stop_reason)
             is_curable = coord is not None and self._is_curable(coord.error)
+            if coord is not None and not is_curable:
+                self.stops.note(coord.stop_reason)
             self.stops.set(for_runs_only=is_curable)
         else:
+            asked = self.stops.reason if self.hook_asked_stop else None
             self.stops.forget()
+            self.stops.note(asked)
 
 
 async def _interruption(awaitable: Awaitable[object]) -> BaseException | None:
@@ -398,3 +496,72 @@ async def _interruption(awaitable: Awaitable[object]) -> BaseException | None:
 
 def _side_task() -> str:
     return "a side task"
+
+
+async def end_all(
+    connection: Connection,
+    hooks: HookList,
+    lease: Lease,
+    engine: Engine,
+    grace_secs: float,
+    error: BaseException | None,
+) -> BaseException | None:
+    """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
+
+    async def tell(session: Any, error: BaseException | None) -> BaseException | None:
+        """Call on_error of all hooks, if there is an error; returns what interrupted that."""
+        if error is None:
+            return None
+        told = hooks.on_error(session, error, engine, grace_secs)
+        try:
+            await lease.drive(told, hooks.culprit)
+        except BaseException as interruption:
+            return interruption
+        return None
+
+    session = connection.exposed
+    connection.report(error)
+    if error is None:
+        error = await connection.catch_up()
+        session = connection.exposed
+    if error is None:
+        error = await _end_hooks(connection, hooks, lease, engine, grace_secs, session)
+    if error is not None:
+        error = connection.first_error(error)
+    told = error
+    connection.report(error)
+    error = await tell(session, told) or error
+    error = await connection.end(error)
+    connection.report(error)
+    if told is None:
+        told = error
+        error = await tell(session, told) or error
+    try:
+        await connection.release()
+    except BaseException as interruption:
+        error = error or interruption
+    if told is None:
+        error = await tell(None, error) or error
+    return error
+
+
+async def _end_hooks(
+    connection: Connection,
+    hooks: HookList,
+    lease: Lease,
+    engine: Engine,
+    grace_secs: float,
+    session: Any,
+) -> BaseException | None:
+    raw = connection.raw
+    try:
+        if raw is not None:
+            raw.enter_run()  # no worker that shares it closes it meanwhile
+        try:
+            first: BaseException | None = await lease.drive(hooks.end(session), hooks.culprit)
+        finally:
+            if raw is not None and raw.leave():
+                await close_raw(raw, engine, grace_secs)
+    except BaseException as error:  # of what surrounds the hooks
+        return error
+    return first

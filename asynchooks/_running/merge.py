@@ -6,9 +6,9 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from ._errors import tensorflow_train
-from ._hook import SessionRunArgs, SessionRunValues
-from ._raw_session import RawSession
+from .._errors import add_note, tensorflow_train
+from .._hook import SessionRunArgs, SessionRunValues
+from ..backends._raw_session import RawSession
 
 
 class MergedRun:
@@ -120,7 +120,10 @@ class MergedRun:
         """Name the hooks whose fetches made the run fail, if that is the cause."""
         for place, fetches in self._hook_fetches.items():
             if self._raw.rejects(fetches, error):
-                error.add_note(f"fetched in before_run of {type(self._hooks[place]).__name__}")
+                hook = self._hooks[place]
+                what = getattr(hook, "_fetches_are", "")
+                who = f"before_run of {type(hook).__name__}"
+                add_note(error, f"fetched in {who}, as {what}" if what else f"fetched in {who}")
 
     def values(self, results: Any) -> SessionRunValues:
         """What a hook is given after the run."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from enum import Enum, auto
 
-from ._engine import Slot, current_engine
+from .._engine.sync import Condition
 
 
 class Phase(Enum):
@@ -39,45 +37,23 @@ class Phase(Enum):
             )
 
 
-class Onlookers:
-    """Tasks that wait for another task's run or close to end."""
-
-    __slots__ = ("slots",)
-
-    def __init__(self) -> None:
-        self.slots: tuple[Slot, ...] = ()
-
-    async def wait_until(
-        self, is_done: Callable[[], bool], what: str, until: float = math.inf
-    ) -> None:
-        """Return when it is done, or the time has come on the engine's clock."""
-        engine = current_engine()
-        while not is_done() and engine.now() < until:
-            slot = Slot(engine, what)
-            self.slots += (slot,)
-            await engine.park(slot, until)
-
-    def tell(self) -> None:
-        """Have them all look again."""
-        slots, self.slots = self.slots, ()
-        for slot in slots:
-            slot.wake()
-
-
-class OneRun(Onlookers):
+class OneRun(Condition):
     """One run at a time: hooks and the global step of two would be told apart by nobody.
 
     Who begins one checks, and sets `is_under_way`; who ends it tells the onlookers.
     """
 
-    __slots__ = ("is_under_way",)
+    __slots__ = ("is_in_step_fn", "is_under_way")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_under_way = False
+        self.is_in_step_fn = False  # and the runs in it, one at a time, are part of its run
 
     def check(self, phase: Phase, what: str) -> None:
         """Raise RuntimeError unless `what` may run now."""
+        if self.is_in_step_fn and not self.is_under_way:
+            return  # it began in time, though the session may be closing by now
         phase.check_open(what)
         if self.is_under_way:
             raise RuntimeError(
@@ -95,6 +71,6 @@ class OneRun(Onlookers):
         return None
 
     def end(self) -> None:
-        self.is_under_way = False
+        self.is_under_way = self.is_in_step_fn = False
         if self.slots:
             self.tell()

@@ -6,24 +6,28 @@ publishes it.
 
 from __future__ import annotations
 
-import inspect
+import threading
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
-from ._connection import Connection
-from ._engine import Engine
-from ._gate import Ticket
-from ._global_step import GlobalStep
-from ._raw_session import RawSession
-from ._runner import INLINE_SECS, Probe, StepRunner, StepTimes
-from ._session_creator import Lease
-from ._signal import Signal
-from ._work_thread import Outcome
+from .._engine.base import Engine, Sentinel
+from .._engine.call_lock import NO_LOCK, CallLock
+from .._engine.runner import INLINE_SECS, Probe, StepRunner, StepTimes
+from .._engine.stop import Stop
+from .._engine.threads import Outcome, close_unrun
+from .._errors import ModelRestored
+from .._step.gate import Ticket
+from .._step.global_step import GlobalStep
+from .._step.waiters import Runs
+from ..backends._creator import Lease
+from ..backends._raw_session import RawSession
+from .dispatch import HookList
+from .lifecycle import Connection
 
 RunArguments = tuple[Any, Any, Any, Any]
 """(fetches, feed_dict, options, run_metadata)."""
 
-NOT_HERE = Signal("NOT_HERE")
+NOT_HERE = Sentinel("NOT_HERE")
 """What `RawRuns.here` returns for a step that it did not run."""
 
 
@@ -34,8 +38,8 @@ class RawRuns:
     """
 
     __slots__ = (
-        "_connection", "_engine", "_fetches", "_lease", "_plain_times", "_probe", "_raw", "_runner",
-        "_step", "_tick",
+        "_call_lock", "_connection", "_engine", "_fetches", "_is_outdated", "_lease",
+        "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick",
     )  # fmt: skip
 
     def __init__(
@@ -53,24 +57,43 @@ class RawRuns:
         self._lease = lease
         self._connection = connection
         self._plain_times: StepTimes | None = None  # of plain methods, once there is one
+        self._thread = threading.get_ident()  # of the event loop
         self._raw: RawSession | None = None
+        self._call_lock: CallLock = NO_LOCK  # that one's
         self._fetches: Any = None
+        # the hooks of the run under way were called before a checkpoint was restored
+        self._is_outdated = False
         self._probe: Probe  # of the kind of step that ran last: these fetches of this raw session
 
     def forget(self) -> None:
-        """Hold no raw session any more, nor what was fetched of it."""
+        """Hold no raw session any more, nor what was fetched of it, nor that a run is outdated."""
         self._raw = self._fetches = None
+        self._is_outdated = False
+
+    def outdate(self, one_run: Runs | None, hooks: HookList) -> None:
+        """Have a run that has not made its step raise `ModelRestored`; while no step runs."""
+        call = hooks.current
+        if (
+            one_run is not None
+            and one_run.is_under_way
+            and (call is None or call.moment != "after_run")
+        ):
+            self._is_outdated, self._raw = True, None  # without a raw one `here` looks at the flag
 
     def here(self, raw: RawSession, args: RunArguments) -> Any:
         """Run the step on the event loop without waiting, if that can and should be done now.
 
-        Nobody retires the raw session meanwhile: only tasks of its event loop do.
+        Nobody retires the raw session meanwhile: only tasks of its event loop do. It takes no hold
+        of the call lock: see `CallLock`.
 
         Returns:
             What was fetched, or `NOT_HERE`.
         """
         if args[0] is not self._fetches or raw is not self._raw:
+            if self._is_outdated:
+                return NOT_HERE
             self._raw, self._fetches = raw, args[0]
+            self._call_lock = NO_LOCK if raw.is_async else raw.call_lock
             key = raw.run_key(args[0])
             self._probe = self._runner.probe(raw.step_times, key, blocks=not raw.is_async)
         probe, step = self._probe, self._step
@@ -79,7 +102,7 @@ class RawRuns:
         begun = self._tick()
         if begun >= self._engine.turn_due_at:
             return NOT_HERE
-        result = step.run_here(raw, args)
+        result = step.run_here(raw, args, self._call_lock)
         if result is None:
             return NOT_HERE
         if type(result[1]) is Ticket:
@@ -97,6 +120,7 @@ class RawRuns:
         Returns:
             What was fetched, or an `Unfinished` step.
         """
+        self._raise_if_outdated()
         engine, step, probe = self._engine, self._step, self._probe
         if not probe.is_warm:
             await self._runner.wait_for_first(probe)
@@ -107,34 +131,94 @@ class RawRuns:
                 return outputs
         # asked for only now: a hook that waits for data must not keep others from running
         ticket = step.take_ticket_nowait() or await step.take_ticket()
-        loss = self._connection.step_loss
+        if self._is_outdated:
+            step.give_back(ticket)
+            self._raise_if_outdated()
+        loss, lock = self._connection.step_loss, NO_LOCK if raw.is_async else raw.call_lock
+        hold = lock.take_nowait()
+        if hold is None:
+            stop, grace_secs = self._connection.stops.run_stop, self._runner.grace_secs
+            try:
+                hold = await lock.take(engine, grace_secs, stop=stop, loss=loss)
+            except BaseException:
+                step.give_back(ticket)
+                raise
         try:
-            return await self._runner.run_probed(
-                lambda: _run(raw, args, step, ticket, self._connection), probe, loss, _give_up
-            )
+            call = hold.around(lambda: _run(raw, args, step, ticket, self._connection))
+            outputs = await self._runner.run_probed(call, probe, loss, _give_up)
         except BaseException:
-            step.abandon(ticket)
+            if hold.abandon():
+                step.abandon(ticket)
+            else:
+                step.give_back(ticket)
             raise
+        self._is_outdated = False  # since the step was made
+        return outputs
 
-    def call_plain(self, fn: Callable[[], Any], kind: Hashable) -> Awaitable[Any] | None:
+    def _raise_if_outdated(self) -> None:
+        if self._is_outdated:
+            self._is_outdated = False
+            raise ModelRestored
+
+    def call_plain(
+        self, fn: Callable[[], Any], kind: Hashable, ends_at_stop: bool = False
+    ) -> Awaitable[Any] | None:
         """Call plain methods where blocking steps run: here, and return None, or what to await.
 
         Those of one kind take about the same time.
+
+        Args:
+            ends_at_stop: whether a stop ends the wait for another call by StopTraining.
         """
+        stop = self._connection.stops.run_stop if ends_at_stop else None
         raw = self._connection.raw
         times = self._plain_times = self._plain_times or StepTimes(forgives=False)
         if raw is not None:
             times.always_in_thread = raw.step_times.always_in_thread
         probe = self._runner.probe(times, kind)
-        if probe.in_thread:
+        lock = self._lease.creator.call_lock if raw is None else raw.call_lock
+        if probe.in_thread and not lock.is_needed:
             loss = None if raw is None else raw.loss
             return self._runner.run_probed(lambda: self._lease.call(fn), probe, loss)
+        if probe.in_thread or raw is None or not lock.is_free:
+            return self._call_alone(fn, probe, lock, raw, stop)
+        lock.here = self._thread  # instead of a hold: see `CallLock`
         begun = self._tick()
+        is_alone = lock.is_free
         try:
-            self._lease.call(fn)
+            if is_alone:
+                self._lease.call(fn)
         finally:
-            self._runner.learn(probe, self._tick() - begun)
-        return None
+            lock.here = 0
+            if not lock.is_free:
+                lock.pass_on()
+            if is_alone:
+                self._runner.learn(probe, self._tick() - begun)
+        return None if is_alone else self._call_alone(fn, probe, lock, raw, stop)
+
+    async def _call_alone(
+        self,
+        fn: Callable[[], Any],
+        probe: Probe,
+        lock: CallLock,
+        raw: RawSession | None,
+        stop: Stop | None,
+    ) -> Any:
+        loss = None if raw is None else raw.loss
+        hold = lock.take_nowait() or await lock.take(
+            self._engine, self._runner.grace_secs, stop=stop, loss=loss
+        )
+        try:
+            call = hold.around(lambda: self._lease.call(fn))
+            return await self._runner.run_probed(call, probe, loss)
+        finally:
+            hold.abandon()  # unless it has ended
+
+    async def call_begin(self, fn: Callable[[], Any]) -> Any:
+        """Call a plain `begin` on the event loop, before there is a raw session."""
+        lock = self._lease.creator.call_lock
+        hold = lock.take_nowait() or await lock.take(self._engine, self._runner.grace_secs)
+        return hold.around(fn)()
 
 
 def _run(
@@ -187,19 +271,23 @@ class Unfinished:
     async def finish(self) -> Any:
         """Go on with it here."""
         after = None
+        worker = self._step.worker
+        if worker is not None:
+            worker.step = self._result
         try:
             outputs, after = await self._result
         finally:
+            if worker is not None:
+                worker.step = None
             self._step.settle(self._ticket, after)
             self._raw.leave_run()
         return outputs
 
     def give_up(self) -> None:
-        """Nobody will go on with it: close it unrun."""
+        """Close it unrun: the task that was to go on with it has left."""
         self._step.settle(self._ticket)
         self._raw.leave_run()
-        if inspect.iscoroutine(self._result):
-            self._result.close()
+        close_unrun(self._result)
 
 
 def _give_up(outcome: Outcome) -> None:

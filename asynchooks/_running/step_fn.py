@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
-from ._errors import StopTraining, is_input_end
-from ._raw_session import RawSession
-from ._runner import StepRunner, is_async
-from ._session_creator import Lease
+from .._engine.current import current_engine
+from .._engine.runner import StepRunner, is_async
+from .._engine.stop import Stop
+from .._errors import StopTraining, is_input_end
+from ..backends._creator import Lease
+from ..backends._raw_session import RawSession
 
 RunWithHooks = Callable[[Any, Any, Any, Any], Awaitable[Any]]
 
@@ -74,11 +76,13 @@ async def call_step_fn(
     raw: RawSession,
     runner: StepRunner,
     lease: Lease,
+    stop: Stop,
 ) -> Any:
     """Call it in what surrounds the session; a sync one where blocking steps run.
 
     Raises:
-        StopTraining: its input ended, or it asked to stop.
+        StopTraining: its input ended, it asked to stop, or the stop came while another call was
+            under way that it must not overlap.
         BaseException: what it raised.
     """
 
@@ -87,9 +91,15 @@ async def call_step_fn(
             return await step_fn(context)
         # itself it may not be hashable
         kind: Any = getattr(step_fn, "__code__", type(step_fn))
-        result = await runner.run(
-            lambda: lease.call(lambda: step_fn(context)), raw.step_times, kind, raw.loss
+        lock = raw.call_lock
+        hold = lock.take_nowait() or await lock.take(
+            current_engine(), runner.grace_secs, stop=stop, loss=raw.loss
         )
+        try:
+            whole = hold.around(lambda: lease.call(lambda: step_fn(context)))
+            result = await runner.run(whole, raw.step_times, kind, raw.loss)
+        finally:
+            hold.abandon()  # unless it has ended
         return await result if isinstance(result, Awaitable) else result
 
     try:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
-from ._engine import STOPPED, TIMED_OUT, Slot, current_engine
-from ._errors import StepUnreachableError, StopTraining
-from ._gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
-from ._signal import Signal
-from ._stop import EndsAtStop, Stop
-from ._waiters import Waiters, Worker
+from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot, async_block
+from .._engine.call_lock import NO_LOCK, CallLock
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Stop
+from .._errors import StepUnreachableError, StopTraining
+from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
+from .waiters import Waiters, Worker
 
 logger = logging.getLogger("asynchooks")
 
@@ -36,7 +37,7 @@ class StepRuns:
 
     __slots__ = (
         "__weakref__", "_acquire", "_gate", "_lock", "_release", "_spare_ticket", "_stop",
-        "_waiters", "_worker", "name",
+        "_waiters", "body", "name", "worker",
     )  # fmt: skip
 
     def __init__(self, value: int, name: str, num_workers: float | None) -> None:
@@ -49,20 +50,21 @@ class StepRuns:
         self._waiters = Waiters(num_workers)
         # this handle's own
         self._stop: Stop | None = None
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None  # its runs are those of this one, and so are its waits
+        self.body: Worker | None = None  # for the body of this one's block
         self._spare_ticket: Ticket | None = None  # one object for all steps of a worker
 
     def take_ticket_nowait(self) -> Ticket | None:
         """A ticket, if one is to be had at once; None if there is something to wait for.
 
         Raises:
-            StopTraining: the limit is reached.
+            StopTraining: the limit is reached, or no run takes a step any more.
             StepUnreachableError: it is not, but whoever gives tickets below it gives no more.
         """
         gate = self._gate
         self._acquire()
         try:
-            is_open = gate.limit is None and not gate.is_exclusive
+            is_open = gate.limit is None and not (gate.is_exclusive or gate.is_closed)
             answer = Answer.GRANTED if is_open else gate.decide(is_exclusive=False)
             if answer is Answer.GRANTED and not gate.askers:
                 ticket = self._spare_ticket = gate.grant(self._spare_ticket)
@@ -93,6 +95,8 @@ class StepRuns:
         return asker.ticket
 
     def _refusal(self, answer: Answer) -> Exception:
+        if answer is Answer.REFUSED and self._gate.is_closed:
+            return StopTraining(f"all workers were stopped, and the model is final: {self!r}")
         if answer is Answer.REFUSED:
             return StopTraining(f"{self.name} has reached its limit: {self!r}")
         return StepUnreachableError(
@@ -100,7 +104,7 @@ class StepRuns:
             "tickets below the limit. Keep the source open until the sessions have closed."
         )
 
-    def settle(self, ticket: Ticket, value: int | Signal | None = None) -> None:
+    def settle(self, ticket: Ticket, value: int | Sentinel | None = None) -> None:
         """Give a ticket back with the step read after the run, None if it failed; any thread.
 
         The step may also be `ADVANCED`, or `UNREAD` if nothing depends on it now.
@@ -119,7 +123,22 @@ class StepRuns:
         if value is UNREAD and self.is_watched:  # since a moment ago
             self.refresh()
 
-    def run_here(self, raw: Steps, args: tuple[Any, Any, Any, Any]) -> Any:
+    @property
+    def is_running_here(self) -> bool:
+        """Whether a step without a ticket is under way: see `run_here`."""
+        return self._gate.is_running_here
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Give a ticket back whose run has not begun: others may have it."""
+        with self._lock:
+            self._gate.take_back(ticket)
+            news = self._news()
+        wake_all(news)
+        self._look_again()
+
+    def run_here(
+        self, raw: Steps, args: tuple[Any, Any, Any, Any], door: CallLock = NO_LOCK
+    ) -> Any:
         """Run a step on the event loop of all workers without a ticket, and settle it.
 
         It takes no lock before the step: whoever joins the queue from elsewhere sees
@@ -127,6 +146,9 @@ class StepRuns:
         whoever asks or waits has said so before it looks at the value, and this looks for them
         after it has moved it; between the look at the epoch and the sum nobody else can run. (All
         that is so while one lock guards all of Python. The lock took an eighth of a run.)
+
+        Args:
+            door: what says that no other call is under way that the step must not overlap.
 
         Returns:
             What `raw.run_step` returned and, where that is a coroutine, a ticket for it: (outputs,
@@ -137,7 +159,8 @@ class StepRuns:
             return None
         gate.is_running_here = True
         epoch, before, error = gate.epoch, None, None
-        if not gate.is_free:  # somebody came meanwhile, and may have been told to wait for this
+        # somebody came meanwhile, and may have been told to wait for this
+        if not gate.is_free or not door.is_free:
             return self._leave_here()
         if gate.tickets:
             gate.grants += 1  # those are not alone any more
@@ -241,11 +264,12 @@ class StepRuns:
         wake_all(news)
         self._look_again()
 
-    @asynccontextmanager
+    @async_block("global_step.exclusive()")
     async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
         """Within the block no run is under way, in order of asking. Cancellation safe.
 
-        Do not run a step of the same model inside: it would wait for the block to end.
+        Do not run a step of the same model inside, nor ask for it again: that would wait for the
+        end of the block. In the task that is in the block it is an error; another one waits.
 
         Args:
             timeout: seconds, >= 0, to wait for runs that are under way; None waits as long as it
@@ -254,17 +278,41 @@ class StepRuns:
         Raises:
             TimeoutError: on entering: they have not ended in time.
             StopTraining: on entering: the session was asked to stop while they went on.
+            RuntimeError: on entering: this task is in such a block already, in a save, or in an
+                async step.
+            TypeError: it is entered by `with`, not by `async with`.
         """
         release = await self.take_exclusive(timeout=timeout, ends_at_stop=True)
         try:
-            yield
+            with self.held_here("global_step.exclusive()"):
+                yield
         finally:
             release()
+
+    @contextmanager
+    def held_here(self, what: str) -> Iterator[None]:
+        """Within the block the running task may not wait for the exclusive side, which it has.
+
+        Args:
+            what: it is in, for people: "global_step.exclusive()".
+        """
+        gate, task = self._gate, current_engine().current_task()
+        holder = gate.holder = None if task is None else (task, what)
+        try:
+            yield
+        finally:
+            if gate.holder is holder:
+                gate.holder = None
 
     async def take_exclusive(
         self, *, timeout: float | None = None, ends_at_stop: bool = False
     ) -> Callable[[], None]:
-        """As entering `exclusive`, also after a stop; returns what ends it, from any thread."""
+        """As entering `exclusive`, also after a stop; returns what ends it, from any thread.
+
+        Where the task that takes it ends it, too, what it does meanwhile stands in `held_here`.
+        """
+        if timeout is None or ends_at_stop:
+            self._refuse_in_step(current_engine())
         asker = await self._ask(is_exclusive=True, timeout=timeout, ends_at_stop=ends_at_stop)
         if asker.slot.value is STOPPED and asker.answer is not Answer.GRANTED:
             raise StopTraining(f"a stop was requested while runs were under way: {self!r}")
@@ -290,6 +338,7 @@ class StepRuns:
     ) -> Asker:
         """Stand in the gate's queue until there is an answer, or time, or a stop."""
         engine = current_engine()
+        self._refuse_to_wait_for_itself(engine, is_exclusive)
         what = f"{'all runs' if is_exclusive else 'a ticket'} of {self.name}"
         asker = Asker(Slot(engine, what), is_exclusive)
         with self._lock:
@@ -307,6 +356,32 @@ class StepRuns:
         if asker.slot.value in (STOPPED, TIMED_OUT):
             self._withdraw(asker, give_back=False)
         return asker
+
+    def _refuse_to_wait_for_itself(self, engine: Engine, is_exclusive: bool) -> None:
+        holder = self._gate.holder
+        if holder is None or holder[0] is not engine.current_task():
+            return
+        wants = "asks for global_step.exclusive() again" if is_exclusive else "runs a step"
+        instead = "leave that out" if is_exclusive else "run the step after it"
+        raise RuntimeError(
+            f"this task is in {holder[1]} of {self!r}, and {wants}: it would wait for itself, for "
+            f"ever. Within {holder[1]} no step of that model runs; {instead}"
+        )
+
+    def _refuse_in_step(self, engine: Engine) -> None:
+        if self._worker_in_step(engine) is not None:
+            raise RuntimeError(
+                f"this task is in a step of {self!r}, and asks for global_step.exclusive(): it "
+                "would wait for itself, for ever, as that waits for the end of all steps under "
+                "way. Ask for it outside of the step function, between two runs"
+            )
+
+    def _worker_in_step(self, engine: Engine) -> Worker | None:
+        """Whose step, an async one, the running task is in; None if it is in none."""
+        if not self._gate.tickets:
+            return None
+        workers = list(self._waiters.workers) if self.worker is None else [self.worker]
+        return next((worker for worker in workers if worker.is_in_step(engine)), None)
 
     def _withdraw(self, asker: Asker, *, give_back: bool) -> None:
         """Leave the queue; what was granted meanwhile is passed on, if it is not wanted."""

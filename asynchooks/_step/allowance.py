@@ -9,15 +9,15 @@ import logging
 import math
 from typing import Any
 
-from ._signal import Signal
-from ._step_runs import StepRuns, wake_all
-from ._step_source import Demand, SourceState, StepSource
+from .._engine.base import Sentinel
+from .admission import StepRuns, wake_all
+from .source import Demand, SourceState, StepSource
 
 logger = logging.getLogger("asynchooks")
 
-UNREACHABLE = Signal("UNREACHABLE")
+UNREACHABLE = Sentinel("UNREACHABLE")
 """What a waiter is woken with when its step can no longer come."""
-LOST = Signal("LOST")
+LOST = Sentinel("LOST")
 """What one is woken with that asked to be told when no news of other processes arrives."""
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from enum import Enum, auto
 from itertools import takewhile
 
-from ._engine import Engine, Slot, system_now
-from ._signal import Signal
-from ._step_source import StepSource
+from .._engine.base import Engine, Sentinel, Slot
+from .._engine.current import system_now
+from .source import StepSource
 
-ADVANCED = Signal("ADVANCED")
+ADVANCED = Sentinel("ADVANCED")
 """In place of the step after a run: one more than before, as nobody else counts it."""
-UNREAD = Signal("UNREAD")
+UNREAD = Sentinel("UNREAD")
 """In place of the step after a run: it may have moved, and is read when somebody asks."""
 
 
@@ -69,10 +69,10 @@ class Gate:
     """
 
     __slots__ = (
-        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "is_cut_off",
-        "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit", "kept_from",
-        "lease_until", "limit", "low_water", "num_forgets", "num_lost", "num_void", "read_runs",
-        "reader", "source", "stride", "terms", "tickets", "unread_runs", "value",
+        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "holder", "is_closed",
+        "is_cut_off", "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit",
+        "kept_from", "lease_until", "limit", "low_water", "num_forgets", "num_lost", "num_void",
+        "read_runs", "reader", "source", "stride", "terms", "tickets", "unread_runs", "value",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -82,6 +82,7 @@ class Gate:
         self.reader: Callable[[], int | None] | None = None  # reads the step of unread runs
         self.epoch = 0
         self.limit: int | None = None
+        self.is_closed = False  # no further run is granted, whatever the limit
         self.keeps_limit = False  # no run moves the step beyond it: whoever publishes sees to that
         self.source: StepSource | None = None  # what other processes move the step, if any
         # below a limit this process runs only what the source allowed it, in runs
@@ -100,10 +101,13 @@ class Gate:
         # the largest advance of a run that was alone; unknown until one was
         self.stride: int | None = None
         self.is_exclusive = False
+        # the task that runs within the exclusive side, and what of it does; None where others
+        # end it, so that the task may wait for that
+        self.holder: tuple[object, str] | None = None
         self.askers: deque[Asker] = deque()
         self.grants = 0
         self.engine: Engine | None = None  # the one of all open workers, if there is one
-        self.is_free = False  # they have one engine, and nobody stands in line
+        self.is_free = False  # they have one engine, nobody stands in line, and it is not closed
         # a step without a ticket, on that engine's event loop: see `StepRuns.run_here`
         self.is_running_here = False
 
@@ -128,7 +132,7 @@ class Gate:
         if is_exclusive:
             free = tickets == self.abandoned and not self.is_exclusive
             return Answer.GRANTED if free else Answer.WAIT
-        if self.limit is not None and self.value >= self.limit:
+        if self.is_closed or (self.limit is not None and self.value >= self.limit):
             return Answer.REFUSED
         if self.is_exclusive:
             return Answer.WAIT
@@ -195,11 +199,11 @@ class Gate:
     def is_short(self) -> bool:
         """Whether more tickets should be asked for."""
         return (
-            self.is_rationed and self.limit is not None
+            self.is_rationed and self.limit is not None and not self.is_closed
             and self.allowance <= self.low_water and self.value < self.limit
         )  # fmt: skip
 
-    def settle(self, ticket: Ticket, value: int | Signal | None) -> None:
+    def settle(self, ticket: Ticket, value: int | Sentinel | None) -> None:
         """Take the ticket back, with the step after its run (None: the run failed)."""
         if ticket.is_settled:
             return
@@ -215,7 +219,7 @@ class Gate:
         self.tickets -= 1
         self.abandoned -= ticket.is_abandoned
 
-    def move(self, epoch: int, before: int | None, after: int | Signal | None) -> None:
+    def move(self, epoch: int, before: int | None, after: int | Sentinel | None) -> None:
         """Take note of the step after a run; `before` it, if that was known and it was alone."""
         if epoch != self.epoch or after is None:
             return
@@ -231,12 +235,12 @@ class Gate:
                 return
             self.stride = after - before
 
-    def learn(self, value: int | Signal) -> int:
+    def learn(self, value: int | Sentinel) -> int:
         """Take note of a step that was published, perhaps late; returns it as a number."""
         if value is UNREAD:
             self.unread_runs += 1
             return self.value
-        after = self.value + 1 if isinstance(value, Signal) else value
+        after = self.value + 1 if isinstance(value, Sentinel) else value
         if after > self.value:
             self.value = after
         return after
@@ -269,7 +273,9 @@ class Gate:
 
     def find_free(self) -> None:
         """Call it after every change of what `is_free` says."""
-        self.is_free = not (self.engine is None or self.is_exclusive or self.askers)
+        self.is_free = not (
+            self.engine is None or self.is_exclusive or self.askers or self.is_closed
+        )
 
     def answer_askers(self) -> list[Asker]:
         """Those who need not wait any longer, in order, taken out of the queue."""

@@ -8,19 +8,28 @@ from __future__ import annotations
 import logging
 import math
 import operator
+from _thread import start_new_thread
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from ._engine import STOPPED, TIMED_OUT, Engine, Slot, current_engine
-from ._errors import StepSourceLostError, StepUnreachableError, StopTraining
-from ._fed_runs import LOST, UNREACHABLE, FedRuns
-from ._signal import Signal
-from ._step_runs import wake_all
-from ._step_source import SourceState
-from ._stop import EndsAtStop, Stop
-from ._waiters import Worker
+from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Stop, StopReason
+from .._errors import StepSourceLostError, StepUnreachableError, StopTraining
+from .admission import wake_all
+from .allowance import LOST, UNREACHABLE, FedRuns
+from .source import SourceState
+from .waiters import Listener, Waiter, Worker
 
 logger = logging.getLogger("asynchooks")
+
+_PATIENCE_SECS = 30.0
+"""How long the body of a session's block waits until it counts as the session's own waiting.
+
+Meanwhile another task may begin to run its steps.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,11 @@ class GlobalStep(FedRuns):
         return self._gate.value
 
     @property
+    def last_known(self) -> int:
+        """As `value`, but as it was read last: this takes no lock and reads nothing."""
+        return self._gate.value
+
+    @property
     def epoch(self) -> int:
         """How often the step was restarted (after a recovery it may have gone back)."""
         return self._gate.epoch
@@ -98,6 +112,16 @@ class GlobalStep(FedRuns):
     def limit(self) -> int | None:
         """The step at which `session.run` refuses to go on, if any."""
         return self._gate.limit
+
+    @property
+    def training(self) -> object:
+        """The same for as long as any session on this step is open: one training of one model."""
+        return self._waiters.training
+
+    @property
+    def moved_elsewhere(self) -> bool:
+        """Whether other processes move it, too."""
+        return self._waiters.num_workers == math.inf
 
     @property
     def keeps_limit(self) -> bool:
@@ -133,6 +157,14 @@ class GlobalStep(FedRuns):
             raise ValueError(f"timeout is {timeout!r}; give seconds >= 0, or None")
         if self._gate.is_unread:
             self.refresh()
+        worker = self.worker
+        # a wait that ends by itself, or that others' updates may end, keeps nobody from moving on
+        is_bounded = timeout is not None or self._gate.keeps_limit
+        if not is_bounded and self._gate.value < step and self._gate.tickets:
+            in_step = self._worker_in_step(engine)
+        else:
+            in_step = None
+        body = None if is_bounded or worker is not None else self.body
         with self._lock:
             if self._gate.value >= step:
                 return self._gate.value
@@ -140,28 +172,34 @@ class GlobalStep(FedRuns):
                 raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
             if fails_on_loss and self._waiters.source_state is SourceState.LOST:
                 raise self._lost(step)
+            if in_step is not None and self._waiters.is_alone(in_step):
+                raise StepUnreachableError(
+                    f"{self.name} {step} can no longer come: this task is in a step of {self!r}, "
+                    "and no other session is open that could move it, so it would wait for "
+                    "itself, for ever. Wait outside of the step function, between two runs"
+                )
             slot = Slot(engine, f"{self.name} {step}")
             is_next = step < self._waiters.next_step
-            waiter = self._waiters.add(step, slot, self._worker)
+            worker = worker or in_step
+            waiter = self._waiters.add(step, slot, worker)
             waiter.fails_on_loss = fails_on_loss
             if self._gate.value >= step:  # since a moment ago, by a run that took no lock
                 self._waiters.leave(waiter)
                 return self._gate.value
             lost = self._waiters.take_lost()
-            nobody_else = self._worker is not None and self._gate.source is None
+            nobody_else = worker is not None and self._gate.source is None
             all_wait = nobody_else and self._waiters.all_wait
-        if all_wait and not lost:
-            logger.warning(
-                "All open workers wait for %s %d or another step: %r", self.name, step, self
-            )
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
+        self._tell_lost(lost, step, all_wait)
         if self._gate.is_unread:  # by a thread that did not know of this waiter yet
             self.refresh()
         until = math.inf if timeout is None else engine.now() + timeout
         try:
             self._tell_source(is_next)
-            with EndsAtStop(slot, self._stop):
-                value = await engine.park(slot, until)
+            if body is not None and body.is_in_body(engine):
+                value = await self._wait_as_body(body, engine, waiter, slot, step)
+            else:
+                with EndsAtStop(slot, self._stop):
+                    value = await engine.park(slot, until)
         finally:
             with self._lock:
                 self._waiters.leave(waiter)
@@ -178,6 +216,37 @@ class GlobalStep(FedRuns):
             )
         assert isinstance(value, int)
         return value
+
+    async def _wait_as_body(
+        self, body: Worker, engine: Engine, waiter: Waiter, slot: Slot, step: int
+    ) -> Any:
+        """Wait, after a while as the session itself, unless other tasks are to run its steps."""
+        body.begin_body_wait(engine)
+        try:
+            with EndsAtStop(slot, self._stop):
+                value = await engine.park(slot, engine.now() + _PATIENCE_SECS)
+            if value is not TIMED_OUT:
+                return value
+            with self._lock:
+                if waiter.is_gone:  # at this very moment
+                    return self._gate.value if self._gate.value >= step else UNREACHABLE
+                waiter.slot = slot = Slot(engine, slot.what)
+                if not body.runs_elsewhere:
+                    self._waiters.count(waiter, body)
+                lost = self._waiters.take_lost()
+                all_wait = self._gate.source is None and self._waiters.all_wait
+            self._tell_lost(lost, step, all_wait)
+            with EndsAtStop(slot, self._stop):
+                return await engine.park(slot)
+        finally:
+            body.end_body_wait()
+
+    def _tell_lost(self, lost: list[Waiter], step: int, all_wait: bool) -> None:
+        if all_wait and not lost:
+            logger.warning(
+                "All open workers wait for %s %d or another step: %r", self.name, step, self
+            )
+        wake_all([(each.slot, UNREACHABLE) for each in lost])
 
     def _tell_source(self, is_news: bool = True) -> None:
         source = self._gate.source
@@ -211,7 +280,7 @@ class GlobalStep(FedRuns):
 
         return forget
 
-    def publish(self, value: int | Signal, *, epoch: int | None = None) -> None:
+    def publish(self, value: int | Sentinel, *, epoch: int | None = None) -> None:
         """Say that the step has reached a value, and wake who waited for it; from any thread.
 
         `ADVANCED` stands for one step more.
@@ -244,13 +313,14 @@ class GlobalStep(FedRuns):
             self.refresh()
         self._look_again()
 
-    def open_worker(self, engine: Engine | None = None) -> Worker:
+    def open_worker(self, engine: Engine | None = None, listener: Listener | None = None) -> Worker:
         """Say that one more session may move the step; close it with `close_worker`.
 
         Args:
             engine: where all its steps run that do not run in threads of its own.
+            listener: what `stop_workers` stops, from then on.
         """
-        worker = Worker()
+        worker = Worker(listener, engine)
         with self._lock:
             is_first = not self._waiters.workers
             self._waiters.open(worker)
@@ -261,15 +331,71 @@ class GlobalStep(FedRuns):
     def close_worker(self, worker: Worker) -> None:
         """Say that this session moves the step no more; waiters that it leaves alone end."""
         with self._lock:
-            self._waiters.close(worker)
-            if not self._waiters.workers:
-                self._gate.limit = None  # whoever opens next sets a limit of its own
-                self._gate.void()
-                self._gate.engine = None
-            news = self._news()
-            lost = self._waiters.take_lost()
-        wake_all(news + [(each.slot, UNREACHABLE) for each in lost])
+            news = self._without(worker)
+        wake_all(news)
         self._tell_source()
+
+    def drop_worker(self, worker: Worker) -> None:
+        """As `close_worker`, where the garbage collector may have interrupted anything."""
+        if not self._acquire(blocking=False):  # perhaps by the very code that is interrupted
+            with suppress(RuntimeError):  # the interpreter ends
+                start_new_thread(self.close_worker, (worker,))  # `Thread` has locks of its own
+            return
+        try:
+            news = self._without(worker)
+        finally:
+            self._release()
+        for slot, value in news:
+            slot.engine.wake_from_signal(slot, value)
+
+    def _without(self, worker: Worker) -> list[tuple[Slot, object]]:
+        """Take a worker off, with the lock held; returns whom that concerns."""
+        self._waiters.close(worker)
+        if not self._waiters.workers:
+            self._gate.limit = None  # whoever opens next sets a limit of its own
+            self._gate.is_closed = False
+            self._gate.void()
+            self._gate.engine = None
+        news = self._news()
+        return news + [(each.slot, UNREACHABLE) for each in self._waiters.take_lost()]
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why all workers were stopped; None if they were not."""
+        return self._waiters.stop_reason
+
+    def stop_workers(self, reason: StopReason, apart_from: Worker | None = None) -> StopReason:
+        """Stop all open workers, and those that open before the last of them has closed.
+
+        Runs that are under way complete. From any thread.
+
+        Args:
+            apart_from: one that knows already; the others are stopped once.
+
+        Returns:
+            The first reason, which stands.
+        """
+        waiters = self._waiters
+        with self._lock:
+            others = [each for each in waiters.workers if not each.is_stopped]
+            if waiters.workers:
+                reason = waiters.stop_reason = waiters.stop_reason or reason
+        for worker in others:
+            if worker.listener is not None and worker is not apart_from:
+                worker.is_stopped = True
+                worker.listener.stop_for(reason)
+        return reason
+
+    def close_gate(self) -> None:
+        """Let no run take a step before the last worker has closed; for the end of a stop for all.
+
+        A run whose `before_run` is under way ends by StopTraining; a step under way completes, and
+        `exclusive` waits for it.
+        """
+        with self._lock:
+            self._gate.is_closed = bool(self._waiters.workers)
+            news = self._news()
+        wake_all(news)
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
         """Say that an open worker moves no step for now; waiters that it leaves alone end."""
@@ -285,12 +411,20 @@ class GlobalStep(FedRuns):
             lost = self._waiters.take_lost()
         wake_all([(each.slot, UNREACHABLE) for each in lost])
 
-    def bound(self, stop: Stop, worker: Worker | None = None) -> GlobalStep:
-        """The same step, whose waits end at `stop` and count as waits of `worker`."""
+    def bound(
+        self, stop: Stop, worker: Worker | None = None, *, body: Worker | None = None
+    ) -> GlobalStep:
+        """The same step, whose waits end at `stop` and count as waits of `worker`.
+
+        Args:
+            body: as `worker`, for long waits in the body of its block: not those of other tasks,
+                nor where other tasks run its steps, nor with a timeout.
+        """
         handle = GlobalStep.__new__(GlobalStep)
         for shared in ("_acquire", "_gate", "_lock", "_release", "_waiters", "name"):
             setattr(handle, shared, getattr(self, shared))
-        handle._stop, handle._worker, handle._spare_ticket = stop, worker, None
+        handle._stop, handle._spare_ticket = stop, None
+        handle.worker, handle.body = worker, body
         return handle
 
     def statistics(self) -> GlobalStepStatistics:

@@ -8,18 +8,83 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import Any, Protocol
 
-from ._engine import Slot
-from ._step_source import SourceState
+from .._engine.base import Engine, Slot
+from .._engine.stop import StopReason
+from .source import SourceState
+
+
+class Listener(Protocol):
+    """A session, as those see it that share its model."""
+
+    def stop_for(self, reason: StopReason) -> None:
+        """Stop, without an error of one's own; from any thread."""
+
+
+class Runs(Protocol):
+    """The runs of one session, one at a time."""
+
+    is_under_way: bool
+    slots: tuple[Slot, ...]
+    """Woken at the end of the next one."""
 
 
 class Worker:
     """One open session, as a global step sees it: it may still move the step."""
 
-    __slots__ = ("waits",)
+    __slots__ = (
+        "engine", "is_shared", "is_stopped", "listener", "next_end", "runs", "step", "task",
+        "waits",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.waits = 0  # its waits in `before_run`: while there is one, it moves no step
+    def __init__(self, listener: Listener | None = None, engine: Engine | None = None) -> None:
+        self.listener = listener
+        self.engine = engine
+        self.is_stopped = False  # its listener knows that all are
+        # its waits in `before_run`, in an async step, in its body: while there is one, it moves no
+        # step
+        self.waits = 0
+        self.step: Any = None  # the coroutine of the step that it runs, where that is one
+        # what is known of the body of its block, where there is one
+        self.task: object | None = None  # that opened it
+        self.runs: Runs | None = None
+        self.is_shared = False  # tasks other than that one run its steps
+        self.next_end: Slot | None = None  # while its body waits: woken as a run ends, of others
+
+    def is_in_step(self, engine: Engine) -> bool:
+        """Whether the running task is just now in its step, an async one."""
+        # a coroutine is running exactly as long as what it awaits does
+        return self.engine is engine and getattr(self.step, "cr_running", False)
+
+    def is_in_body(self, engine: Engine) -> bool:
+        """Whether the running task is in the body of its block, and no other runs its steps."""
+        if self.is_shared or self.runs is None or self.runs.is_under_way:
+            return False
+        return self.task is not None and self.task is engine.current_task()
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether its body waits, and another task is seen to run its steps."""
+        runs, next_end = self.runs, self.next_end
+        return (
+            next_end is not None
+            and runs is not None
+            and (self.is_shared or runs.is_under_way or next_end.is_woken)
+        )
+
+    def begin_body_wait(self, engine: Engine) -> None:
+        """Its body waits: look whether other tasks run its steps; in its own task."""
+        assert self.runs is not None
+        self.next_end = Slot(engine, "the end of a run of another task")
+        self.runs.slots += (self.next_end,)
+
+    def end_body_wait(self) -> None:
+        """Its body waits no more; in its own task."""
+        runs, next_end = self.runs, self.next_end
+        assert runs is not None
+        self.is_shared, self.next_end = self.runs_elsewhere, None
+        runs.slots = tuple(slot for slot in runs.slots if slot is not next_end)
 
 
 class Waiter:
@@ -39,7 +104,7 @@ class Waiters:
 
     __slots__ = (
         "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "next_step", "num_workers",
-        "of_limit", "opened", "source_state", "workers",
+        "of_limit", "opened", "source_state", "stop_reason", "training", "workers",
     )  # fmt: skip
 
     def __init__(self, num_workers: float | None) -> None:
@@ -51,7 +116,9 @@ class Waiters:
         self.of_limit: list[Slot] = []  # of those who ask for the limit
         self.num_workers = num_workers
         self.opened = 0
-        self.workers: set[Worker] = set()
+        self.workers: dict[Worker, None] = {}  # in order of opening
+        self.training = object()  # another one once all workers have closed
+        self.stop_reason: StopReason | None = None  # of all of them, and of those yet to open
         self.is_closed = False
         self.source_state: SourceState | None = None  # of who brings news of other processes
 
@@ -62,12 +129,15 @@ class Waiters:
         if not self.workers and self.opened >= (self.num_workers or math.inf):
             self.opened = 0  # all that were announced have come and gone: a new round
         self.opened += 1
-        self.workers.add(worker)
+        self.workers[worker] = None
 
     def close(self, worker: Worker) -> None:
         if worker in self.workers:
-            self.workers.remove(worker)
+            del self.workers[worker]
             self._num_idle -= worker.waits > 0
+            if not self.workers:
+                self.training = object()
+                self.stop_reason = None
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
         """An open worker moves no step for now, or may do so again."""
@@ -82,9 +152,17 @@ class Waiters:
         self.next_step = self._heap[0][0]
         self._order += 1
         if worker is not None:
-            worker.waits += 1
-            self._num_idle += worker.waits == 1 and worker in self.workers
+            self._begin_wait(worker)
         return waiter
+
+    def count(self, waiter: Waiter, worker: Worker) -> None:
+        """A waiter turns out to be the worker's own: it moves no step meanwhile."""
+        waiter.worker = worker
+        self._begin_wait(worker)
+
+    def _begin_wait(self, worker: Worker) -> None:
+        worker.waits += 1
+        self._num_idle += worker.waits == 1 and worker in self.workers
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter waits no more, whether it was woken or not."""
@@ -130,7 +208,14 @@ class Waiters:
     @property
     def all_wait(self) -> bool:
         """Whether every open worker waits itself."""
-        return self._num_idle == len(self.workers)
+        if self._num_idle != len(self.workers):
+            return False
+        return not any(worker.runs_elsewhere for worker in self.workers)
+
+    def is_alone(self, worker: Worker) -> bool:
+        """Whether this is the only open worker, and no others are announced."""
+        is_only = len(self.workers) == 1 and worker in self.workers
+        return is_only and self.opened >= (self.num_workers or 0)
 
     def _nobody_moves(self) -> bool:
         """Whether all open workers wait, and no others are to be expected.

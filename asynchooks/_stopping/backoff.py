@@ -10,6 +10,7 @@ class Backoff:
     """A number of attempts with pauses between them: none, then the first, doubled each time.
 
     Raises:
+        TypeError: `max_attempts` is no integer.
         ValueError: a bound is negative, or the longest pause is shorter than the first.
     """
 
@@ -18,6 +19,8 @@ class Backoff:
     longest_pause_secs: float = 10.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.max_attempts, int):
+            raise TypeError(f"got {self!r}; give max_attempts as an integer >= 0")
         if self.max_attempts < 0 or not 0 <= self.first_pause_secs <= self.longest_pause_secs:
             raise ValueError(
                 f"got {self!r}; give max_attempts >= 0 and "
@@ -45,6 +48,7 @@ class Recovery(Backoff):
         longest_pause_secs: seconds, >= first_pause_secs.
 
     Raises:
+        TypeError: `max_attempts` is no integer.
         ValueError: a bound is negative, or the longest pause is shorter than the first.
 
     Example:
@@ -66,6 +70,7 @@ class Restart(Backoff):
         longest_pause_secs: seconds, >= first_pause_secs.
 
     Raises:
+        TypeError: `max_attempts` is no integer.
         ValueError: a bound is negative, or the longest pause is shorter than the first.
 
     Example:

@@ -12,19 +12,37 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ._engine import STOPPED, Engine, Slot, current_engine
-from ._errors import out_of_range_types
-from ._or_stop import or_stop
-from ._recovery import Restart
-from ._side_tasks import OnFailure, SideTask, SideTasks
-from ._stop import EndsAtStop, Loss, Stop
-from ._stop_reason import StopReason, reason_for
+from .._engine.base import STOPPED, Engine, Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Loss, Stop, StopReason, reason_for
+from .._errors import add_note, out_of_range_types
+from .backoff import Restart
+from .tasks import OnFailure, SideTask, SideTasks, or_stop
 
 logger = logging.getLogger("asynchooks")
 
 T = TypeVar("T")
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+class Owner:
+    """The session that a coordinator belongs to; this one does nothing of its own."""
+
+    __slots__ = ()
+
+    def stop_changed(self, is_set: bool) -> None:
+        """A stop was requested, or cleared; in any thread."""
+
+    def stop_all(self, reason: StopReason) -> None:
+        """All workers that share the model are to stop; in any thread."""
+
+    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        """The coroutine of a side task, in what surrounds the session."""
+        return task
+
+
+_NO_OWNER = Owner()
 
 
 class Coordinator:
@@ -51,12 +69,12 @@ class Coordinator:
     __slots__ = (
         "_changed",
         "_clean_types",
-        "_drive",
         "_error",
+        "_is_detached",
         "_joined",
         "_lock",
         "_loss",
-        "_on_change",
+        "_owner",
         "_reason",
         "_tasks",
         "_threads",
@@ -78,21 +96,16 @@ class Coordinator:
         self.stop = Stop()
         self._loss: Loss | None = None  # once anybody asks
         self._tasks: SideTasks | None = None  # once there are any
-        # a session's own additions: who is told of a stop, and how a coroutine of its hooks runs
-        self._on_change: Callable[[bool], None] = _nothing
-        self._drive: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _as_it_is
+        self._owner = _NO_OWNER  # one object: a thousand sessions have a coordinator each
+        self._is_detached = False
 
-    def attach(
-        self,
-        on_change: Callable[[bool], None],
-        drive: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
-    ) -> None:
-        """Belong to a session: tell it of each stop set or cleared, run side tasks its way."""
-        self._on_change, self._drive = on_change, drive
+    def attach(self, owner: Owner) -> None:
+        """Belong to a session, which is told of each stop, and runs the side tasks."""
+        self._owner = owner
 
     def detach(self) -> None:
-        """The session has moved on: stops of this coordinator concern it no more."""
-        self._on_change = _nothing
+        """The session has moved on: of this coordinator's stops only those of all concern it."""
+        self._is_detached = True
 
     @property
     def loss(self) -> Loss:
@@ -125,12 +138,16 @@ class Coordinator:
         ex: BaseException | ExcInfo | None = None,
         *,
         reason: StopReason | str | None = None,
+        all_workers: bool = False,
     ) -> None:
         """Ask everybody to stop; the first error given is kept, also after a stop without one.
 
         Args:
             ex: an exception, the tuple of `sys.exc_info()`, or None.
             reason: why, for `stop_reason`; the first one stands.
+            all_workers: whether all workers stop that share the model of a session, as by
+                `session.request_stop`; the error leaves this one only. Nothing more than a stop
+                for a coordinator of your own.
 
         Raises:
             BaseException: `ex` itself, after `join`: nobody else would ever see it.
@@ -154,10 +171,13 @@ class Coordinator:
                 self._error = error
             elif error is not None and error is not self._error:
                 assert self._error is not None
-                self._error.add_note(f"then, reported to the coordinator too: {error!r}")
+                add_note(self._error, f"then, reported to the coordinator too: {error!r}")
             self.stop.set()
             self._notify()
-        self._on_change(True)
+        if not self._is_detached:
+            self._owner.stop_changed(True)
+        if all_workers:
+            self._owner.stop_all(why)
 
     def clear_stop(self) -> None:
         """Forget the stop and its error, so that the coordinator can be used again."""
@@ -165,7 +185,8 @@ class Coordinator:
             self._joined = False
             self._error = self._reason = None
             self.stop.clear()
-        self._on_change(False)
+        if not self._is_detached:
+            self._owner.stop_changed(False)
 
     def raise_requested_exception(self) -> None:
         """Raise the error that was reported, if there is one."""
@@ -266,7 +287,7 @@ class Coordinator:
         with self._lock:
             waited = [t for t in self._threads if t.is_alive()]
         if waited and engine.is_virtual:
-            when_ended(waited, _nothing).wait(max(0.0, until - engine.now()))
+            when_ended(waited, lambda: None).wait(max(0.0, until - engine.now()))
         elif waited:
             slot = Slot(engine, f"the threads {', '.join(t.name for t in waited)}")
             when_ended(waited, slot.wake)
@@ -327,7 +348,7 @@ class Coordinator:
             self.request_stop(error, reason=reason)
 
     async def _drive_call(self, fn: SideTask, args: tuple[Any, ...]) -> Any:
-        return await self._drive(_call(fn, args))
+        return await self._owner.drive_side_task(_call(fn, args))
 
     def _change(self) -> threading.Condition:
         self._changed = self._changed or threading.Condition(self._lock)
@@ -354,14 +375,6 @@ def when_ended(threads: list[threading.Thread], callback: Callable[[], object]) 
     else:
         ended.set()
     return ended
-
-
-def _nothing(*_: object) -> None:
-    """What happens at a stop where no session asked to be told."""
-
-
-def _as_it_is(coroutine: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-    return coroutine
 
 
 async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:

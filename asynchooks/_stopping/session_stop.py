@@ -6,14 +6,16 @@ It knows nothing of raw sessions, nor of what happens after a stop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ._engine import Engine
-from ._recovery import Restart
-from ._side_tasks import OnFailure, SideTask, SideTasks
-from ._stop import Stop
-from ._stop_reason import StopReason
+from .._engine.base import Engine
+from .._engine.stop import Stop, StopReason
+from .._engine.sync import Condition
+from .._errors import add_note
+from .backoff import Restart
+from .tasks import OnFailure, SideTask, SideTasks
 
 logger = logging.getLogger("asynchooks")
 
@@ -23,7 +25,16 @@ class Owner(Protocol):
 
     has_run: bool  # whether a step in a thread has succeeded since somebody set this to False
 
+    @property
+    def training(self) -> object: ...
+
+    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...
+
+    def add_input(self, each: SessionInput) -> None: ...
+
     def tell_coord(self, error: BaseException | None, reason: StopReason) -> None: ...
+
+    def stop_workers(self, reason: StopReason) -> StopReason: ...
 
 
 class SessionStop:
@@ -36,8 +47,8 @@ class SessionStop:
     """
 
     __slots__ = (
-        "_inputs", "_tasks", "error", "failure", "is_asked", "is_ending", "is_over", "owner",
-        "reason", "run_stop", "stop",
+        "_tasks", "error", "failure", "input", "is_asked", "is_ending", "is_for_all", "is_over",
+        "owner", "reason", "run_stop", "stop",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
@@ -47,16 +58,23 @@ class SessionStop:
         # the run is to be made again
         self.run_stop = Stop()
         self.is_asked = False  # for good
+        self.is_for_all = False  # by this session, for all that share its model
         self.is_ending = False  # no further run begins
         self.is_over = False
         self.error: BaseException | None = None  # that the caller gave with the stop
         self.failure: BaseException | None = None  # the first of the session's own side tasks
         self.reason: StopReason | None = None  # who asked first to stop, and why
         self._tasks: SideTasks | None = None
-        self._inputs: list[Callable[[], Awaitable[None]]] | None = None
+        self.input: SessionInput | None = None  # of loops in the block; closed at the end
 
-    def request(self, error: BaseException | None, reason: StopReason) -> None:
-        """Stop for good: no recovery makes it forgotten."""
+    def request(
+        self, error: BaseException | None, reason: StopReason, *, all_workers: bool = False
+    ) -> None:
+        """Stop for good: no recovery makes it forgotten; this session, or all of its model."""
+        if all_workers:
+            self.is_for_all = True  # first: it may be just opening
+            if self.owner is not None:
+                reason = self.owner.stop_workers(reason)
         self.is_asked = True
         self.error = self.error or error
         self.reason = self.reason or reason
@@ -101,21 +119,17 @@ class SessionStop:
             return
         self.failure = self.failure or error
         if error is not self.failure:
-            self.failure.add_note(f"then, in the side task {name!r}: {error!r}")
+            add_note(self.failure, f"then, in the side task {name!r}: {error!r}")
         self.request(None, StopReason(f"the side task {name!r}", repr(error), error))
 
-    def add_input(self, close: Callable[[], Awaitable[None]]) -> None:
-        """The session reads something, which is closed at its end."""
-        self._inputs = [*(self._inputs or ()), close]
-
-    async def close_inputs(self, error: BaseException | None) -> BaseException | None:
+    async def close_input(self, error: BaseException | None) -> BaseException | None:
         """The session has ended; returns what leaves it."""
-        for close in self._inputs or ():
+        if self.input is not None:
             try:
-                await close()
+                await self.input.close()
             except BaseException as closing:
                 if error is not None:
-                    error.add_note(f"then, closing the input: {closing!r}")
+                    add_note(error, f"then, closing the input: {closing!r}")
                 error = error or closing
         return error
 
@@ -127,3 +141,54 @@ class SessionStop:
         """As `SideTasks.end`; they were told to stop before."""
         if self._tasks is not None:
             await self._tasks.end(engine, until, cancel=cancel)
+
+
+class SessionInput(Protocol):
+    """What the loops over `session.batches` in one session's block read."""
+
+    @property
+    def has_item(self) -> bool:
+        """Whether a loop has an item that no run has used yet."""
+
+    def hold(self, hold: Condition | None) -> None:
+        """Give out no item until this is called with None; notify `hold` once there is none out."""
+
+    async def close(self) -> None:
+        """Let go of the sources."""
+
+
+class InputHold(Condition):
+    """Keeps the inputs of several sessions from giving out items while the model is restored.
+
+    Several may ask for that at once. Inputs that begin meanwhile are held, too: what they gave out
+    would be of the time before the restore, and come once more after it.
+    """
+
+    __slots__ = ("_num_holders", "inputs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[SessionInput] = []
+        self._num_holders = 0
+
+    def add(self, each: SessionInput) -> None:
+        """Hold this one, too, as long as any are held."""
+        if self._num_holders and each not in self.inputs:
+            self.inputs.append(each)
+            each.hold(self)
+
+    @contextmanager
+    def held(self, inputs: Iterable[SessionInput]) -> Iterator[None]:
+        """Within the block these, and those that begin meanwhile, give out no items."""
+        self._num_holders += 1
+        try:
+            for each in inputs:
+                self.add(each)
+            yield
+        finally:
+            self._num_holders -= 1
+            if not self._num_holders:
+                inputs, self.inputs = self.inputs, []
+                for each in inputs:
+                    each.hold(None)
+                self.tell()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
-from ._engine import STOPPED, Engine, EngineTask, Slot, current_engine
-from ._errors import StopTraining, is_input_end, no_input_end
-from ._recovery import Restart
-from ._stop import EndsAtStop, Stop, surrounding_stop
+from .._engine.base import STOPPED, Engine, EngineTask, Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Stop, surrounding_stop
+from .._engine.threads import Outcome
+from .._errors import StopTraining, add_note, is_input_end, no_input_end
+from .backoff import Restart
 
 logger = logging.getLogger("asynchooks")
 
@@ -29,7 +31,7 @@ SideTask = Callable[..., Awaitable[Any]]
 class OnFailure(Enum):
     """What an error in a side task leads to; a `Restart` is the third choice.
 
-    KeyboardInterrupt, SystemExit and exception groups that hold more than errors always stop.
+    What is no Exception always stops: an exit, or the cancellation of something that it awaited.
     """
 
     STOP = auto()
@@ -173,28 +175,22 @@ class SideTasks:
                     "goes on. To end it: session.request_stop()", task.name, error,
                 )  # fmt: skip
             return None
-        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-            failure: BaseException = error
-            if is_input_end(error):  # it could pass for the clean end of a session around this one
-                failure = no_input_end(error, f"the side task {task.name!r}")
-        except GeneratorExit:
-            raise
-        except BaseException as cancellation:
-            if engine.is_being_cancelled():
+        except BaseException as error:
+            failure = engine.failure_in(error)
+            if failure is None:
                 raise
-            # what it waited for was cancelled, which must not pass for its own orderly end
-            failure = RuntimeError("what the side task waited for was cancelled by somebody else")
-            failure.__cause__ = cancellation
+            if is_input_end(failure):  # it could pass for the clean end of a session around this
+                failure = no_input_end(failure, f"the side task {task.name!r}")
         else:
             return None
-        failure.add_note(f"in the side task {task.name!r}")
+        add_note(failure, f"in the side task {task.name!r}")
         return failure
 
     async def _may_restart(
         self, engine: Engine, task: _Task, error: Exception, num_failures: int, restart: Restart
     ) -> bool:
         if num_failures > restart.max_attempts:
-            error.add_note(f"it was restarted {restart.max_attempts} times before")
+            add_note(error, f"it was restarted {restart.max_attempts} times before")
             logger.error("The side task %s failed again, so training stops: %r", task.name, error)
             self._fail(error, task.name)
             return False
@@ -206,3 +202,78 @@ class SideTasks:
         slot = Slot(engine, f"the next attempt of the side task {task.name}")
         with EndsAtStop(slot, self._stop):
             return await engine.park(slot, engine.now() + pause) is not STOPPED
+
+
+T = TypeVar("T")
+
+
+class SlotCall:
+    """A call in a task of its own, whose end wakes a slot; who starts it waits there.
+
+    The outcome is None where its task was cancelled after the slot was woken.
+    """
+
+    __slots__ = ("_engine", "_slot", "outcome")
+
+    def __init__(self, engine: Engine, slot: Slot) -> None:
+        self._engine = engine
+        self._slot = slot
+        self.outcome: Outcome | None = None
+
+    async def run(self, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """What the task runs."""
+        try:
+            self.outcome = Outcome(await fn(*args))
+        except BaseException as error:
+            failure = self._engine.failure_in(error)
+            if failure is not None:
+                self.outcome = Outcome(error=failure)
+                return
+            if not self._slot.is_woken:  # it is not ours: something else has cancelled this task
+                self.outcome = Outcome(error=error)
+            raise
+        finally:
+            self._slot.wake()
+
+
+async def or_stop(
+    engine: Engine,
+    stop: Stop,
+    drive: Callable[..., Awaitable[Any]],
+    fn: Callable[..., Awaitable[T]],
+    *args: Any,
+) -> T:
+    """Run `fn(*args)` in a task of its own until it ends, or cancel it at a stop.
+
+    `drive(fn, args)` awaits it in what surrounds the session.
+
+    Cancellation cancels it, too; in both cases it has ended when this returns.
+
+    Raises:
+        StopTraining: a stop came first, or had come before.
+        BaseException: what `fn` raised.
+    """
+    if not callable(fn):
+        raise TypeError(f"or_stop got {fn!r}; give an async function, then its arguments")
+    if stop.is_set:
+        raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
+    slot = Slot(engine, f"{name_of(fn)} or a stop")
+    call = SlotCall(engine, slot)
+    task = engine.start(call.run, drive, fn, args)
+    try:
+        with EndsAtStop(slot, stop):
+            await engine.park(slot)
+    finally:
+        task.cancel()
+        with engine.shielded(float("inf")):
+            await task.wait()
+    outcome = call.outcome
+    if outcome is not None and (slot.value is not STOPPED or outcome.error is not None):
+        value: T = outcome.unwrap()
+        return value
+    raise StopTraining(f"a stop was requested while waiting for {name_of(fn)}")
+
+
+def name_of(fn: object) -> str:
+    """What to call it in messages; the whole object of a bound method may be large."""
+    return str(getattr(fn, "__qualname__", repr(fn)))

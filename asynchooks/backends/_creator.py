@@ -5,7 +5,6 @@ Nothing here runs a step or calls a hook.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import logging
 from abc import ABC, abstractmethod
@@ -13,13 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
-from ._coordinator import Coordinator
-from ._engine import Engine
-from ._global_step import GlobalStep, GlobalStepStatistics
+from .._engine.base import Engine
+from .._engine.call_lock import NO_LOCK, CallLock
+from .._engine.runner import is_async
+from .._engine.stop import StopReason
+from .._engine.threads import Outcome, run_blocking
+from .._step.global_step import GlobalStep, GlobalStepStatistics
+from .._stopping.coordinator import Coordinator
+from .._stopping.session_stop import SessionInput
 from ._raw_session import RawSession
-from ._runner import is_async
-from ._stop_reason import StopReason
-from ._work_thread import Outcome, run_blocking
 
 logger = logging.getLogger("asynchooks")
 
@@ -35,6 +36,11 @@ class SessionCreator(ABC):
                 return Echo()
     """
 
+    @property
+    def call_lock(self) -> CallLock:
+        """What keeps calls on its raw sessions' model from overlapping, where they may not."""
+        return NO_LOCK
+
     @abstractmethod
     def create_session(self) -> Any:
         """Make one `RawSession`; may be a coroutine."""
@@ -44,30 +50,78 @@ class SessionCreator(ABC):
         return Lease(self, GlobalStep(num_workers=num_workers))
 
 
-_PATIENCE_SECS = 30.0
-"""How long a model that is to be restored waits for steps on it that are under way."""
+PATIENCE_SECS = 30.0
+"""How long a model that is to be saved or restored waits for steps on it that are under way."""
 
 
-async def take_alone(step: GlobalStep) -> Callable[[], None]:
+def not_alone() -> None:
+    """What ends the exclusive side of the gate where it was not to be had."""
+
+
+async def take_alone(
+    step: GlobalStep, raw: RawSession, act: str = "restored", patience_secs: float | None = None
+) -> Callable[[], None]:
     """Stand alone with the model, as a model may outlive its raw session; returns what ends it.
 
-    Not for ever: a step under way may wait for whoever asks here.
+    Not for ever: a step under way may wait for whoever asks here; then that is `not_alone`. But
+    beside a call in a thread that is not thread-safe nothing may be saved or restored: a copy could
+    hold half of an update, or end the process.
+
+    Args:
+        act: what is done with a checkpoint meanwhile, for people.
+        patience_secs: seconds, >= 0; None: `PATIENCE_SECS`.
     """
+    secs = PATIENCE_SECS if patience_secs is None else patience_secs
     try:
-        return await step.take_exclusive(timeout=_PATIENCE_SECS)
+        return await step.take_exclusive(timeout=secs)
     except TimeoutError:
-        logger.warning(
-            "Steps have been under way for %g s while a checkpoint is to be restored: %r. It is "
-            "restored beside them, and may be changed by them.",
-            _PATIENCE_SECS, step,
-        )  # fmt: skip
-        return lambda: None
+        must_wait = raw.call_lock.is_taken and not raw.is_async
+    logger.warning(
+        "Runs have been under way for %g s while a checkpoint to be %s waits for their end: %r. %s",
+        secs,
+        act,
+        step,
+        f"It waits on, as {raw.call_lock.what} is not thread-safe. If they wait for this worker, "
+        "they never end."
+        if must_wait
+        else f"They may wait for this worker, so it is {act} beside them: the result may hold "
+        "variables of more than one step.",
+    )
+    return await step.take_exclusive() if must_wait else not_alone
+
+
+async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
+    """Await `fn()` in a task of its own: when the caller is cancelled, it goes on to its end."""
+    outcome, has_left = Outcome(), False
+
+    async def run() -> None:
+        try:
+            await fn()
+        except BaseException as error:
+            failure = engine.failure_in(error)
+            outcome.error = failure or error
+            if failure is None:
+                raise
+            if has_left:
+                logger.error("Restoring a checkpoint failed: %r", failure)
+
+    try:
+        await engine.start(run).wait()
+    except BaseException:
+        has_left = True
+        raise
+    outcome.unwrap()
 
 
 class Listener(Protocol):
     """Who holds a lease, as other holders see it."""
 
     def stop_for(self, reason: StopReason) -> None: ...
+
+    def model_restored(self) -> None: ...
+
+    @property
+    def input(self) -> SessionInput | None: ...
 
 
 Restore = Callable[[RawSession], Awaitable["int | None"]]
@@ -113,27 +167,42 @@ class Lease:
             await close_raw(lost, engine, grace_secs)
         known = self.global_step.statistics()
         raw, value = await self._create(engine, grace_secs)
+        raw.replaces_lost = self._has_created
         if restore is None:
-            self._start_from(value, known)
+            self._start_from(value, known, goes_on=raw.outlived_by_model)
         else:
             raw.grace_secs = grace_secs
-            release = await take_alone(self.global_step)
             try:
-                restored = await restore(raw)
-                self._start_from(value if restored is None else restored, known)
+                release = await take_alone(self.global_step, raw)
+
+                async def start() -> None:
+                    try:
+                        restored = await restore(raw)
+                        goes_on = raw.outlived_by_model and restored is None
+                        first = value if restored is None else restored
+                        self._start_from(first, known, goes_on=goes_on)
+                    finally:
+                        release()
+
+                # whole also where the caller is cancelled: others may go on with the model
+                await completed(engine, start)
             except BaseException:
                 await close_raw(raw, engine, grace_secs)
                 raise
-            finally:
-                release()
         self._has_created = True
         raw.grace_secs = grace_secs
         raw.attach(self.global_step)
         return raw
 
-    def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
-        """Take up the step where a new raw session begins; what was `known` before it was made."""
-        if self._has_created:
+    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+        """Take up the step where a new raw session begins.
+
+        Args:
+            known: before it was made.
+            goes_on: whether it has the model of the one that it replaces: steps count on that are
+                under way on that one.
+        """
+        if self._has_created and not goes_on:
             self.global_step.restart(value)
         else:
             self.global_step.publish(value)
@@ -155,6 +224,9 @@ class Lease:
         if raw is not None:
             await close_raw(raw, engine, grace_secs)
 
+    def drop(self) -> None:
+        """The session was dropped without `release`; the garbage collector may call this."""
+
     def close(self) -> None:
         """Undo what `opening` did to the model; called once for each `opening`, at the end."""
 
@@ -170,6 +242,17 @@ class Lease:
 
     def fail(self, reason: StopReason) -> None:
         """The session has failed: tell the others that share its creator."""
+
+    def add_input(self, each: SessionInput) -> None:
+        """Loops in the block of the session begin to read."""
+
+    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
+        """Call `close` with the end of the last session that shares the creator.
+
+        Returns:
+            False if no other is open: then it is for the caller to close.
+        """
+        return False
 
     def call(self, fn: Callable[[], Any]) -> Any:
         """Call a plain function in what surrounds this session, in any thread."""
@@ -244,12 +327,29 @@ def check_creator(creator: object, name: str) -> None:
     raise TypeError(f"{name} is {creator!r}; give an asynchooks.SessionCreator: {hint}")
 
 
+MakeCreator = Callable[[], SessionCreator]
+_make_default: MakeCreator | None = None
+
+
+def set_default_creator(make: MakeCreator) -> None:
+    """Have `make` called for a session that was given no creator; it may raise ImportError."""
+    global _make_default
+    _make_default = make
+
+
 def default_creator() -> SessionCreator:
-    """TensorFlow's ChiefSessionCreator: the one place that reaches up, when nobody gave one.
+    """The creator of a session whose user gave none.
 
     Raises:
-        ImportError: TensorFlow is not installed (names the extra).
+        ImportError: what it needs, TensorFlow, is not installed (names the extra).
     """
-    tf = importlib.import_module(".tf", __package__)
-    creator: SessionCreator = tf.ChiefSessionCreator()
-    return creator
+    assert _make_default is not None
+    try:
+        return _make_default()
+    except ImportError as error:
+        raise ImportError(
+            "MonitoredSession got no session_creator. To train a step function, give it one: "
+            "MonitoredSession(hooks, FunctionSessionCreator(step_fn)). To train a TensorFlow "
+            "graph, which is what it does without a creator, install TensorFlow: "
+            "pip install 'asynchooks[tensorflow]'"
+        ) from error

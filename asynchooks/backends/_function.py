@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from types import CoroutineType
 from typing import Any
 
-from ._errors import FeedError, FetchError, StepFunctionError
-from ._gate import ADVANCED
-from ._global_step import GlobalStep
+from .._engine.base import Sentinel
+from .._engine.call_lock import NO_LOCK, CallLock
+from .._engine.runner import is_async
+from .._errors import FeedError, FetchError, StepFunctionError, shown
+from .._step.gate import ADVANCED
+from .._step.global_step import GlobalStep
+from ._creator import Lease, SessionCreator
 from ._raw_session import RawSession
-from ._runner import is_async
-from ._session_creator import Lease, SessionCreator
-from ._signal import Signal
 
 StepFunction = Callable[..., Any]
+_Place = tuple[int, int]
+"""(epoch, step): where a counter was when a run began."""
 
 
 class FunctionSessionCreator(SessionCreator):
@@ -23,19 +27,26 @@ class FunctionSessionCreator(SessionCreator):
 
     Fetches are names of its outputs (nested in lists, tuples and dicts as you like), feeds are
     its parameters by name. Each run moves the global step by 1, unless the outputs hold
-    "global_step": then that is the step after the run.
+    "global_step": then that is the step after the run, never below the one before it (a recovery
+    or a restored checkpoint may take both back).
 
     Args:
         step_fn: a function, method or callable object, sync or async, that returns a mapping of
             named outputs. A sync one runs on the event loop or in a thread, as the session's
-            `step_runner` says; several workers that share it may call it from several threads at
-            once, unless it is async or they all run it "inline".
+            `step_runner` says. Calls of async ones interleave where they wait.
         initial_step: the global step before the first run, >= 0.
         global_step: the step to count on, in place of a new one. With `keeps_limit` its runs do
             not move it, whatever the outputs hold.
+        thread_safe: whether calls of a sync `step_fn` may overlap in several threads. By default
+            they never do, in whichever sessions of this creator: one worker's call, its plain
+            hook methods, plain functions that evaluate, and a saver's wait for each other, first
+            come, first served; beside an async `step_fn` all of these but its calls do. So a
+            call that waits for another worker's never returns (after 30 s the log says so); and
+            after one that was cancelled or given up and does not return, the next raises
+            OverlappingCallError, a grace period later.
 
     Raises:
-        TypeError: `step_fn` cannot be called, or `global_step` is none.
+        TypeError: `step_fn` cannot be called, or `global_step` or `thread_safe` is none.
         ValueError: `initial_step` is no integer >= 0.
 
     Example:
@@ -52,6 +63,7 @@ class FunctionSessionCreator(SessionCreator):
         *,
         initial_step: int = 0,
         global_step: GlobalStep | None = None,
+        thread_safe: bool = False,
     ) -> None:
         if not callable(step_fn):
             raise TypeError(f"step_fn is {step_fn!r}; give a function that returns a mapping")
@@ -59,9 +71,16 @@ class FunctionSessionCreator(SessionCreator):
             raise ValueError(f"initial_step is {initial_step!r}; give an integer >= 0")
         if not isinstance(global_step, (GlobalStep, type(None))):
             raise TypeError(f"global_step is {global_step!r}; give a GlobalStep, or None")
+        if not isinstance(thread_safe, bool):
+            raise TypeError(f"thread_safe is {thread_safe!r}; give True or False")
         self._step_fn = step_fn
         self._initial_step = initial_step
         self._global_step = global_step
+        self._call_lock = NO_LOCK if thread_safe else CallLock(f"the step function {step_fn!r}")
+
+    @property
+    def call_lock(self) -> CallLock:
+        return self._call_lock
 
     def lease(self, num_workers: int | None = None) -> Lease:
         if self._global_step is not None:
@@ -69,16 +88,23 @@ class FunctionSessionCreator(SessionCreator):
         return super().lease(num_workers)
 
     def create_session(self) -> FunctionSession:
-        return FunctionSession(self._step_fn, self._initial_step)
+        return FunctionSession(self._step_fn, self._initial_step, self._call_lock)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self._step_fn)})"
 
 
 class FunctionSession(RawSession):
     """One step function with its count of steps. Its creator makes it."""
 
+    outlived_by_model = True
     closes_at_once = True
 
-    def __init__(self, step_fn: StepFunction, initial_step: int = 0) -> None:
+    def __init__(
+        self, step_fn: StepFunction, initial_step: int = 0, call_lock: CallLock = NO_LOCK
+    ) -> None:
         super().__init__()
+        self.call_lock = call_lock
         self._step_fn = step_fn
         self.is_async = is_async(step_fn)
         self._parameters = _Parameters(step_fn)
@@ -87,6 +113,10 @@ class FunctionSession(RawSession):
         # a function that replaces a lost one may have restored an earlier state of its own
         self._may_go_back = False
         self._counts = True
+        # whether a call is looked at with the step before it: if its outputs may hold a step
+        self._looks_at_step = True
+        self._has_said_step = False
+        self._is_plain = False  # a call needs neither that look nor feeds
 
     def first_step(self, last: int) -> int:
         return max(self._initial_step, last)
@@ -94,8 +124,9 @@ class FunctionSession(RawSession):
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
         self._epoch = global_step.epoch
-        self._may_go_back = self._epoch > 0
+        self._may_go_back = self.replaces_lost or self._epoch > 0
         self._counts = not global_step.keeps_limit
+        self._look_at_step(self._counts and not global_step.moved_elsewhere)
         if not self._counts:
             self._may_go_back = True  # so that `run_step` asks `_step_after`
 
@@ -110,54 +141,71 @@ class FunctionSession(RawSession):
         Raises:
             FetchError: the outputs do not hold a name (the step counts all the same).
             FeedError: a feed is no parameter of the function, or a parameter is missing.
-            StepFunctionError: the function returned no mapping.
+            StepFunctionError: the function returned no mapping, or a "global_step" that is no
+                integer >= 0, or that lies below the step before the run.
             ValueError: options or run_metadata were given.
+            OverlappingCallError: it is a sync function, not thread-safe, and the call would
+                overlap another worker's, for which the event loop cannot wait here.
         """
-        result = self.run_step((fetches, feed_dict, options, run_metadata))
+        with nullcontext() if self.is_async else self.call_lock.held(self.grace_secs):
+            result = self.run_step((fetches, feed_dict, options, run_metadata))
         return self._publish(*result) if type(result) is tuple else self._publish_later(result)
 
     def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         fetches, feed_dict, options, run_metadata = args
         if options is not None or run_metadata is not None:
             self.merge_options([])
-        if feed_dict or self._parameters.are_required:
-            self._parameters.check(feed_dict or {})
+        before = None
+        if feed_dict or not self._is_plain:
+            if self._looks_at_step:
+                before = self.global_step.epoch, self.global_step.last_known
+            if feed_dict or self._parameters.are_required:
+                self._parameters.check(feed_dict or {})
             outputs = self._step_fn(**(feed_dict or {}))
         else:
             outputs = self._step_fn()
         if type(outputs) is dict:
             # what most steps come to, without a further call
-            counts_itself = self._may_go_back or "global_step" in outputs
+            counts_itself = self._may_go_back or before or "global_step" in outputs
             if not counts_itself and type(fetches) is str and fetches in outputs:
                 return outputs[fetches], ADVANCED
         elif type(outputs) is CoroutineType or inspect.isawaitable(outputs):
-            return self._finish(outputs, fetches)
-        return self._picked(outputs, fetches)
+            return self._finish(outputs, fetches, before)
+        return self._picked(outputs, fetches, before)
 
-    async def _finish(self, pending: Awaitable[Any], fetches: Any) -> tuple[Any, int | Signal]:
+    async def _finish(
+        self, pending: Awaitable[Any], fetches: Any, before: _Place | None
+    ) -> tuple[Any, int | Sentinel]:
         outputs = await pending
         is_plain = type(outputs) is dict and type(fetches) is str and fetches in outputs
-        if is_plain and not (self._may_go_back or "global_step" in outputs):  # as in run_step
+        # as in run_step
+        if is_plain and not (self._may_go_back or before or "global_step" in outputs):
             return outputs[fetches], ADVANCED
-        return self._picked(outputs, fetches)
+        return self._picked(outputs, fetches, before)
 
-    async def _publish_later(self, pending: Awaitable[tuple[Any, int | Signal]]) -> Any:
+    async def _publish_later(self, pending: Awaitable[tuple[Any, int | Sentinel]]) -> Any:
         return self._publish(*await pending)
 
-    def _publish(self, outputs: Any, after: int | Signal) -> Any:
+    def _publish(self, outputs: Any, after: int | Sentinel) -> Any:
         self.global_step.publish(after, epoch=self._epoch)
         return outputs
 
-    def _picked(self, outputs: Any, fetches: Any) -> tuple[Any, int | Signal]:
+    def _look_at_step(self, looks: bool) -> None:
+        self._looks_at_step = looks
+        self._is_plain = not (looks or self._parameters.are_required)
+
+    def _picked(
+        self, outputs: Any, fetches: Any, before: _Place | None
+    ) -> tuple[Any, int | Sentinel]:
         """(what was fetched, the step after the run)."""
-        after = self._step_after(outputs)
+        after = self._step_after(outputs, before)
         try:
             return pick(outputs, fetches), after
         except FetchError:
             self._publish(None, after)  # the step was made all the same
             raise
 
-    def _step_after(self, outputs: Any) -> int | Signal:
+    def _step_after(self, outputs: Any, before: _Place | None) -> int | Sentinel:
         if not isinstance(outputs, Mapping):
             raise StepFunctionError(
                 f"the step function {self._step_fn!r} returned {outputs!r}; expected a mapping of "
@@ -169,11 +217,23 @@ class FunctionSession(RawSession):
         with self._lock:  # workers may share the session
             may_go_back, self._may_go_back = self._may_go_back, False
             if step is None:
+                if before is not None and not self._has_said_step:
+                    self._look_at_step(False)
                 return ADVANCED
+            if not self._has_said_step:
+                self._has_said_step = True
+                self._look_at_step(not self.global_step.moved_elsewhere)
             if may_go_back and step < self.global_step.value:
                 self.global_step.restart(step)
                 self._epoch = self.global_step.epoch
-            return step
+                return step
+        if before is not None and before[0] == self.global_step.epoch and step < before[1]:
+            raise StepFunctionError(
+                f'the output "global_step" is {step}, and the step was at {before[1]} before the '
+                "run: it goes back only where a checkpoint is restored. Return the step after the "
+                "run, or none, so that each run counts as one"
+            )
+        return step
 
     def read_step(self) -> int:
         return self.global_step.value
@@ -206,10 +266,13 @@ class _Parameters:
         unknown = [] if self._takes_any else [key for key in feeds if key not in self._names]
         missing = [name for name in sorted(self._required) if name not in feeds]
         if unknown or missing:
+            wrong = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
+            needed = f", of which it needs {sorted(self._required)}" if self._required else ""
             raise FeedError(
-                f"the feeds {sorted(map(str, feeds))} do not fit the step function "
-                f"{self._step_fn!r}: unknown {unknown}, missing {missing}; "
-                f"it takes {sorted(self._names)}"
+                f"the step function {shown(self._step_fn)} got feeds named "
+                f"{sorted(map(str, feeds))}: {', '.join(wrong)}; it takes {sorted(self._names)}"
+                f"{needed}. Feed its parameters by their names, and nothing else: "
+                'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'
             )
 
 

@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any
 
-from ._engine import current_engine
-from ._errors import FetchError, PreemptionError
-from ._global_step import GlobalStep
-from ._runner import StepTimes, is_async
-from ._stop import Loss
-from ._stop_reason import StopReason
-from ._work_thread import Outcome, run_blocking
+from .._engine.call_lock import NO_LOCK, CallLock
+from .._engine.current import current_engine
+from .._engine.runner import StepTimes, is_async
+from .._engine.stop import Loss
+from .._engine.threads import Outcome, drop, run_blocking
+from .._errors import FetchError, PreemptionError
+from .._step.global_step import GlobalStep
 
 logger = logging.getLogger("asynchooks")
 
@@ -35,6 +35,13 @@ class RawSession(ABC):
 
     is_async: bool
     """Whether `run` is a coroutine function, which suspends instead of blocking."""
+    outlived_by_model = False
+    """Whether a new session goes on with the model of the one it replaces.
+
+    Steps that are under way on that one count on, unless a checkpoint is restored.
+    """
+    replaces_lost = False
+    """Whether it stands in for one that was lost."""
     closes_at_once = False
     """Whether `close` never blocks."""
     no_options: tuple[Any, Any] = (None, None)
@@ -43,11 +50,15 @@ class RawSession(ABC):
     """Whether `evaluate` can compute fetches without running a step."""
     is_saved = False
     """Whether a hook makes checkpoints of its model, in whichever worker's session."""
+    restored_step: int | None = None
+    """The step of the checkpoint that its creator brought it back to; None if it did not."""
     bad_from: int | None = None
     """The step from which on its model must not be saved, as its loss was NaN; None: all are good.
 
     It is the model's, so that a worker that sees NaN tells the one that saves.
     """
+    call_lock: CallLock = NO_LOCK
+    """What keeps calls on its model from overlapping, where they may not."""
     loss: Loss | None = None
     """Where what it runs on may fall silent: set then, and blocking calls are given up."""
 
@@ -56,10 +67,10 @@ class RawSession(ABC):
         self.global_step = GlobalStep()
         self.step_times = StepTimes()
         self.grace_secs = 120.0  # of the session that it was made for
-        self.stop_workers: Callable[[StopReason], None] = _tell_nobody  # all that share it
         self._lock = threading.Lock()  # guards the next two
         self._num_runs = 0
         self.is_retired = False  # it was given up, and replaced, by a worker that shares it
+        self.successor: RawSession | None = None  # that replaced it, once it is there
 
     @abstractmethod
     def run(
@@ -100,7 +111,7 @@ class RawSession(ABC):
         return None
 
     async def call_blocking(
-        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = lambda outcome: None
+        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = drop
     ) -> Any:
         """Call a function that blocks on this session off the event loop: a save, an evaluation.
 
@@ -110,14 +121,42 @@ class RawSession(ABC):
         engine, name = current_engine(), "asynchooks-call"
         return await run_blocking(engine, fn, self.grace_secs, name, when_late, loss=self.loss)
 
-    async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+    async def call_alone(
+        self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = lambda outcome: None
+    ) -> Any:
+        """As `call_blocking`, overlapping no call of a step function that is not thread-safe.
+
+        Steps may go on before and after it; `GlobalStep.exclusive` keeps them away for longer.
+
+        Args:
+            when_late: as for `call_blocking`; it gets what interrupts the wait for the call, too.
+
+        Raises:
+            OverlappingCallError: such a call was abandoned, and has not returned.
+        """
+        lock = self.call_lock
+        try:
+            hold = lock.take_nowait() or await lock.take(current_engine(), self.grace_secs)
+        except BaseException as error:
+            when_late(Outcome(error=error))  # the call is not made
+            raise
+        try:
+            return await self.call_blocking(hold.around(fn), when_late)
+        finally:
+            hold.abandon()  # unless it has ended
+
+    async def call(self, fn: Callable[..., Any], *args: Any, is_alone: bool = False) -> Any:
         """Call a user's function beside the steps: a coroutine here, a plain function in a thread.
 
         On a graph session the graph is the default one meanwhile.
+
+        Args:
+            is_alone: whether a plain one is called as by `call_alone`.
         """
         if is_async(fn):
             return await fn(*args)
-        result = await self.call_blocking(lambda: fn(*args))
+        call = self.call_alone if is_alone else self.call_blocking
+        result = await call(lambda: fn(*args))
         return await result if isinstance(result, Awaitable) else result
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
@@ -132,6 +171,13 @@ class RawSession(ABC):
     def read_step_after(self, error: BaseException) -> int | None:
         """The global step after a run that failed; None if it did not move or cannot be told."""
         return None
+
+    async def take_up_step(self) -> None:
+        """A hook may have moved the step through the session itself: count on from where it is.
+
+        Called when after_create_session of a hook has returned that runs code of users.
+        """
+        return
 
     def run_key(self, fetches: Any) -> Hashable:
         """Equal for runs that take about the same time."""
@@ -156,14 +202,17 @@ class RawSession(ABC):
         """An empty object for a run to put its metadata in."""
         return None
 
-    def enter_run(self) -> None:
+    def enter_run(self, *, is_held: bool = False) -> None:
         """A run begins, in whichever thread; `leave_run` ends it.
+
+        Args:
+            is_held: whether the caller has entered it before, which keeps it open.
 
         Raises:
             PreemptionError: the session is retired; its successor may run.
         """
         with self._lock:
-            if self.is_retired:
+            if self.is_retired and not (is_held and self._num_runs):
                 raise PreemptionError("the shared session was lost and replaced meanwhile")
             self._num_runs += 1
 
@@ -195,7 +244,8 @@ def _contains(fetches: Any, fetch: Any) -> bool:
         fetches = list(fetches.values())
     if isinstance(fetches, (list, tuple)):
         return any(_contains(each, fetch) for each in fetches)
-    return fetches is fetch or (isinstance(fetch, str) and fetches == fetch)
+    are_names = isinstance(fetch, str) and isinstance(fetches, str)  # a tensor's == is an op
+    return fetches is fetch or (are_names and fetches == fetch)
 
 
 def raw_session_of(session: Any) -> RawSession:
@@ -210,8 +260,6 @@ def raw_session_of(session: Any) -> RawSession:
             "the error of `run` leave the block"
         )
     raw: RawSession = session if isinstance(session, RawSession) else session.asynchooks_raw
+    while raw.is_retired and raw.successor is not None:  # replaced by another worker meanwhile
+        raw = raw.successor
     return raw
-
-
-def _tell_nobody(reason: StopReason) -> None:
-    """Where the raw session has one worker, who knows already."""

@@ -4,6 +4,7 @@ Everything here blocks, and one call at a time is what it expects: hooks call it
 Directories know nothing of arrays and models, which are the savers' matter.
 """
 
+from .._later import listing
 from ._directory import CheckpointDirectory
 from ._manifest import Checkpoint
 from ._retention import Mode, Retention
@@ -21,3 +22,5 @@ __all__ = [
     "StateDictSaver",
     "check_saver",
 ]
+
+__dir__ = listing(__name__)

@@ -29,8 +29,8 @@ from ._leftovers import sweep
 from ._lock import DirectoryLock
 from ._manifest import Checkpoint, Manifest, read_file, read_manifest
 from ._naming import Names
-from ._retention import Retention, best_first
-from ._writing import save_checkpoint
+from ._retention import Mode, Retention, best_first
+from ._writing import save_checkpoint, write_metric
 
 logger = logging.getLogger("asynchooks")
 
@@ -149,6 +149,23 @@ class CheckpointDirectory:
         delete_doomed(self._names, self._retention, self._found_damaged)
         return manifest.checkpoint_at(self._names.path(draft.step))
 
+    def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
+        """Give the checkpoint of a step its metric, which was found after it had been saved.
+
+        Returns:
+            Whether there is a checkpoint of that step; what stays is decided by the next `save`.
+
+        Raises:
+            CheckpointError: the disk is full, read-only or gone; the checkpoint is as it was.
+            MetricError: the metric is NaN.
+            RuntimeError: the directory is not open.
+            ValueError, TypeError: an argument is not as described.
+        """
+        self._check_is_open("set_metric(...)")
+        number, found = arguments.checked_step(step), arguments.checked_metric(metric)
+        self._serial += 1
+        return write_metric(self._names, self._lock, number, self._serial, found)
+
     def checkpoints(self) -> list[Checkpoint]:
         """All whose manifest can be read, in the order in which they were saved.
 
@@ -196,6 +213,21 @@ class CheckpointDirectory:
             "checkpoint with a metric",
             self._found_damaged,
         )
+
+    def is_better(self, metric: float) -> bool:
+        """Whether one with this metric would be among the `keep_best` ones, and equal none.
+
+        Raises:
+            CheckpointError: the directory cannot be read.
+        """
+        retention = self._retention
+        best = best_first(self.checkpoints(), retention.mode)[: retention.keep_best]
+        if len(best) < retention.keep_best:
+            return True
+        worst = best[-1].metric if best else None
+        if worst is None:  # none is kept for that
+            return False
+        return metric < worst if retention.mode is Mode.MIN else metric > worst
 
     def _candidates(self, up_to_step: int | None = None) -> Candidates:
         try:

@@ -7,6 +7,7 @@ import os
 import shutil
 
 from .._errors import CheckpointError
+from ._files import NotAFileError
 
 # What says that the disk lost something. All other errors of reading (no descriptor left, no
 # permission, a network that is down) say nothing about the checkpoint: taking them for damage
@@ -17,6 +18,7 @@ DAMAGE = {
     errno.EISDIR,
     errno.ELOOP,
     errno.EIO,
+    errno.ENAMETOOLONG,
     errno.EBADMSG,
     getattr(errno, "EUCLEAN", errno.EIO),  # Linux only: a file system's structure is damaged
 }
@@ -38,7 +40,7 @@ ADVICE = {
 
 def is_damage(error: OSError) -> bool:
     """Whether an error of reading is the checkpoint's, rather than the machine's of the moment."""
-    return error.errno in DAMAGE
+    return error.errno in DAMAGE or isinstance(error, NotAFileError)
 
 
 def failure(path: str, what: str, error: OSError) -> CheckpointError:

@@ -13,21 +13,39 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from io import FileIO
 
 logger = logging.getLogger("asynchooks")
 
 CHUNK_BYTES = 1 << 20
 
+# Windows has none of these: there is no FIFO to wait for, and a link is seen beforehand
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_BYTES = getattr(os, "O_BINARY", 0)  # only Windows has texts, too
 
-def walk(root: str, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
+
+class NotAFileError(OSError):
+    """A symlink, directory, FIFO, socket or device stands where a file was written."""
+
+
+def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
     """(posix path below root, its lstat) of all that is in a directory, itself not included."""
+    ahead = [_listed(root, "")]  # no recursion: somebody's directories may be thousands deep
+    while ahead:
+        for path, status in ahead[-1]:
+            yield path, status
+            if stat.S_ISDIR(status.st_mode):
+                ahead.append(_listed(root, path))
+                break
+        else:
+            ahead.pop()
+
+
+def _listed(root: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(os.path.join(root, below)) as entries:
         found = sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
-    for name, status in found:
-        path = f"{below}/{name}" if below else name
-        yield path, status
-        if stat.S_ISDIR(status.st_mode):
-            yield from walk(root, path)
+    return iter([(f"{below}/{name}" if below else name, status) for name, status in found])
 
 
 def kind_of(status: os.stat_result) -> str:
@@ -36,11 +54,58 @@ def kind_of(status: os.stat_result) -> str:
     return kinds.get(stat.S_IFMT(status.st_mode), "special file")
 
 
+def open_file(path: str, *, follows_link: bool = False) -> FileIO:
+    """Open a regular file for reading. Whatever else is there might block, or never end.
+
+    Args:
+        path: the file's; directories on the way to it may be symlinks.
+        follows_link: whether the file itself may be one.
+
+    Raises:
+        NotAFileError: it is no regular file.
+        OSError: the system's.
+    """
+    _check_is_file(path, os.stat(path) if follows_link else os.lstat(path))
+    no_link = 0 if follows_link else _NO_LINK
+    descriptor = os.open(path, os.O_RDONLY | _AT_ONCE | no_link | _BYTES)
+    try:
+        _check_is_file(path, os.fstat(descriptor))  # it may have been replaced meanwhile
+        return FileIO(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def open_to_write(path: str) -> int:
+    """A descriptor of a file that is there, or is made; it is not emptied.
+
+    Raises:
+        NotAFileError: it is no regular file.
+        OSError: the system's.
+    """
+    with suppress(FileNotFoundError):
+        _check_is_file(path, os.lstat(path))
+    flags = os.O_RDWR | os.O_CREAT | _AT_ONCE | _NO_LINK | _BYTES
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _check_is_file(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_is_file(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        name = os.path.basename(path)
+        raise NotAFileError(f"{name} is a {kind_of(status)} where a file was written")
+
+
 def digest(path: str) -> tuple[int, str]:
     """(number of bytes, sha256 in hex) of a file; hashlib lets other threads run meanwhile."""
     sha256, num_bytes = hashlib.sha256(), 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         while num_read := file.readinto(buffer):
             sha256.update(buffer[:num_read])
             num_bytes += num_read
@@ -89,7 +154,8 @@ def remove_tree(root: str) -> None:
         return
     try:
         shutil.rmtree(root)
-    except OSError as error:
-        shutil.rmtree(root, ignore_errors=True)  # the first pass ends at the first failure
+    except (OSError, RecursionError) as error:
+        with suppress(RecursionError):  # before Python 3.13, for directories a thousand deep
+            shutil.rmtree(root, ignore_errors=True)  # the first pass ends at the first failure
         if os.path.lexists(root):
             logger.warning("%s could not be removed: %s; remove it by hand", root, error)

@@ -63,6 +63,8 @@ def _serial(path: str) -> int:
 
 
 def _intact(path: str) -> Manifest | None:
+    if os.path.islink(path):
+        return None
     try:
         manifest = read_manifest(path)
         manifest.verify(path)

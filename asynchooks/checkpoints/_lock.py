@@ -9,11 +9,14 @@ from contextlib import suppress
 from types import ModuleType
 
 from .._errors import CheckpointError, CheckpointInUseError
+from ._files import NotAFileError, open_to_write
 
 logger = logging.getLogger("asynchooks")
 
 # what file systems without locks answer
 NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+_MAX_BYTES = 32
+"""More than a process id takes."""
 
 
 class DirectoryLock:
@@ -36,9 +39,9 @@ class DirectoryLock:
     __slots__ = ("_descriptor", "_directory", "_path", "_pid")
 
     def __init__(self, directory: str) -> None:
+        self._descriptor: int | None = None
         self._directory = directory
         self._path = os.path.join(directory, "lock")
-        self._descriptor: int | None = None
         self._pid: int | None = None  # who took it: a forked child closes, but does not unlock
 
     @property
@@ -46,18 +49,42 @@ class DirectoryLock:
         return self._descriptor is not None
 
     def take(self) -> None:
-        """Take the lock, or raise CheckpointInUseError at once; OSError leaves as itself."""
+        """Take the lock, at once.
+
+        Raises:
+            CheckpointInUseError: another run has it, or this process.
+            CheckpointError: what is named like the lock is another's: a symlink, say.
+            OSError: the system's.
+        """
         if self.is_held:
             raise _in_use(self._directory, os.getpid())
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = open_to_write(self._path)
+        except NotAFileError as error:
+            raise self._foreign(str(error)) from error
         try:
             self._flock(descriptor)
+            self._check_is_ours(descriptor)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())  # pwrite is not on Windows
         except BaseException:
             os.close(descriptor)
             raise
         self._descriptor, self._pid = descriptor, os.getpid()
+
+    def _check_is_ours(self, descriptor: int) -> None:
+        """Empty nothing but a lock: a user may have a file of that name, or a hard link to one."""
+        found = os.read(descriptor, _MAX_BYTES + 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        pid = found.strip(b"\0 \r\n")  # zeros: the machine crashed before they were on the disk
+        if len(found) > _MAX_BYTES or not (pid.isdigit() or not pid):
+            raise self._foreign("it holds something else than a process id")
+
+    def _foreign(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} is not the lock of a run ({what}), and is left as it is; move it away, "
+            "or give another directory"
+        )
 
     def _flock(self, descriptor: int) -> None:
         fcntl = _fcntl()
@@ -81,7 +108,7 @@ class DirectoryLock:
         """Raise CheckpointError if the locked file is no longer the one in the directory."""
         assert self._descriptor is not None
         try:
-            there = os.stat(self._path)
+            there = os.lstat(self._path)
         except FileNotFoundError:
             there = None
         if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
@@ -106,6 +133,9 @@ class DirectoryLock:
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
+    def __del__(self) -> None:
+        self.give_back()  # one that was dropped would be held to the end of the process
+
 
 def _fcntl() -> ModuleType | None:
     try:
@@ -116,7 +146,7 @@ def _fcntl() -> ModuleType | None:
 
 
 def _pid_in(descriptor: int) -> int | None:
-    text = os.read(descriptor, 32).strip()
+    text = os.read(descriptor, _MAX_BYTES).strip()
     return int(text) if text.isdigit() else None
 
 

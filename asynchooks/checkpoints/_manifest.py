@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
 from ._faults import is_damage
-from ._files import digest, kind_of, sync_directory, sync_file, walk
+from ._files import digest, kind_of, open_file, sync_directory, sync_file, walk
 
 MANIFEST = "manifest.json"
 FORMAT = "asynchooks checkpoint"
 VERSION = 1
+MAX_BYTES = 16 << 20
+"""Of a manifest: that of some 100,000 files. Reading a crafted one takes up to 30 times that."""
+_END_OF_NUMBERS, _END_OF_STEPS = 1 << 63, 10**255
+"""A step is in the name of a directory, so that none has more digits."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,12 @@ class Manifest:
         )
 
     def write(self, path: str) -> None:
-        """Write it into a checkpoint's directory: whole, or not at all."""
+        """Write it into a checkpoint's directory: whole, or not at all.
+
+        Raises:
+            CheckpointError: the checkpoint has more files than a manifest may name.
+            OSError: the disk's.
+        """
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -82,9 +94,17 @@ class Manifest:
                 for name, (size, sha256) in self.files.items()
             },
         }
+        encoded = _encoded({**content, "checksum": _checksum(content)})
+        if len(encoded) > MAX_BYTES:
+            raise CheckpointError(
+                f"{os.path.dirname(path)}: the checkpoint {self.name} is not saved: to name its "
+                f"{len(self.files):,} files {MANIFEST} would take {len(encoded):,} bytes, and may "
+                f"have {MAX_BYTES:,}; older checkpoints are untouched; have the saver write fewer "
+                "files"
+            )
         target = os.path.join(path, MANIFEST)
         with open(f"{target}.new", "xb") as file:
-            file.write(_encoded({**content, "checksum": _checksum(content)}))
+            file.write(encoded)
         sync_file(f"{target}.new")
         os.rename(f"{target}.new", target)
         sync_directory(path)
@@ -146,16 +166,23 @@ def read_manifest(path: str) -> Manifest:
         CheckpointError: it cannot be read now.
     """
     try:
-        with open(os.path.join(path, MANIFEST), "rb") as file:
-            raw = file.read()
+        with BufferedReader(open_file(os.path.join(path, MANIFEST))) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            raw = b"" if num_bytes > MAX_BYTES else file.read(MAX_BYTES)
     except FileNotFoundError as error:
         raise damaged(path, f"no manifest ({MANIFEST} is missing)") from error
     except OSError as error:
         raise unreadable(path, error) from error
+    if num_bytes > MAX_BYTES:
+        raise damaged(
+            path,
+            f"{MANIFEST} was not written here: it has {num_bytes:,} bytes, and none has more than "
+            f"{MAX_BYTES:,}",
+        )
     content = _decoded(path, raw)
     try:
         return _parsed(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise damaged(path, f"{MANIFEST} lacks what belongs there ({error!r})") from error
 
 
@@ -169,44 +196,76 @@ def _decoded(path: str, raw: bytes) -> dict[str, Any]:
         raise damaged(path, f"{MANIFEST} is no manifest: it does not say {FORMAT!r}")
     # before the version: a flipped bit in that is damage too. So each version must keep this rule
     unsigned = {name: value for name, value in content.items() if name != "checksum"}
-    if content.get("checksum") != _checksum(unsigned) or raw != _encoded(content):
+    try:
+        is_signed = content.get("checksum") == _checksum(unsigned) and raw == _encoded(content)
+    except RecursionError as error:  # what can be read may be too deep to be written
+        raise damaged(path, f"{MANIFEST} is nested too deeply") from error
+    if not is_signed:
         raise damaged(path, f"{MANIFEST} has different content than was written")
     version = content.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if type(version) is int and version > VERSION:
         raise CheckpointVersionError(
             f"{path} was written in version {version} of the format, and this asynchooks reads up "
             f"to version {VERSION}; update asynchooks, or give another directory"
         )
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise damaged(path, f"{MANIFEST} is of version {version!r}, and there is none before 1")
     return content
 
 
 def _parsed(content: dict[str, Any]) -> Manifest:
-    metric = content["metric"]
+    metric = None if content["metric"] is None else float.fromhex(content["metric"])
+    if metric is not None and math.isnan(metric):
+        raise ValueError("the metric is NaN")
+    seconds = float.fromhex(content["seconds"])
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds is {seconds}")
+    if not isinstance(content["basename"], str):
+        raise TypeError(f"basename is {content['basename']!r}")
     return Manifest(
         basename=content["basename"],
-        step=int(content["step"]),
-        serial=int(content["serial"]),
-        seconds=float.fromhex(content["seconds"]),
-        metric=None if metric is None else float.fromhex(metric),
+        step=_number("step", content["step"], 0, _END_OF_STEPS),
+        serial=_number("serial", content["serial"], 1),
+        seconds=seconds,
+        metric=metric,
         files={
-            name: (int(file["size"]), str(file["sha256"]))
+            _file_name(name): (_number("size", file["size"], 0), _sha256(file["sha256"]))
             for name, file in content["files"].items()
         },
     )
+
+
+def _number(name: str, value: object, lowest: int, end: int = _END_OF_NUMBERS) -> int:
+    if type(value) is not int or not lowest <= value < end:
+        raise ValueError(f"{name} is {value!r:.100}")
+    return value
+
+
+def _file_name(name: str) -> str:
+    """A posix path that leads to no other place than below the checkpoint's directory."""
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"a file is named {name!r}")
+    return name
+
+
+def _sha256(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError(f"a sha256 is {value!r}")
+    return value
 
 
 def read_file(path: str, manifest: Manifest, name: str) -> bytes | None:
     """The content of one listed file, checked; None if it is not listed."""
     if name not in manifest.files:
         return None
+    size, sha256 = manifest.files[name]
     try:
-        with open(os.path.join(path, name), "rb") as file:
-            content = file.read()
+        with open_file(os.path.join(path, name)) as file:
+            is_whole = os.fstat(file.fileno()).st_size == size  # else it may fill the memory
+            content = file.readall() if is_whole else b""
     except OSError as error:
         raise unreadable(path, error) from error
-    if (len(content), hashlib.sha256(content).hexdigest()) != manifest.files[name]:
+    if not is_whole or hashlib.sha256(content).hexdigest() != sha256:
         raise damaged(path, f"{name} has different content than was written")
     return content
 

@@ -35,7 +35,8 @@ class Retention:
     Args:
         max_to_keep: how many of the newest stay, >= 1; None keeps all.
         keep_every_n_hours: hours of training, > 0; None keeps none for that reason.
-        keep_best: how many of the best stay, >= 0; above 0 each save must bring a metric.
+        keep_best: how many of the best stay, >= 0; above 0 a metric is needed. A save without
+            one is none of the best.
         mode: which metric is the better one.
 
     Raises:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 class Saver(Protocol):
     """Turns a model's state into files and back. The program makes it and keeps it.
 
-    Both methods block and are called in a thread, one call at a time, while training stands still.
+    Both methods block and are called in a thread, one call at a time, while training stands still:
+    no step runs, and no plain hook method where steps are not thread-safe.
 
     Example:
         class CounterSaver:
@@ -63,7 +64,7 @@ def check_saver(saver: object) -> None:
     if hint is None and not isinstance(saver, type) and isinstance(saver, Saver):
         return
     raise TypeError(
-        f"{_named(saver)} is no saver; "
+        f"{_named(saver)} is no saver{lacks(saver, 'save', 'restore')}; "
         + (hint or "give an object with save(path) and restore(path), such as a StateDictSaver")
     )
 
@@ -89,6 +90,13 @@ def _hint(saver: Any) -> str | None:
     if isinstance(saver, Mapping):
         return "wrap it: StateDictSaver(weights=...)"
     return None
+
+
+def lacks(given: object, *methods: str) -> str:
+    """For messages: which of these methods an object lacks that has the others; "" otherwise."""
+    missing = [each for each in methods if not callable(getattr(given, each, None))]
+    is_partial = 0 < len(missing) < len(methods)
+    return f", which has no {' and no '.join(missing)}" if is_partial else ""
 
 
 def _named(saver: object) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._errors import CheckpointError
-from ._saver import StateDict
+from ._saver import StateDict, lacks
 
 _SUFFIX = ".safetensors"
+_METHODS = ("state_dict", "load_state_dict")
 
 
 class StateDictSaver:
@@ -57,8 +58,9 @@ class StateDictSaver:
         for name, each in objects.items():
             if isinstance(each, type) or not isinstance(each, (StateDict, Mapping)):
                 raise TypeError(
-                    f"{name} is {each!r}; expected an instance with state_dict() and "
-                    f"load_state_dict(state), or a mapping: StateDictSaver({name}={{'w': array}})"
+                    f"{name} is {each!r}{lacks(each, *_METHODS)}; expected an instance with "
+                    "state_dict() and load_state_dict(state), or a mapping: "
+                    f"StateDictSaver({name}={{'w': array}})"
                 )
             if not isinstance(each, Mapping) and inspect.iscoroutinefunction(each.state_dict):
                 raise TypeError(

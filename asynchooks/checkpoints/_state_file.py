@@ -74,6 +74,8 @@ def read_state(path: str) -> Any:
     try:
         content = json.loads(texts[_TEXT])
         version, structure = content["version"], content.get("state")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"it is of version {version!r}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedCheckpointError(
             f"{path!r} holds no state that asynchooks wrote, or is damaged ({error!r}); restore "

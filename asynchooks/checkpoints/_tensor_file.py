@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .._errors import DamagedCheckpointError
+from ._files import NotAFileError, open_file
 
 _CHUNK_BYTES = 4 << 20
 """What is written or read in one call, during which the GIL is free."""
@@ -73,7 +74,11 @@ def read_blocks(path: str) -> tuple[dict[str, Block], dict[str, str]]:
         OSError: the disk's; FileNotFoundError, too.
         DamagedCheckpointError: it is no such file, or a part of it is missing.
     """
-    with FileIO(path) as file:
+    try:
+        opened = open_file(path, follows_link=True)  # caches of models hold links
+    except NotAFileError as error:
+        raise _damaged(path, str(error)) from error
+    with opened as file:
         num_bytes = file.seek(0, 2)
         file.seek(0)
         num_header = int.from_bytes(_read(file, path, 8), "little") if num_bytes >= 8 else -1

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from .._errors import CheckpointError
+from .._errors import CheckpointError, DamagedCheckpointError, add_note
 from ._faults import failure
-from ._files import kind_of, remove_tree, sync_tree, walk
+from ._files import kind_of, remove_tree, sync_directory, sync_tree, walk
 from ._lock import DirectoryLock
-from ._manifest import Manifest, describe
+from ._manifest import MANIFEST, Manifest, describe, read_manifest
 from ._naming import Names
 
 
@@ -45,6 +45,35 @@ def save_checkpoint(
     return manifest
 
 
+def write_metric(
+    names: Names, lock: DirectoryLock, step: int, serial: int, metric: float | None
+) -> bool:
+    """Replace the manifest of a step's checkpoint by one with this metric, whole or not at all.
+
+    Args:
+        serial: of the directory in which the new manifest is written.
+
+    Returns:
+        Whether there is such a checkpoint.
+    """
+    path, new = names.path(step), names.new(step, serial)
+    try:
+        manifest = read_manifest(path)
+    except DamagedCheckpointError:
+        return False
+    try:
+        lock.check()
+        os.mkdir(new)
+        replace(manifest, metric=metric).write(new)
+        os.rename(os.path.join(new, MANIFEST), os.path.join(path, MANIFEST))
+        sync_directory(path)
+    except OSError as error:
+        raise failure(names.directory, f"the metric of step {step} is not saved", error) from error
+    finally:
+        remove_tree(new)
+    return True
+
+
 def _write(
     new: str, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]
 ) -> Manifest:
@@ -54,9 +83,10 @@ def _write(
     except OSError:  # the caller explains it
         raise
     except BaseException as error:
-        error.add_note(
+        add_note(
+            error,
             f"raised while the checkpoint of step {draft.step} was written in "
-            f"{os.path.dirname(new)}; it is not saved, older checkpoints are untouched"
+            f"{os.path.dirname(new)}; it is not saved, older checkpoints are untouched",
         )
         raise
     _check_written(new, draft.name)

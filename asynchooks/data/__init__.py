@@ -10,6 +10,7 @@ stage; or a function that returns one of these, for `repeat`. `prefetch` and `ma
 tasks: a pipeline with one of them is opened with `async with`, at its last stage.
 """
 
+from .._later import listing
 from ._batches import Batches
 from ._interleave import interleave
 from ._map import map_concurrent
@@ -33,3 +34,5 @@ __all__ = [
     "shuffle",
     "take",
 ]
+
+__dir__ = listing(__name__)

@@ -46,7 +46,7 @@ class AsyncSource(Skipping):
         self._iterator: AsyncIterator[Any] | None = None
         self._has_claimed = False
         self._is_cut = False  # a cancellation has entered it
-        self._failure: Exception | None = None  # of an iterator that has given nothing since
+        self._failure: BaseException | None = None  # of an iterator that has given nothing since
         self._stateful: Any = source if _has_state(source) else None
         self._states: deque[tuple[int, OwnState]] = deque()
 
@@ -142,7 +142,10 @@ class AsyncSource(Skipping):
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not is_thrown_away(error):
                 raise RuntimeError(f"{self!r} raised {error!r}") from error
-            self._is_cut = isinstance(self._iterator, AsyncGenerator)
+            if self._engine.failure_in(error) is None:
+                self._is_cut = isinstance(self._iterator, AsyncGenerator)
+            else:
+                self._failure = error
             raise
         self._failure = None
         return True

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Generic, Self
 
-from .._errors import StopTraining
-from .._global_step import GlobalStep
-from .._session_stop import SessionStop
-from ._drawer import Drawer
-from ._draws import draws_of
+from .._engine.base import Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop, Stop
+from .._engine.sync import Condition
+from .._errors import StopTraining, add_note
+from .._hook import SessionRunContext, SessionRunValues
+from .._step.global_step import GlobalStep
+from .._stopping.session_stop import SessionStop
+from ._current_run import CurrentRun
+from ._draws import Drawer, Draws, draws_of
+from ._sources import Source
+from ._stage import T
 from ._training_end import TrainingEnd
 
 
-class Batches:
+class Batches(Generic[T]):
     """An async iterator over a source, made by `session.batches`; the session closes it at its end.
 
-    It ends with the source, and when the session should stop, also while it waits.
+    It ends with the source, and when the session should stop, also while it waits. An item counts
+    as used when the run behind it has ended.
 
     Example:
         async with MonitoredSession(hooks, creator) as session:
@@ -28,30 +36,134 @@ class Batches:
     """
 
     def __init__(
-        self, source: Any, stops: SessionStop, step: GlobalStep, should_stop: Callable[[], bool]
+        self,
+        source: Source[T],
+        stops: SessionStop,
+        watch_runs: Callable[[Loops], None],
+        step: GlobalStep,
+        should_stop: Callable[[], bool],
     ) -> None:
-        draws = draws_of(source)
-        for drawer in draws.drawers:
-            if drawer.owner is stops and drawer.loop is not None and drawer.loop() is None:
-                drawer.give_back()  # that loop was left early
-        self._drawer = Drawer(draws, stops, loop=weakref.ref(self))
-        stops.add_input(self._drawer.leave)
+        draws, loops = draws_of(source), stops.input
+        if loops is None:
+            loops = stops.input = Loops(stops)
+            watch_runs(loops)
+            if stops.owner is not None:
+                stops.owner.add_input(loops)
+        assert isinstance(loops, Loops)
+        self._loops = loops
+        self._drawer = loops.join(draws, weakref.ref(self))
         self._end = TrainingEnd(stops.stop, step)
         self._should_stop = should_stop
-        self._drawer.join()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
-        self._drawer.use()
-        if self._should_stop():
-            raise StopAsyncIteration
-        try:
-            return await self._drawer.take(self._end)
-        except StopTraining:
-            raise StopAsyncIteration from None
+    async def __anext__(self) -> T:
+        drawer, loops = self._drawer, self._loops
+        drawer.use()
+        while True:
+            if loops.is_held:
+                await loops.wait_for_release(self._end)
+            if self._should_stop():
+                raise StopAsyncIteration
+            try:
+                item: T = await drawer.take(self._end)
+            except StopTraining:
+                raise StopAsyncIteration from None
+            except StopAsyncIteration:
+                if not loops.is_held:  # else the source may go back
+                    raise
+            else:
+                if not loops.is_held:
+                    loops.with_item[drawer] = None
+                    return item
+                drawer.give_back()
 
     async def aclose(self) -> None:
         """Let go of the source before the session ends; a loop that was left early does so then."""
-        await self._drawer.leave()
+        await self._loops.leave(self._drawer)
+
+
+class Loops:
+    """All loops over `session.batches` of one session; a run uses the items that they have.
+
+    The session holds this, not the loops, which are to be collected when the program leaves them.
+    """
+
+    def __init__(self, stops: SessionStop) -> None:
+        self._stops = stops
+        self._run = CurrentRun(stops)
+        self._drawers: list[Drawer] = []
+        self._hold: Condition | None = None
+        self.with_item: dict[Drawer, None] = {}  # those whose item no run has used; perhaps others
+        self._run.end()  # what ran before had none of them
+
+    def join(self, draws: Draws, loop: weakref.ref[Any]) -> Drawer:
+        for drawer in draws.drawers:
+            if drawer.owner is self._stops and drawer.loop is not None and drawer.loop() is None:
+                drawer.give_back()  # that loop was left early
+        drawer = Drawer(draws, self._stops, keeper=self._stops.owner, loop=loop)
+        drawer.has_run = self._run.has_ended
+        self._drawers.append(drawer)
+        drawer.join()
+        return drawer
+
+    async def leave(self, drawer: Drawer) -> None:
+        try:
+            await drawer.leave()
+        finally:
+            self._notify()
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        self._run.begin(run_context)
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self.after_step()
+
+    def after_step(self) -> None:
+        """The run behind the items has made its step."""
+        self._run.end()
+        for drawer in self.with_item:
+            drawer.use()
+        self.with_item.clear()
+        self._notify()
+
+    @property
+    def has_item(self) -> bool:
+        return any(drawer.has_unused_item for drawer in self.with_item)
+
+    @property
+    def is_held(self) -> bool:
+        return self._hold is not None
+
+    def hold(self, hold: Condition | None) -> None:
+        self._hold = hold
+
+    async def wait_for_release(self, stop: Stop) -> None:
+        """Wait until items are given out again, or the session stops."""
+        self._notify()
+        while self._hold is not None and not stop.is_set:
+            slot = Slot(current_engine(), "a checkpoint to be restored")
+            self._hold.slots += (slot,)
+            with EndsAtStop(slot, stop):
+                await slot.engine.park(slot)
+
+    async def close(self) -> None:
+        errors = []
+        for drawer in self._drawers:
+            try:
+                await self.leave(drawer)
+            except BaseException as error:
+                errors.append(error)
+        for later in errors[1:]:
+            add_note(errors[0], f"then, closing another input: {later!r}")
+        if errors:
+            raise errors[0]
+
+    def _notify(self) -> None:
+        if self._hold is not None:
+            self._hold.tell()
+
+    def __repr__(self) -> str:
+        stages = ", ".join(repr(drawer.draws.stage) for drawer in self.with_item)
+        return f"<loops over {stages or 'session.batches'}>"

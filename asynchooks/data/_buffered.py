@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .._engine import STOPPED, EngineTask, ShieldedScope, Slot
+from .._engine.base import STOPPED, EngineTask, ShieldedScope, Slot
+from .._engine.stop import EndsAtStop, Stop
 from .._errors import StopTraining
-from .._stop import EndsAtStop, Stop
 from ._in_peace import wait_in_peace
 from ._position import Phase
 from ._stage import KEEP_EVERY, Stage
@@ -187,14 +187,13 @@ class Buffered(Stage[Any]):
             worker.scope = scope
             try:
                 await self._work(worker)
-            except Exception as error:
-                self._fail(error)
-            except (KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-                self._fail(error)
-            except BaseException as cancellation:
-                if not worker.is_unwanted:
-                    self._fail(_foreign(self, cancellation))
-                raise
+            except BaseException as error:
+                failure = self._engine.failure_in(error)
+                if failure is None:
+                    if not worker.is_unwanted:
+                        self._fail(_foreign(self, error))
+                    raise
+                self._fail(failure)
             finally:
                 self._num_working -= 1
                 worker.protect()
@@ -208,8 +207,11 @@ class Buffered(Stage[Any]):
         """In the task that read it: what it holds open may belong to that task."""
         try:
             await self._close_sources()
-        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-            self._closing_error = self._closing_error or error
+        except BaseException as error:
+            failure = self._engine.failure_in(error)
+            if failure is None:
+                raise
+            self._closing_error = self._closing_error or failure
 
     async def _stop(self) -> None:
         self._is_stopping = True
@@ -262,6 +264,8 @@ class Worker:
 
 
 def _foreign(stage: Stage[Any], cancellation: BaseException) -> RuntimeError:
-    error = RuntimeError(f"what {stage!r} waited for was cancelled by somebody else")
+    error = RuntimeError(
+        f"a task of {stage!r} was cancelled from outside; cancel the task that reads it instead"
+    )
     error.__cause__ = cancellation
     return error

@@ -6,19 +6,20 @@ It knows nothing of sessions; hooks and `session.batches` are its users.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
+from .._engine.current import current_engine
+from .._engine.sync import Lock
 from .._errors import InputError
-from .._lock import Lock
-from .._stop import Stop
 from ._buffered import Buffered
-from ._drawer import Draw, Drawer, Waits
 from ._position import BEYOND, Phase
 from ._prefetch import Prefetch
 from ._saved import fingerprint
 from ._sources import stage_of
 from ._stage import KEEP_EVERY, Stage
+from ._training_end import TrainingEnd
 
 logger = logging.getLogger("asynchooks")
 
@@ -37,7 +38,10 @@ def draws_of(source: Any) -> Draws:
 
 
 class Draws:
-    """The users of one pipeline: the first opens it, the last closes it."""
+    """The users of one pipeline: the first opens it, the last closes it.
+
+    One that has not ended stays open while those may come who share the last one's creator.
+    """
 
     def __init__(self, stage: Stage[Any]) -> None:
         self.stage = stage
@@ -53,6 +57,7 @@ class Draws:
         self._num_seen = -1  # that had left the stage when we last looked
         self._keep_next = KEEP_EVERY
         self._generation = 0
+        self._ended_in: object = None  # the training in which the last item was used
         self.has_complained = False  # that there is no position
         self._back_to: Mapping[str, Any] | None = None  # where the next draw is to go on
         # of items that loops had in hand then, whose runs are made again, by their new places
@@ -65,6 +70,20 @@ class Draws:
         self.drawers.remove(drawer)
         for each in self.waits:
             each.keep(drawer)
+        if not self._is_kept_for_others(drawer):
+            await self.close_unused()
+
+    def _is_kept_for_others(self, drawer: Drawer) -> bool:
+        """Whether sessions that share the creator of this drawer's may still come to draw."""
+        keeper, reader = drawer.keeper, self._reader
+        if self.drawers or keeper is None or reader is None or self.stage._num_users > 1:
+            return False
+        if reader._phase is not Phase.OPEN:
+            return False
+        return keeper.training is not self._ended_in and keeper.keep_open(self.close_unused)
+
+    async def close_unused(self) -> None:
+        """Let go of the pipeline, unless somebody draws from it."""
         # what is read ahead of a stage that somebody else has opened stays for the next session
         if not self.drawers and (self._reader is self.stage or self.stage._num_users <= 1):
             await self.close()
@@ -75,8 +94,11 @@ class Draws:
             reader, self._reader = self._reader, None
             await reader.aclose()
 
-    async def draw(self, stop: Stop | None) -> Draw:
+    async def draw(self, stop: TrainingEnd | None) -> Draw:
         """The next item; cancelling this loses none.
+
+        A worker that comes when the others of its training have used up and closed the pipeline
+        finds no further item, either.
 
         Raises:
             StopTraining: the stop came first.
@@ -86,6 +108,8 @@ class Draws:
         """
         while True:
             if self._reader is None or self._back_to is not None:
+                if self._has_ended_in(stop):
+                    raise StopAsyncIteration
                 async with self._opening:
                     await self._open()
             reader = self._reader
@@ -102,6 +126,7 @@ class Draws:
             if item is Buffered.END:
                 if self._num_drawn == 0 and not self.stage._is_loaded:
                     raise InputError(f"{self.stage!r} has no items: there is nothing to train with")
+                self._ended_in = None if stop is None else stop.training
                 raise StopAsyncIteration
             if self._returned:
                 return Draw(item, self._returned.pop(), self._generation)
@@ -114,17 +139,22 @@ class Draws:
                 return draw
             self._advance()  # a former life used it
 
+    def _has_ended_in(self, stop: TrainingEnd | None) -> bool:
+        is_closed = self.stage._phase is Phase.CLOSED and self._back_to is None
+        return is_closed and stop is not None and stop.training is self._ended_in
+
     async def _open(self) -> None:
         if self._back_to is not None:
             await self._go_back(self._back_to)
+        elif self._reader is not None:
+            return  # another worker has opened it meanwhile, and it may have read ahead
         stage = self.stage
-        if self._reader is None:
-            reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
-            if reader is not stage:
-                stage._num_parents -= 1  # it is none of the pipeline
-                stage._is_an_end = True
-            reader._open()
-            self._reader = reader
+        reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
+        if reader is not stage:
+            stage._num_parents -= 1  # it is none of the pipeline
+            stage._is_an_end = True
+        reader._open()
+        self._reader = reader
         if stage._num_out != self._num_seen:  # somebody else has taken some, or loaded it
             self._num_drawn = self._num_used = self._num_seen = stage._num_out
             self._used_beyond = set(stage._used_beyond)
@@ -242,3 +272,142 @@ class Draws:
         self._num_drawn = self._num_used = self._num_seen = 0
         self._returned.clear()
         self._keep_next = KEEP_EVERY
+
+
+class Keeper(Protocol):
+    """A session, which may share its creator with others that are yet to draw."""
+
+    @property
+    def training(self) -> object:
+        """The training that it is part of, for comparison with others."""
+
+    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
+        """Call `close` at the end of the last of them; False if there is no other."""
+
+
+class Draw:
+    """An item that somebody has in hand."""
+
+    __slots__ = ("generation", "item", "place")
+
+    def __init__(self, item: Any, place: int, generation: int) -> None:
+        self.item = item
+        self.place = place
+        self.generation = generation  # how often the position was loaded
+
+
+class Drawer:
+    """One user of a pipeline, with at most one item in hand."""
+
+    def __init__(
+        self,
+        draws: Draws,
+        owner: object,
+        *,
+        keeper: Keeper | None = None,
+        loop: weakref.ref[Any] | None = None,
+    ) -> None:
+        self.draws = draws
+        self.owner = owner  # the session's stop
+        self.keeper = keeper
+        self.loop = loop  # what gives its items to a loop over `session.batches`
+        self.wait_secs = 0.0
+        self.has_run: Callable[[], bool] | None = None  # whether the step with its item has ended
+        self._in_hand: Draw | None = None
+        self._has_joined = False
+
+    def join(self) -> None:
+        """Keep the pipeline open, until `leave`."""
+        if not self._has_joined:
+            self._has_joined = True
+            self.draws.drawers.append(self)
+
+    async def take(self, stop: TrainingEnd | None) -> Any:
+        """The item in hand, or the next one.
+
+        Raises:
+            StopAsyncIteration, StopTraining, BaseException: as `Draws.draw`.
+        """
+        if self._in_hand is None or not self.draws.is_current(self._in_hand):
+            self._in_hand = None
+            engine = current_engine()
+            asked = engine.tick()
+            try:
+                self._in_hand = await self.draws.draw(stop)
+            finally:
+                self.wait_secs += engine.tick() - asked
+        return self._in_hand.item
+
+    @property
+    def num_before(self) -> int:
+        """How many items came before the one in hand, since the position was loaded."""
+        return -1 if self._in_hand is None else self._in_hand.place
+
+    @property
+    def place_run(self) -> int:
+        """The place of the item in hand, if its run has ended, though not yet for all hooks; -1."""
+        draw = self._in_hand
+        if draw is None or self.has_run is None or not self.has_run():
+            return -1
+        return draw.place if self.draws.is_current(draw) else -1
+
+    @property
+    def has_unused_item(self) -> bool:
+        """Whether somebody still has to run with the item in hand."""
+        draw = self._in_hand
+        if draw is None or not self.draws.is_current(draw) or self.place_run >= 0:
+            return False
+        return self.loop is None or self.loop() is not None
+
+    def carry(self, generation: int, base: int) -> int | None:
+        """Keep what a loop has in hand where the pipeline goes back; its place from there on."""
+        draw = self._in_hand
+        if draw is None or self.loop is None or draw.generation != generation - 1:
+            return None
+        self._in_hand = Draw(draw.item, draw.place - base, generation)
+        return self._in_hand.place
+
+    def use(self) -> None:
+        """A run has used the item in hand, if there is one."""
+        draw, self._in_hand = self._in_hand, None
+        if draw is not None:
+            self.draws.use(draw)
+
+    def give_back(self) -> None:
+        """The item in hand will not be used."""
+        draw, self._in_hand = self._in_hand, None
+        if draw is not None:
+            self.draws.give_back(draw)
+
+    async def leave(self) -> None:
+        self.give_back()
+        if self._has_joined:
+            self._has_joined = False
+            await self.draws.leave(self)
+
+
+class Waits:
+    """How long all drawers of one owner waited, those among them who have left since this is open.
+
+    Whoever asks makes it, and closes it.
+    """
+
+    def __init__(self, draws: Draws, owner: object) -> None:
+        self._draws = draws
+        self._owner = owner
+        self._secs_of_left = 0.0
+        draws.waits.append(self)
+
+    @property
+    def secs(self) -> float:
+        here = (each.wait_secs for each in self._draws.drawers if each.owner is self._owner)
+        return self._secs_of_left + sum(here)
+
+    def keep(self, drawer: Drawer) -> None:
+        """It leaves."""
+        if drawer.owner is self._owner:
+            self._secs_of_left += drawer.wait_secs
+
+    def close(self) -> None:
+        if self in self._draws.waits:
+            self._draws.waits.remove(self)

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .._engine import Engine
+from .._engine.base import Engine
+from .._engine.threads import close_unrun
 
 HOP_SECS = 5e-4
 """How long a thread works on, before it hands over what is done: that takes 30 to 100 us."""
@@ -75,6 +76,11 @@ class Hop:
             except IndexError:
                 break
         self._is_over = True
+
+    def give_up(self) -> None:
+        """What it has done is not wanted any more."""
+        while self.done:
+            close_unrun(self.done.popleft().result)
 
     @property
     def holds_back(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 
-from .._engine import Engine
+from .._engine.base import Engine
 
 
 async def wait_in_peace(engine: Engine, wait: Callable[[], Awaitable[None]]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from ._arguments import saved_count
-from ._sources import stage_of
-from ._stage import Stage
+from ._sources import Source, stage_of
+from ._stage import Stage, T
 
 
+@overload
+def interleave(sources: Iterable[Source[T]]) -> Stage[T]: ...
+@overload
+def interleave(sources: Iterable[Any]) -> Stage[Any]: ...  # of sources that are not alike
 def interleave(sources: Iterable[Any]) -> Stage[Any]:
     """One item of each source in turn, in their order; one that has ended is left out.
 

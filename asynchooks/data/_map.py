@@ -6,17 +6,19 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from .._engine import Slot
+from .._engine.base import Slot
+from .._engine.runner import is_async
+from .._engine.threads import WorkThread
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
-from .._runner import is_async
-from .._work_thread import WorkThread
 from ._arguments import check_count
 from ._buffered import Buffered, Worker
 from ._hop import HOP_SECS, Hop, Work
-from ._sources import stage_of
-from ._stage import Stage
+from ._sources import Source, stage_of
+from ._stage import Stage, T
+
+Made = TypeVar("Made")
 
 _STEAL_SECS = 1e-3
 """After how long somebody else takes what a thread was to take next, and what it has done."""
@@ -24,8 +26,16 @@ _GRACE_SECS = 10.0
 """What a call in a thread gets to end when nobody wants it any more."""
 
 
+@overload
 def map_concurrent(
-    fn: Callable[[Any], Any], source: Any, concurrency: int, ordered: bool = True
+    fn: Callable[[T], Awaitable[Made]], source: Source[T], concurrency: int, ordered: bool = True
+) -> Stage[Made]: ...
+@overload
+def map_concurrent(
+    fn: Callable[[T], Made], source: Source[T], concurrency: int, ordered: bool = True
+) -> Stage[Made]: ...
+def map_concurrent(
+    fn: Callable[[Any], Any], source: Source[Any], concurrency: int, ordered: bool = True
 ) -> Stage[Any]:
     """The function of each item, of up to `concurrency` items at a time.
 
@@ -43,8 +53,9 @@ def map_concurrent(
         TypeError, ValueError: an argument is not what it should be.
         Exception: out of the iteration: what `fn` raised, with a note that names the item. Results
             before it are given out first.
-        KeyboardInterrupt, SystemExit: as `fn` raised it; results that are not ready then, also of
-            items before it, are given up, as whoever raises these wants to leave.
+        BaseException: what `fn` raised that is no Exception, such as KeyboardInterrupt or
+            asyncio.CancelledError; results that are not ready then, also of items before it, are
+            given up, as code that raises these wants to leave.
     """
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; give a function that takes an item")
@@ -171,7 +182,8 @@ class Mapped(Buffered):
         else:
             self._hops.append(hop)
             try:
-                await thread.run(partial(hop.call, self._fn, self._left), _GRACE_SECS)
+                call = partial(hop.call, self._fn, self._left)
+                await thread.run(call, _GRACE_SECS, lambda _: hop.give_up())
             finally:
                 self._hops.remove(hop)
             self._adapt(hop)

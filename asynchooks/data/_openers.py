@@ -11,9 +11,9 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from .._errors import InputError, InputStateError
+from .._errors import InputError, InputStateError, note_once
 from ._saved import Passes
 
 logger = logging.getLogger("asynchooks")
@@ -82,6 +82,9 @@ class Opener:
             )
         return Opened(iterator, num_to_pass)
 
+    def explain(self, error: Exception) -> None:
+        """Add a note to an error of its iterator, where there is more to say."""
+
     def _iterator(self) -> Iterator[Any]:
         return iter(self.source)
 
@@ -118,42 +121,76 @@ def _as_numpy(tensor: Any) -> Any:
     return tensor.numpy() if hasattr(tensor, "numpy") else tensor
 
 
-class _DataLoader(Opener):
-    """A torch DataLoader.
+_GUARD = 'start training there under `if __name__ == "__main__":` only'
 
-    Its workers must not be forked out of a process in which an event loop and threads run: they
-    would inherit locks that nobody releases. Where forking is no more than the default, they come
-    from a fork server, a process that runs nothing else.
+
+class _DataLoader(Opener):
+    """A torch DataLoader, whose own settings hold: how many workers, and how they are started.
+
+    Each way has its danger in a process with an event loop and threads. The log says it, and the
+    remedy, once for each way in a process: a function that `repeat` calls makes many loaders.
     """
 
     is_for_once = False
 
+    told_of: ClassVar[set[str]] = set()  # the ways of which the log has said it
+
     def _iterator(self) -> Iterator[Any]:
         loader = self.source
-        if not loader.num_workers:
+        if not loader.num_workers or getattr(loader, "_iterator", None) is not None:
+            return iter(loader)  # no workers, or they were started before
+        method = self._method()
+        if method not in self.told_of:
+            self.told_of.add(method)
+            self._tell(method)
+        if method == "fork":
             return iter(loader)
-        context = loader.multiprocessing_context
-        is_default = context is None
-        method = (multiprocessing if is_default else context).get_start_method()
-        if method != "fork" or getattr(loader, "_iterator", None):
-            return iter(loader)
-        if not is_default:
+        if is_being_imported_by_a_worker():
             raise InputError(
-                f"{self!r} forks its workers, and this process runs an event loop and threads. "
-                'Got: multiprocessing_context="fork"; write: multiprocessing_context="forkserver"'
+                f"a worker of {self!r}, which imports the main module, would start workers itself: "
+                + _GUARD
             )
-        logger.info("The workers of %r come from a fork server instead of being forked", self)
-        loader.multiprocessing_context = "forkserver"
         try:
             return iter(loader)
         except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
             raise InputError(
-                f"the workers of {self!r} could not be started, as something of it cannot be "
-                "pickled; define its dataset and its functions at the top of a module, or give "
-                "num_workers=0"
+                f"the workers of {self!r} could not be started by {method!r}, as something of it "
+                "cannot be pickled; define its dataset and its functions at the top of a module, "
+                "or give num_workers=0"
             ) from error
-        finally:
-            loader.multiprocessing_context = None
+
+    def explain(self, error: Exception) -> None:
+        if "exited unexpectedly" in str(error) and self._method() != "fork":
+            note_once(error, "its workers import the main module: " + _GUARD)
+
+    def _method(self) -> str:
+        """How workers are started; nothing fixes that for the program by this question."""
+        context = self.source.multiprocessing_context or multiprocessing
+        method: str | None = context.get_start_method(True)
+        return method or multiprocessing.get_all_start_methods()[0]
+
+    def _tell(self, method: str) -> None:
+        is_persistent = self.source.persistent_workers
+        if method == "fork":
+            logger.warning(
+                "The workers of %r are forked out of a process with an event loop and threads: one "
+                "that needs a lock which a thread held at that moment hangs. Where one does, give "
+                'the DataLoader multiprocessing_context="forkserver"%s; its workers then import '
+                "the main module: %s. Or give num_workers=0.",
+                self, "" if is_persistent else " and persistent_workers=True", _GUARD,
+            )  # fmt: skip
+        else:
+            logger.info(
+                "The workers of %r are started by %r, which takes seconds%s, and import the main "
+                "module: %s.", self, method,
+                "" if is_persistent else " (for several passes give persistent_workers=True)",
+                _GUARD,
+            )  # fmt: skip
+
+
+def is_being_imported_by_a_worker() -> bool:
+    """Whether this process is one that `multiprocessing` has started and that still begins."""
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 def _speaks(source: Any, *names: str) -> bool:

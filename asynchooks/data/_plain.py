@@ -4,19 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .._errors import InputStateError, note_once
 from ._arguments import check_count, saved_count
 from ._collate import collate_items
-from ._sources import stage_of
-from ._stage import Stage
+from ._sources import Source, stage_of
+from ._stage import Stage, T
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Batched = TypeVar("Batched")
+Key = TypeVar("Key")
 
 
+@overload
+def batch(  # type: ignore[overload-overlap]  # what is stacked comes before what is listed
+    source: Source[np.generic | NDArray[Any]],
+    batch_size: int,
+    drop_remainder: bool = False,
+    collate: None = None,
+) -> Stage[NDArray[Any]]: ...
+@overload
 def batch(
-    source: Any,
+    source: Source[tuple[Any, ...]],
+    batch_size: int,
+    drop_remainder: bool = False,
+    collate: None = None,
+) -> Stage[Any]: ...
+@overload
+def batch(  # type: ignore[overload-overlap]
+    source: Source[Mapping[Key, Any]],
+    batch_size: int,
+    drop_remainder: bool = False,
+    collate: None = None,
+) -> Stage[dict[Key, Any]]: ...
+@overload
+def batch(
+    source: Source[T], batch_size: int, drop_remainder: bool = False, collate: None = None
+) -> Stage[list[T]]: ...
+@overload
+def batch(
+    source: Source[Any],
+    batch_size: int,
+    drop_remainder: bool = False,
+    *,
+    collate: Callable[[list[Any]], Batched],
+) -> Stage[Batched]: ...
+@overload
+def batch(
+    source: Source[Any],
+    batch_size: int,
+    drop_remainder: bool,
+    collate: Callable[[list[Any]], Batched],
+) -> Stage[Batched]: ...
+def batch(
+    source: Source[Any],
     batch_size: int,
     drop_remainder: bool = False,
     collate: Callable[[list[Any]], Any] | None = None,
@@ -44,7 +89,7 @@ def batch(
     return Batch(stage_of(source), batch_size, drop_remainder, collate)
 
 
-def shard(source: Any, num_shards: int, index: int) -> Stage[Any]:
+def shard(source: Source[T], num_shards: int, index: int) -> Stage[T]:
     """Every `num_shards`-th item, from the item `index` on: one worker's part.
 
     Args:
@@ -59,7 +104,7 @@ def shard(source: Any, num_shards: int, index: int) -> Stage[Any]:
     return Shard(stage_of(source), num_shards, index)
 
 
-def take(source: Any, count: int) -> Stage[Any]:
+def take(source: Source[T], count: int) -> Stage[T]:
     """The first `count` items; no more are read.
 
     Args:

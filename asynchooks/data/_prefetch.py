@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._engine import Slot
+from .._engine.base import Slot
 from ._arguments import check_count
 from ._buffered import Buffered, Worker
-from ._sources import stage_of
-from ._stage import Stage
+from ._sources import Source, stage_of
+from ._stage import Stage, T
 
 
-def prefetch(source: Any, buffer_size: int) -> Stage[Any]:
+def prefetch(source: Source[T], buffer_size: int) -> Stage[T]:
     """Read ahead in a task of its own: the source works while the items are used.
 
     Its position is that of its source: it may come and go between a save and its restore.

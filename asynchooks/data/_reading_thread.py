@@ -13,7 +13,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from .._engine import TIMED_OUT, Engine, Slot, engine_in_use
+from .._engine.base import TIMED_OUT, Engine, Slot
+from .._engine.current import engine_in_use
 from ._in_peace import wait_in_peace
 from ._openers import Opened
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from .._errors import InputError
 from ._arguments import check_count, saved_count
-from ._sources import stage_of
-from ._stage import Stage
+from ._sources import Source, stage_of
+from ._stage import Stage, T
 
 
-def repeat(source: Any, num_epochs: int | None = None) -> Stage[Any]:
+def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     """Read the source again and again; each pass is an epoch.
 
     Every `shuffle` below gets another order in each epoch, from the same seed.

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from .._errors import InputStateError
 from ._arguments import check_count, saved_count
-from ._sources import stage_of
-from ._stage import Stage
+from ._sources import Source, stage_of
+from ._stage import Stage, T
 
 _BLOCK = 1024
 """Draws from one generator: the position is a number, not a generator's state."""
 
 
-def shuffle(source: Any, buffer_size: int, seed: int) -> Stage[Any]:
+def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
     """A random one of the next `buffer_size` items, again and again, until none is left.
 
     Each pass of a `repeat` around it has an order of its own. Its saved position names the items
@@ -136,9 +136,6 @@ class Shuffle(Stage[Any]):
         before = log[len(log) - since - 1].num_in if len(log) > since else self._num_at_start
         del indexes[len(indexes) - (num_in - before) :]
         return indexes, before
-
-    def _num_source_at(self, indexes: Sequence[int], num_in: int) -> int:
-        return max(0, min([num_in, *indexes]) - self._from)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         indexes, num_in = self._buffer_at(num_out)

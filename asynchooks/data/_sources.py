@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from .._errors import InputError
 from ._arguments import saved_count, too_short
 from ._async_source import AsyncSource, Skipping
 from ._openers import opener_of
-from ._stage import Stage
+from ._stage import Stage, T
 from ._thread_source import ThreadSource
 
+Item = TypeVar("Item", covariant=True)
 
-def stage_of(source: Any) -> Stage[Any]:
+
+class Queue(Protocol[Item]):
+    """An `asyncio.Queue`, for type checkers."""
+
+    def get(self) -> Coroutine[Any, Any, Item]: ...
+
+    def task_done(self) -> None: ...
+
+
+Readable = AsyncIterable[T] | Iterable[T] | Queue[T]
+Source = Readable[T] | Callable[..., Readable[T]]
+"""What a stage can be made around; `stage_of` refuses texts and mappings, too."""
+
+
+def stage_of(source: Source[T]) -> Stage[T]:
     """The source as a stage; a stage is one already.
 
     Raises:

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from .._engine import Engine, current_engine
-from .._errors import is_thrown_away
-from .._lock import Lock
+from .._engine.base import AsyncOnly, Engine
+from .._engine.current import current_engine
+from .._engine.sync import Lock
+from .._errors import add_note, is_thrown_away
 from ._position import Phase, Positioned
 from ._statistics import Clocks, StageStatistics
 
@@ -22,7 +23,7 @@ KEEP_EVERY = 256
 """After how many items those below are told what they need not remember."""
 
 
-class Stage(Positioned, Generic[T]):
+class Stage(Positioned, AsyncOnly, Generic[T]):
     """An async iterator over items, made around a source, which may be a stage itself.
 
     `async with stage as items:` opens it and those below; leaving the block, however that comes,
@@ -35,6 +36,7 @@ class Stage(Positioned, Generic[T]):
     does with it (a generator ends) is seen by all.
     """
 
+    _in_with = "stage"
     runs_tasks: ClassVar[bool] = False
 
     def __init__(self, *sources: Stage[Any]) -> None:
@@ -174,7 +176,7 @@ class Stage(Positioned, Generic[T]):
         except BaseException as closing:
             if exc is None or not isinstance(closing, Exception):
                 raise
-            exc.add_note(f"then, closing {self!r}: {closing!r}")
+            add_note(exc, f"then, closing {self!r}: {closing!r}")
 
     async def aclose(self) -> None:
         """End tasks, and close generators and files; those of the stages below, too.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._engine import Engine
+from .._engine.base import Engine
 
 
 @dataclass(frozen=True)

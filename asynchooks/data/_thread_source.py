@@ -91,6 +91,7 @@ class ThreadSource(Stage[Any]):
             thread.dismiss()
 
     def _explain(self, error: Exception) -> None:
+        self._opener.explain(error)
         note_once(error, f"in {self!r}, after {self._reading.begin + self._num_out} items")
 
     def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._engine import STOPPED, Slot
-from .._global_step import GlobalStep
-from .._stop import Stop
+from .._engine.base import STOPPED, Slot
+from .._engine.stop import Stop
+from .._step.global_step import GlobalStep
 
 
 class TrainingEnd(Stop):
@@ -22,6 +22,11 @@ class TrainingEnd(Stop):
     def is_set(self) -> bool:  # type: ignore[override]
         limit = self._step.limit
         return self._stop.is_set or (limit is not None and self._step.value >= limit)
+
+    @property
+    def training(self) -> object:
+        """The training that ends, for comparison with others."""
+        return self._step.training
 
     def add(self, slot: Slot) -> None:
         self._stop.add(slot)

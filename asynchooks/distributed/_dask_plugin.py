@@ -1,7 +1,7 @@
 """The plugin of Dask's scheduler that keeps every training's step, limit and tickets.
 
 It runs in the scheduler's process, on its event loop. A process has one connection to it for
-each training; who has gone is known by its end, so that nothing is left behind.
+each training; when that ends, the process has left, so that nothing of it remains.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ._training import Member, Training, request_of
 logger = logging.getLogger("asynchooks")
 
 FOLLOW, STATISTICS = "asynchooks_follow", "asynchooks_statistics"
-"""What the plugin adds to the scheduler's operations."""
+"""The operations that the plugin adds to the scheduler."""
 
 
-class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked into
+class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask has no types
     """All trainings of one scheduler. `DaskCluster` registers it; it ends with the scheduler."""
 
     name = "asynchooks"
-    idempotent = True  # a second registration leaves the step alone
+    idempotent = True  # a second registration keeps the step
 
     def __init__(self) -> None:
         self.trainings: dict[str, Training] = {}
@@ -46,7 +46,7 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked i
         training: str,
         version: str,
         uid: str,
-        beat_secs: float,
+        interval_secs: float,
         lease_secs: float,
         request: dict[str, Any],
     ) -> Any:
@@ -59,16 +59,15 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked i
         if state is None:
             state = self.trainings[training] = Training(uuid.uuid4().hex[:12])
         news = asyncio.Event()
-        how = request_of(request)
-        member = state.join(uid, news.set, how)
+        member = state.join(uid, news.set, request_of(request))
         try:
             await comm.write({"version": here, **state.news(member)})
             async with asyncio.TaskGroup() as group:
-                group.create_task(_tell(comm, state, member, news))
-                group.create_task(_watch(comm, member, beat_secs, lease_secs))
+                group.create_task(_send_news(comm, state, member, news))
+                group.create_task(_watch(comm, member, interval_secs, lease_secs))
                 while True:
                     state.take(member, request_of(await comm.read()))
-        except* OSError as ended:  # it left, or its process died: the same to us
+        except* OSError as ended:  # it left, or its process died: handled alike
             logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
         finally:
             state.leave(member)
@@ -82,21 +81,21 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask is not looked i
         return None if state is None else state.statistics()
 
 
-async def _tell(comm: Any, state: Training, member: Member, news: asyncio.Event) -> None:
-    """Send what is new, as it is when it is sent: a slow process gets less, not more."""
+async def _send_news(comm: Any, state: Training, member: Member, news: asyncio.Event) -> None:
+    """Send the newest state: a slow process gets fewer messages, not a longer queue."""
     while True:
         await news.wait()
         news.clear()
         await comm.write(state.news(member))
 
 
-async def _watch(comm: Any, member: Member, beat_secs: float, lease_secs: float) -> None:
-    """End the connection of a process that is silent; by looks, not by a clock.
+async def _watch(comm: Any, member: Member, interval_secs: float, lease_secs: float) -> None:
+    """End the connection of a silent process; counts checks instead of reading a clock.
 
-    A scheduler that was stopped itself has heard of nobody, and none of them is to blame.
+    A scheduler that was stopped itself has received nothing, without any process being silent.
     """
-    while member.num_silent * beat_secs < lease_secs:
-        await asyncio.sleep(beat_secs)
+    while member.num_silent * interval_secs < lease_secs:
+        await asyncio.sleep(interval_secs)
         member.num_silent += 1
     comm.abort()
 

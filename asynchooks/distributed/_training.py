@@ -1,6 +1,6 @@
-"""What a scheduler keeps of one training: step, limit, and who may run how many steps.
+"""One training at a scheduler: its step, its limit, and the tickets of its processes.
 
-A state machine for one event loop. It neither waits nor sends: it wakes whom it has news for,
+A state machine for one event loop. It neither waits nor sends: it wakes the members that have news,
 and the news is made when it is sent.
 """
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):
-    """What one process says to the scheduler; but for the actions, how things stand with it."""
+    """What one process sends to the scheduler: actions, and the present state of the process."""
 
     number: int
-    """Of the last one with an action, or a heartbeat: counted from 1, and each is answered."""
+    """Of the last request with an action, or heartbeat: counted from 1; each is answered."""
     epoch: str
-    """The one that it knows; runs of another do not count any more."""
+    """The epoch that it knows; runs of another one do not count any more."""
     num_runs: int = 0
     """Action: steps that were run."""
     published: int = 0
@@ -25,17 +25,17 @@ class Request(NamedTuple):
     restart_at: int | None = None
     """Action: a step at which a new epoch begins."""
     restart_of: str = ""
-    """The epoch that ends by it: once, however many ask for it; empty: whichever there is."""
+    """The epoch that it ends: once, however many ask for it; empty: the present one."""
     is_done: bool = False
     """Action: forget the training when the last process has left it."""
     next_step: float = math.inf
-    """The lowest step that somebody waits for there."""
+    """The lowest step that a task there waits for."""
     limit: int | None = None
     """The largest limit that it knows of; None: its runs are under way without tickets."""
     num_held: int = 0
     """Runs that are under way there or may begin, without those of `num_runs`."""
     num_granted: int = 0
-    """Tickets that it has received in this epoch, ever: later ones are not in `num_held`."""
+    """Tickets received in this epoch so far: later ones are not in `num_held`."""
     num_wanted: int = 0
     """Tickets that it waits for."""
 
@@ -53,12 +53,12 @@ class Member:
         self.wake = wake
         self.next_step: float = math.inf
         self.knows_limit = False
-        self.held = 0  # tickets that it has or is being sent
+        self.held = 0  # tickets that it has, or that are on the way
         self.granted = 0  # ever, in this epoch
         self.wanted = 0
-        self.uncounted = 0  # of those held, the ones that it ran too long: others have them now
+        self.uncounted = 0  # of those held, the ones that were given to others while it was away
         self.answer = (0, 0)  # number of its last request, the step after that
-        self.num_silent = 0  # looks at it since it was heard of
+        self.num_silent = 0  # checks since its last message
 
 
 class Training:
@@ -67,7 +67,7 @@ class Training:
     Invariant: step + tickets held by members <= limit, unless the limit was set below that.
 
     Args:
-        incarnation: what no other scheduler's training of this name has: its step is not ours.
+        incarnation: unique to this scheduler: another one's training of this name is not this one.
     """
 
     def __init__(self, incarnation: str) -> None:
@@ -78,7 +78,7 @@ class Training:
         self.is_done = False
         self.members: dict[str, Member] = {}
         self._wanting: dict[str, Member] = {}  # in order of asking
-        self._left: dict[str, tuple[int, int]] = {}  # the last answers of those who have left
+        self._left: dict[str, tuple[int, int]] = {}  # the last answers of processes that have left
 
     @property
     def epoch(self) -> str:
@@ -88,44 +88,46 @@ class Training:
     def num_held(self) -> int:
         return sum(each.held - each.uncounted for each in self.members.values())
 
-    def join(self, uid: str, wake: Callable[[], None], how: Request) -> Member:
+    def join(self, uid: str, wake: Callable[[], None], request: Request) -> Member:
         """Take in a process, or one that comes back after its connection broke."""
         if uid in self.members:
             self.leave(self.members[uid])
         member = self.members[uid] = Member(uid, wake)
         member.answer = self._left.pop(uid, (0, 0))
-        # a new one runs nothing before it has heard of the limit that there is
-        is_told = how.number == 0 and self.limit is not None
-        member.knows_limit = is_told or how.limit is not None
-        if how.epoch == self.epoch and how.limit is not None:
-            free = how.num_held if self.limit is None else self.limit - self.step - self.num_held
-            member.held = how.num_held
-            member.uncounted = how.num_held - max(0, min(free, how.num_held))
+        # a new process runs nothing before it knows the limit
+        is_new = request.number == 0 and self.limit is not None
+        member.knows_limit = is_new or request.limit is not None
+        if request.epoch == self.epoch and request.limit is not None:
+            free = (
+                request.num_held if self.limit is None else self.limit - self.step - self.num_held
+            )
+            member.held = request.num_held
+            member.uncounted = request.num_held - max(0, min(free, request.num_held))
         return member
 
     def leave(self, member: Member) -> None:
-        """The process has gone: others may run what it did not."""
+        """The process has gone: its tickets are free for others."""
         if self.members.get(member.uid) is not member:
             return
         del self.members[member.uid]
         self._wanting.pop(member.uid, None)
         self._left[member.uid] = member.answer
-        while len(self._left) > 1000:  # whoever has not come back by then never will
+        while len(self._left) > 1000:  # such a process will not come back
             del self._left[next(iter(self._left))]
-        self._hand_out()
+        self._grant()
 
     def take(self, member: Member, request: Request) -> None:
-        """Do what a process asks for; its answer is part of its news."""
+        """Handle a request; the answer is part of the member's news."""
         member.num_silent = 0
-        if request.number > member.answer[0]:  # else it does not ask for anything, or asks again
+        if request.number > member.answer[0]:  # else it has no action, or is repeated
             self._act(member, request)
             member.answer = (request.number, self.step)
             member.wake()
         self._note(member, request)
-        self._hand_out()
+        self._grant()
 
     def news(self, member: Member) -> dict[str, Any]:
-        """All that a process should know now, made when it is sent."""
+        """The present state for one process; made when it is sent."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -190,12 +192,12 @@ class Training:
         elif member.uid not in self._wanting:
             self._wanting[member.uid] = member
 
-    def _hand_out(self) -> None:
-        """Give tickets to those who ask, as long as there are any.
+    def _grant(self) -> None:
+        """Grant tickets to the members that want some, as long as there are any.
 
-        Not before everybody has said how many runs it has under way that need none, as it did
-        not know of a limit when they began. Near the limit a share each, so that one process does
-        not hold what others could run.
+        Not before every member has reported its runs under way without tickets, from before it
+        knew the limit. Near the limit each gets a share, so that one process does not hold tickets
+        that others could use.
         """
         if self.limit is None or not self._wanting:
             return
@@ -215,12 +217,12 @@ class Training:
 
 
 def incarnation_of(epoch: str) -> str:
-    """Which training, of which scheduler, an epoch belongs to."""
+    """The incarnation of the training that an epoch belongs to."""
     return epoch.partition(".")[0]
 
 
 def first_epoch(incarnation: str) -> str:
-    """The one in which a training begins."""
+    """The epoch in which a training begins."""
     return _epoch(incarnation, 0)
 
 
@@ -229,7 +231,7 @@ def _epoch(incarnation: str, num_restarts: int) -> str:
 
 
 def message_of(request: Request) -> dict[str, Any]:
-    """What goes over the wire: what is as ever is left out (29 us to pack become 9)."""
+    """The message of a request: default values are left out (9 us to pack instead of 29)."""
     plain = Request._field_defaults
     return {
         key: value
@@ -239,5 +241,5 @@ def message_of(request: Request) -> dict[str, Any]:
 
 
 def request_of(message: Mapping[str, Any]) -> Request:
-    """What came over the wire; what a newer version added is left out."""
+    """The request of a message; unknown fields are ignored."""
     return Request(**{key: message[key] for key in Request._fields if key in message})

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from .._later import later
 
 if TYPE_CHECKING:
-    from ._background import WhenBusy as WhenBusy
-    from ._checkpoint_saver import CheckpointSaverHook as CheckpointSaverHook
     from ._data_wait import DataWaitHook as DataWaitHook
     from ._early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from ._evaluation import Evaluate as Evaluate
@@ -16,22 +14,24 @@ if TYPE_CHECKING:
     from ._input import FeedHook as FeedHook
     from ._input import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
-    from ._loop_lag import LoopLag as LoopLag
-    from ._loop_lag import LoopLagHook as LoopLagHook
-    from ._nan_tensor import NanTensorHook as NanTensorHook
-    from ._preemption import PreemptionHook as PreemptionHook
-    from ._stall import OnStall as OnStall
-    from ._stall import StallHook as StallHook
     from ._step_counter import StepCounterHook as StepCounterHook
     from ._stop_at_step import StopAtStepHook as StopAtStepHook
     from ._summary_saver import SummarySaverHook as SummarySaverHook
-    from ._time_limit import TimeLimitHook as TimeLimitHook
     from ._waiter import GlobalStepWaiterHook as GlobalStepWaiterHook
+    from .checkpoint._background import WhenBusy as WhenBusy
+    from .checkpoint._saver_hook import CheckpointSaverHook as CheckpointSaverHook
+    from .guards._loop_lag import LoopLag as LoopLag
+    from .guards._loop_lag import LoopLagHook as LoopLagHook
+    from .guards._nan_tensor import NanTensorHook as NanTensorHook
+    from .guards._preemption import PreemptionHook as PreemptionHook
+    from .guards._stall import OnStall as OnStall
+    from .guards._stall import StallHook as StallHook
+    from .guards._time_limit import TimeLimitHook as TimeLimitHook
 else:  # type checkers shall see the names above, and no others
     __getattr__, __dir__ = later(
         __name__,
         {
-            "CheckpointSaverHook": "_checkpoint_saver",
+            "CheckpointSaverHook": "checkpoint._saver_hook",
             "EarlyStoppingHook": "_early_stopping",
             "Evaluate": "_evaluation",
             "EvaluationHook": "_evaluation",
@@ -42,17 +42,17 @@ else:  # type checkers shall see the names above, and no others
             "FinalOpsHook": "_final_ops",
             "GlobalStepWaiterHook": "_waiter",
             "LoggingTensorHook": "_logging_tensor",
-            "LoopLag": "_loop_lag",
-            "LoopLagHook": "_loop_lag",
-            "NanTensorHook": "_nan_tensor",
-            "OnStall": "_stall",
-            "PreemptionHook": "_preemption",
-            "StallHook": "_stall",
+            "LoopLag": "guards._loop_lag",
+            "LoopLagHook": "guards._loop_lag",
+            "NanTensorHook": "guards._nan_tensor",
+            "OnStall": "guards._stall",
+            "PreemptionHook": "guards._preemption",
+            "StallHook": "guards._stall",
             "StepCounterHook": "_step_counter",
             "StopAtStepHook": "_stop_at_step",
             "SummarySaverHook": "_summary_saver",
-            "TimeLimitHook": "_time_limit",
-            "WhenBusy": "_background",
+            "TimeLimitHook": "guards._time_limit",
+            "WhenBusy": "checkpoint._background",
         },
     )
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from .._engine import now
-from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
-from .._session_stop import SessionStop
-from .._timer import SecondOrStepTimer
-from ..data._drawer import Waits
-from ..data._draws import draws_of
+from .._engine.current import now
+from .._hook import SessionHooks, SessionRunContext, SessionRunHook, SessionRunValues
+from .._running.hook_state import TimerState
+from ..data._draws import Waits, draws_of
 from ..data._stage import Stage
+from ._arguments import as_timer
 from ._input import checked_stage
 from ._summaries import Output, SummaryWriter, scalar_summary
 
@@ -32,7 +31,7 @@ class DataWaitHook(SessionRunHook):
         every_n_steps: steps between two values, >= 0.
         every_n_secs: seconds between two values, >= 0; exactly one of the two is given, so this
             one needs every_n_steps=None.
-        output_dir: directory for an event file, if no writer is given.
+        output_dir: directory for an event file, if no writer is given; hooks of a process share it.
         summary_writer: as in `StepCounterHook`.
 
     Raises:
@@ -48,7 +47,7 @@ class DataWaitHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
-    _has_only_timers = True
+    _shown = (("source", "_draws.stage"),)
 
     def __init__(
         self,
@@ -60,18 +59,14 @@ class DataWaitHook(SessionRunHook):
         summary_writer: SummaryWriter | None = None,
     ) -> None:
         self._draws = draws_of(checked_stage(source, "DataWaitHook"))
-        self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
+        self._timer = as_timer(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
         self._output = Output(output_dir, summary_writer)
-        self._stops: SessionStop | None = None
         self._waits: Waits | None = None  # of this session, while it is open
         self._last: tuple[float, float] | None = None  # when, and how long was waited till then
 
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._stops = stops
-
     async def begin(self) -> None:
         self._stop_watching()  # of a session that was told of no end
-        self._waits = Waits(self._draws, self._stops)
+        self._waits = Waits(self._draws, SessionHooks.of(self).stops)
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
         self._output.open()
@@ -92,7 +87,7 @@ class DataWaitHook(SessionRunHook):
         logger.info("data wait: %.1f %% of the time", 100 * share)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"timer": self._timer.state_dict()}
+        return TimerState(timer=self._timer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])

@@ -5,22 +5,31 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from .._session_stop import SessionStop
+from .._engine.stop import StopReason
+from .._hook import (
+    SessionHooks,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from .._stopping.coordinator import Coordinator
 from ..checkpoints import Mode
-from ._checkpoint_saver import CheckpointSaverHook
+from ._arguments import saved_number, saved_whole
 from ._metrics import MetricReader
+from .checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
 
 
 class EarlyStoppingHook(SessionRunHook):
-    """Stops training when a metric has not got better for a number of looks at it.
+    """Stops all workers of the model when a metric has not got better for a number of looks at it.
 
     A fetch, or a function, is looked at after each run of this session; `EvaluationHook.metric`
-    once for each evaluation. The count, the best value and its step are saved with checkpoints.
+    once for each evaluation. The count, the best value and its step are saved with checkpoints: a
+    training that had stopped stops again as soon as it is resumed, unless `patience` is greater.
 
     Args:
         metric: fetches of one number; `evaluation.metric("accuracy")`; or a function that returns
@@ -29,9 +38,9 @@ class EarlyStoppingHook(SessionRunHook):
         min_delta: by more than this a value must be better than the best one, >= 0.
         mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is.
         restore_best: whether the model is brought back, at the end of a training that this hook
-            has stopped, to the best checkpoint of the session's CheckpointSaverHook, which decides
-            by its own `metric` and needs `retention=Retention(keep_best=1)`, and on a graph
-            `background=True`.
+            has stopped, when no worker trains any more, to the best checkpoint of the session's
+            CheckpointSaverHook, which decides by its own `metric` and needs
+            `retention=Retention(keep_best=1)`, and on a graph `background=True`.
 
     Raises:
         ValueError, TypeError: an argument is not what it should be.
@@ -47,6 +56,8 @@ class EarlyStoppingHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _fetches_are = "the metric"
+    _shown = (("metric", "_metric"), ("patience", "_patience"), ("mode", "_mode"))
 
     def __init__(
         self,
@@ -59,6 +70,8 @@ class EarlyStoppingHook(SessionRunHook):
     ) -> None:
         if metric is None:
             raise TypeError('metric is None; give fetches, such as "loss", or a function')
+        if not isinstance(patience, SupportsIndex):
+            raise TypeError(f"patience is {patience!r}; give an integer number of looks >= 1")
         if not operator.index(patience) >= 1:
             raise ValueError(f"patience is {patience!r}; give a number of looks >= 1")
         if not min_delta >= 0:
@@ -72,7 +85,6 @@ class EarlyStoppingHook(SessionRunHook):
         self._restores_best = restore_best
         self._looks_at_default_graph = callable(metric)  # which is the user's
         self._saver: CheckpointSaverHook | None = None
-        self._hooks: Sequence[Any] = ()
         self._forget()
 
     def _forget(self) -> None:
@@ -91,14 +103,17 @@ class EarlyStoppingHook(SessionRunHook):
         """The global step at which it was taken."""
         return self._best_step
 
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._hooks = hooks
-        savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
-        self._saver = next((each for each in savers if each.best_mode is not None), None)
-
     async def begin(self) -> None:
         self._forget()
-        self._reader.check_is_taken(self._hooks, "EarlyStoppingHook")
+        self._saver = None
+        shared = SessionHooks.of(self)
+        shared.check(lambda: self._check([*shared.hooks, *shared.begun]))
+
+    def _check(self, hooks: Sequence[Any]) -> None:
+        """Find what it needs among the session's hooks, each of which has begun."""
+        self._reader.check_is_taken(hooks, "EarlyStoppingHook")
+        savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
+        self._saver = next((each for each in savers if each.best_mode is not None), None)
         if not self._restores_best:
             return
         if self._saver is None:
@@ -114,6 +129,10 @@ class EarlyStoppingHook(SessionRunHook):
                 f"{self._mode}: it would bring back another model; give both the same mode: "
                 f"Retention(keep_best=1, mode={self._mode})"
             )
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        if self._num_worse >= self._patience:  # of the restored state: it has stopped already
+            coord.request_stop(reason=self._stop(), all_workers=True)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         return self._reader.args
@@ -138,11 +157,16 @@ class EarlyStoppingHook(SessionRunHook):
             return
         self._num_worse += 1
         if self._num_worse >= self._patience:
-            why = f"no better than {self._best:g} of step {self._best_step} for {self._num_worse}"
-            logger.info("Early stopping at step %d: %s looks", step, why)
-            if self._restores_best and self._saver is not None:
-                self._saver.checkpointer.restore_best_at_end()
-            run_context.request_stop(f"{why} looks")
+            run_context.request_stop(self._stop(), all_workers=True)
+
+    def _stop(self) -> StopReason:
+        """Why training stops; the best is brought back at its end, if that was asked for."""
+        best = f"{self._best:g} of step {self._best_step}"
+        why = f"no better than {best} for {self._num_worse} looks"
+        logger.info("Early stopping: %s", why)
+        if self._restores_best and self._saver is not None:
+            self._saver.checkpointer.restore_best_at_end()
+        return StopReason("EarlyStoppingHook", why)
 
     def _is_better(self, value: float) -> bool:
         if self._best is None:
@@ -159,7 +183,8 @@ class EarlyStoppingHook(SessionRunHook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best = state["best"]
-        self._best_step = state["best_step"]
-        self._num_worse = state["num_worse"]
+        has_best = state["best"] is not None
+        self._best = saved_number(state, "best") if has_best else None
+        self._best_step = saved_whole(state, "best_step") if has_best else None
+        self._num_worse = saved_whole(state, "num_worse")
         self._reader.load_state_dict(state["metric"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
-from .._engine import current_engine
+from .._engine.current import current_engine
+from .._engine.runner import is_async
 from .._errors import is_input_end, out_of_range_types
-from .._raw_session import RawSession
-from .._session_creator import close_raw
+from ..backends._creator import close_raw
+from ..backends._raw_session import RawSession
 
 
 class EvaluateFn:
@@ -26,10 +27,17 @@ class EvaluateFn:
                 "mapping of names to numbers"
             )
         self._fn = fn
+        self.is_plain = not is_async(fn)
         self._who = f"evaluate of EvaluationHook {name!r}"
 
-    async def call(self, raw: RawSession, step: int) -> dict[str, float]:
+    async def call(
+        self, raw: RawSession, step: int, *, is_alone: bool, is_held: bool
+    ) -> dict[str, float]:
         """Evaluate once, and return the results as floats by name.
+
+        Args:
+            is_alone: whether a plain function must overlap no call of the step function.
+            is_held: whether the session's end keeps the raw session open.
 
         Raises:
             StopTraining: training was asked to stop while it waited.
@@ -37,9 +45,9 @@ class EvaluateFn:
             TypeError: it returned something else.
             BaseException: what else it raised.
         """
-        raw.enter_run()  # no worker that shares it closes it meanwhile
+        raw.enter_run(is_held=is_held)  # no worker that shares it closes it meanwhile
         try:
-            results = await raw.call(self._fn, raw.exposed, step)
+            results = await raw.call(self._fn, raw.exposed, step, is_alone=is_alone)
         except Exception as error:
             if isinstance(error, out_of_range_types()) or is_input_end(error):
                 # left as it is, it would pass for the end of training

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from .._engine.runner import is_async
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ..backends._raw_session import raw_session_of
 
 Feeds = Mapping[Any, Any] | None
 
@@ -33,11 +35,14 @@ class FeedFnHook(SessionRunHook):
         hooks = [FeedFnHook(next_batch)]
     """
 
+    _shown = (("feed_fn", "feed_fn"),)
+
     def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
         if not callable(feed_fn):
             raise TypeError(f"feed_fn is {feed_fn!r}; give a function that returns a feed_dict")
         self.feed_fn = feed_fn
         self._positioned = feed_fn if isinstance(feed_fn, _HasState) else None
+        self._is_coroutine = is_async(feed_fn) and self._positioned is None
         self._state_before: dict[str, Any] | None = None  # a run that has not ended well
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,11 +62,25 @@ class FeedFnHook(SessionRunHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         self._state_before = None
 
-    def before_run(self, run_context: SessionRunContext) -> Any:
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        hooks = run_context._hooks
+        if self._is_coroutine:
+            feeds = self.feed_fn()
+        elif hooks is None:  # called by hand
+            feeds = await raw_session_of(run_context.session).call_blocking(self._draw)
+        else:
+            drawn: list[Feeds | Awaitable[Feeds]] = []
+            kind = ("feed_fn", id(self))
+            pending = hooks.call_plain(lambda: drawn.append(self._draw()), kind, True)
+            if pending is not None:
+                await pending
+            feeds = drawn[0]
+        return SessionRunArgs(None, await feeds if isinstance(feeds, Awaitable) else feeds)
+
+    def _draw(self) -> Feeds | Awaitable[Feeds]:
         if self._state_before is None and self._positioned is not None:
             self._state_before = copy.deepcopy(self._positioned.state_dict())
-        feeds = self.feed_fn()
-        return _args_later(feeds) if isinstance(feeds, Awaitable) else SessionRunArgs(None, feeds)
+        return self.feed_fn()
 
 
 @runtime_checkable
@@ -69,7 +88,3 @@ class _HasState(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-async def _args_later(feeds: Awaitable[Feeds]) -> SessionRunArgs:
-    return SessionRunArgs(None, await feeds)

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .._coordinator import Coordinator
 from .._errors import is_input_end, out_of_range_types
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from .._raw_session import raw_session_of
+from .._stopping.coordinator import Coordinator
+from ..backends._raw_session import raw_session_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -37,6 +37,8 @@ class FinalOpsHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _joins_session = False
+    _shown = (("final_ops", "_final_ops"),)
 
     def __init__(
         self, final_ops: Any, final_ops_feed_dict: Mapping[Any, Any] | None = None

@@ -1,7 +1,9 @@
-"""What a hook was given to fetch, as elements of the session's graph. It fetches nothing."""
+"""What a hook was given to fetch or feed, as elements of the session's graph. It runs nothing."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -34,3 +36,20 @@ def as_graph_element(graph: Any, fetch: Any) -> Any:
             f"{fetch + ':0'!r}"
         )
     return element
+
+
+def as_fed(graph: Any, names: Any) -> Any:
+    """What is fed, nested as `names` is: the tensor that a variable stands for.
+
+    A variable has no hash where its graph is not the default one; its tensor has one everywhere.
+
+    Raises:
+        ValueError: a variable is not of this graph.
+    """
+    if isinstance(names, Mapping):
+        return {key: as_fed(graph, each) for key, each in names.items()}
+    if isinstance(names, (list, tuple)):
+        fed = [as_fed(graph, each) for each in names]
+        return fed if isinstance(names, list) else tuple(fed)
+    is_variable = isinstance(names, sys.modules["tensorflow"].Variable)
+    return graph.as_graph_element(names) if is_variable else names

@@ -6,14 +6,22 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._errors import InputStateError, InputStructureError, StopTraining
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from .._session_stop import SessionStop
-from .._stop import Stop
-from ..data._drawer import Drawer
-from ..data._draws import Draws, draws_of
+from .._engine.stop import Stop
+from .._errors import InputStateError, InputStructureError, StopTraining, add_note
+from .._hook import (
+    SessionHooks,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    begin_graph,
+)
+from .._running.hook_state import SharedState
+from ..data._current_run import CurrentRun
+from ..data._draws import Drawer, Draws, draws_of
 from ..data._stage import Stage
 from ..data._training_end import TrainingEnd
+from ._graph_elements import as_fed
 
 logger = logging.getLogger("asynchooks")
 
@@ -22,18 +30,21 @@ class FeedHook(SessionRunHook):
     """Feeds each run the next item of a source; where that ends, training ends cleanly.
 
     Reading goes on beside the run: one item ahead, or as many as the source's own `prefetch`. An
-    item counts as used when `after_run` comes. One that was fed to a run that failed, or was
-    refused at the limit, is fed again, or goes to another worker at the end; a checkpoint holds
-    the position behind the last that was used, and a resumed session goes on there. Several
+    item counts as used when `after_run` comes, or when a thread has made the step of a run that
+    was cancelled. One that was fed to a run that failed, or was refused at the limit, is fed
+    again, or goes to another worker at the end; a checkpoint holds the position behind the last
+    that was used, and a resumed session goes on there. Several
     workers, each with a FeedHook of its own around the same stage, draw from it in turn.
 
-    The first session opens the source (unless that was done) and the last one closes it.
+    The first session opens the source (unless that was done). It is closed when none draws from
+    it any more and it has ended, or no other session of the same `SharedSessionCreator` is open
+    that may still come to draw.
 
     Args:
         source: see `asynchooks.data`.
         names: where the parts of an item are fed. None: an item is a mapping, fed as it is. One
-            name or tensor: the whole item. A list or tuple: the parts of an item that is one. A
-            mapping from the item's keys to names or tensors: those parts of a mapping.
+            name, tensor or variable: the whole item. A list or tuple of them: the parts of an item
+            that is one. A mapping from the item's keys to them: those parts of a mapping.
 
     Raises:
         TypeError: `source` cannot be read, or `names` are none.
@@ -46,6 +57,7 @@ class FeedHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _shown = (("source", "_draws.stage"), ("names", "_names"))
 
     def __init__(self, source: Any, names: Any = None) -> None:
         self._draws = draws_of(source)
@@ -56,38 +68,39 @@ class FeedHook(SessionRunHook):
                 "of an item to them, or None"
             )
         fed = list(names.values()) if isinstance(names, Mapping) else names
-        if isinstance(fed, (list, tuple)) and len(set(fed)) < len(fed):
+        if isinstance(fed, (list, tuple)) and len(_once(fed)) < len(fed):
             raise ValueError(
                 f"names is {names!r}, which feeds one of them twice, so that a part of each item "
                 "would be lost; give each part a name of its own"
             )
-        self._names = names
+        self._given = self._names = names
         self._drawer: Drawer | None = None
         self._end: TrainingEnd | None = None  # what ends its waits
-        self._stops: SessionStop | None = None
-        self._met: SessionStop | None = None  # of the session that is opening
-        self._run = _CurrentRun()
-        self._num_refused = 0  # sessions that are about to close without having had it
-
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._met = stops
+        self._run = CurrentRun(None)
+        self._is_by_hand = False
 
     async def begin(self) -> None:
         if self._drawer is not None:
-            self._num_refused += 1
             raise RuntimeError(
                 "this FeedHook is in use already; give each session one of its own, around the "
                 "same source, and list it once"
             )
-        self._stops, self._end = self._met, None
-        self._drawer = Drawer(self._draws, self._stops)
+        shared = SessionHooks.of(self)
+        shared.at_leaving.append(self._leave)
+        shared.after_step.append(self._use)
+        self._is_by_hand = shared.is_by_hand
+        self._run.stops, self._end = shared.stops, None
+        graph = begin_graph.get()
+        self._names = self._given if graph is None else as_fed(graph, self._given)
+        keeper = None if shared.stops is None else shared.stops.owner
+        self._drawer = Drawer(self._draws, shared.stops, keeper=keeper)
         self._drawer.has_run = self._run.has_ended
         self._drawer.join()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         drawer = self._drawer
         assert drawer is not None
-        self._run.begin(run_context, self._stops)
+        self._run.begin(run_context)
         try:
             item = await drawer.take(self._end_of(run_context))
         except StopAsyncIteration:
@@ -96,11 +109,15 @@ class FeedHook(SessionRunHook):
 
     def _end_of(self, run_context: SessionRunContext) -> TrainingEnd:
         if self._end is None:
-            stop = Stop() if self._stops is None else self._stops.run_stop
+            stops = self._run.stops
+            stop = Stop() if stops is None else stops.run_stop
             self._end = TrainingEnd(stop, run_context.global_step)
         return self._end
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self._use()
+
+    def _use(self) -> None:
         self._run.end()
         if self._drawer is not None:
             self._drawer.use()
@@ -139,18 +156,22 @@ class FeedHook(SessionRunHook):
         self._draws.load_state_dict(state)
 
     async def end(self, session: Any) -> None:
-        await self._let_go()  # what was not used may be of use to others
+        if self._is_by_hand:
+            await self._let_go()
+        elif self._drawer is not None:  # it leaves when the session is closed
+            self._drawer.give_back()  # what was not used may be of use to others
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        if self._is_by_hand:  # else when the session is closed, and no run is under way
+            await self._let_go()
 
     async def _leave(self, error: BaseException | None) -> BaseException | None:
-        if self._num_refused:
-            self._num_refused -= 1
-            return error
         try:
             await self._let_go()
         except BaseException as closing:
             if error is None:
                 return closing
-            error.add_note(f"then, closing the input: {closing!r}")
+            add_note(error, f"then, closing the input: {closing!r}")
         return error
 
     async def _let_go(self) -> None:
@@ -159,11 +180,17 @@ class FeedHook(SessionRunHook):
             await drawer.leave()
 
 
+def _once(fed: Sequence[Any]) -> set[Any]:
+    """Each of them; a tensor by its id, as a variable may have no hash here."""
+    return {each if isinstance(each, str) else id(each) for each in fed}
+
+
 class InputPositionHook(SessionRunHook):
     """Keeps the position of a pipeline that the training loop itself reads.
 
-    Items of `session.batches(source)` count as used when the run behind them has ended, and a
-    checkpoint holds the position behind them. (`FeedHook` does so for what it feeds.)
+    Items of `session.batches(source)` count as used when the run behind them has ended, in
+    whichever worker's session, and a checkpoint holds the position behind them: list this hook
+    beside the CheckpointSaverHook. (`FeedHook` does so for what it feeds.)
 
     Args:
         source: the stage that `session.batches` is given.
@@ -181,26 +208,10 @@ class InputPositionHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _shown = (("source", "_draws.stage"),)
 
     def __init__(self, source: Stage[Any]) -> None:
         self._draws = draws_of(checked_stage(source, "InputPositionHook"))
-        self._run = _CurrentRun()
-        self._stops: SessionStop | None = None
-
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._stops = stops
-
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        self._run.begin(run_context, self._stops)
-        for drawer in self._draws.drawers:
-            if drawer.owner is self._stops:
-                drawer.has_run = self._run.has_ended
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self._run.end()
-        for drawer in self._draws.drawers:
-            if drawer.owner is self._stops:
-                drawer.use()
 
     def state_dict(self) -> dict[str, Any]:
         return saved_position(self._draws)
@@ -209,35 +220,10 @@ class InputPositionHook(SessionRunHook):
         self._draws.load_state_dict(state)
 
 
-class _CurrentRun:
-    """A run between its step and `after_run` of the hook: another worker may save meanwhile."""
-
-    def __init__(self) -> None:
-        self._context: SessionRunContext | None = None
-        self._stops: SessionStop | None = None
-
-    def begin(self, context: SessionRunContext | None, stops: SessionStop | None) -> None:
-        self._context, self._stops = context, stops
-        if stops is not None and stops.owner is not None:
-            stops.owner.has_run = False
-
-    def end(self) -> None:
-        if self._stops is not None:
-            self.begin(None, self._stops)
-
-    def has_ended(self) -> bool:
-        owner = None if self._stops is None else self._stops.owner
-        if owner is not None and owner.has_run:  # in a thread, and its task has not come back
-            return True
-        hooks = None if self._context is None else self._context._hooks
-        call = None if hooks is None else hooks.current
-        return call is not None and call.moment == "after_run"
-
-
 def saved_position(draws: Draws) -> dict[str, Any]:
     """The position; nothing, and a word about it, where the pipeline has none."""
     try:
-        return draws.state_dict()
+        return SharedState(draws.state_dict())
     except InputStateError as error:
         if not draws.has_complained:
             draws.has_complained = True

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .._coordinator import Coordinator
 from .._hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -14,8 +13,10 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
-from .._raw_session import raw_session_of
-from .._timer import SecondOrStepTimer
+from .._running.hook_state import TimerState
+from .._stopping.coordinator import Coordinator
+from ..backends._raw_session import raw_session_of
+from ._arguments import as_timer, saved_whole
 from ._graph_elements import as_graph_element
 
 logger = logging.getLogger("asynchooks")
@@ -49,7 +50,13 @@ class LoggingTensorHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
-    _has_only_timers = True
+    _joins_session = False
+    _shown = (
+        ("tensors", "_tags"),
+        ("every_n_iter", "_timer._every_steps"),
+        ("every_n_secs", "_timer._every_secs"),
+        ("at_end", "_at_end"),
+    )
 
     def __init__(
         self,
@@ -70,11 +77,14 @@ class LoggingTensorHook(SessionRunHook):
         if isinstance(tensors, str):
             raise TypeError(f"tensors is the text {tensors!r}; give a list of names: [{tensors!r}]")
         if isinstance(tensors, Mapping):
-            self._tags: list[Any] = sorted(tensors)
-            self._given = [tensors[tag] for tag in self._tags]
+            pairs = sorted(tensors.items(), key=lambda pair: pair[0])
+            self._tags: list[Any] = [tag for tag, _ in pairs]
+            self._given = [each for _, each in pairs]
         else:
             self._tags = self._given = list(tensors)
-        self._timer = None if only_at_end else SecondOrStepTimer(every_n_secs, every_n_iter)
+        self._timer = (
+            None if only_at_end else as_timer(every_n_secs=every_n_secs, every_n_iter=every_n_iter)
+        )
         self._at_end = at_end
         self._formatter = formatter
         self._looks_at_default_graph = formatter is not None  # which is the user's
@@ -107,10 +117,10 @@ class LoggingTensorHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         timer = None if self._timer is None else self._timer.state_dict()
-        return {"num_runs": self._num_runs, "timer": timer}
+        return TimerState(num_runs=self._num_runs, timer=timer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._num_runs = state["num_runs"]
+        self._num_runs = saved_whole(state, "num_runs")
         if self._timer is not None and state["timer"] is not None:
             self._timer.load_state_dict(state["timer"])
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .._errors import MetricError
+from ._arguments import saved_number, saved_whole
 
 
 class Results:
@@ -58,7 +59,9 @@ class Results:
         return {"latest": latest, "latest_step": self.latest_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        latest = state["latest"]
-        self.latest = None if latest is None else MappingProxyType(dict(latest))
-        self.latest_step = state["latest_step"]
+        latest, step = state["latest"], None
+        if latest is not None:
+            latest = MappingProxyType({key: saved_number(latest, key) for key in latest})
+            step = saved_whole(state, "latest_step")
+        self.latest, self.latest_step = latest, step
         self._are_of_this_session = latest is not None

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .._coordinator import Coordinator
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
-from .._timer import SecondOrStepTimer
+from .._running.hook_state import TimerState
+from .._stopping.coordinator import Coordinator
+from ._arguments import as_timer
 from ._summaries import Output, SummaryWriter, scalar_summary
 
 logger = logging.getLogger("asynchooks")
@@ -25,7 +26,7 @@ class StepCounterHook(SessionRunHook):
         every_n_steps: steps between two values, >= 0.
         every_n_secs: seconds between two values, >= 0; exactly one of the two is given, so this
             one needs every_n_steps=None.
-        output_dir: directory for an event file, if no writer is given.
+        output_dir: directory for an event file, if no writer is given; hooks of a process share it.
         summary_writer: a writer with `add_summary(summary, global_step)` and `flush()`, such as
             `tf.compat.v1.summary.FileWriter`; it stays open.
 
@@ -41,7 +42,8 @@ class StepCounterHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
-    _has_only_timers = True
+    _joins_session = False
+    _shown = (("every_n_steps", "_timer._every_steps"), ("every_n_secs", "_timer._every_secs"))
 
     def __init__(
         self,
@@ -50,12 +52,7 @@ class StepCounterHook(SessionRunHook):
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
     ) -> None:
-        if (every_n_steps is None) == (every_n_secs is None):
-            raise ValueError(
-                f"got every_n_steps={every_n_steps} and every_n_secs={every_n_secs}; give exactly "
-                "one (every_n_secs needs every_n_steps=None)"
-            )
-        self._timer = SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_steps)
+        self._timer = as_timer(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
         self._output = Output(output_dir, summary_writer)
         self._tag = "global_step/sec"
         self._last_step: int | None = None
@@ -74,7 +71,8 @@ class StepCounterHook(SessionRunHook):
             seconds, steps = self._timer.update_last_triggered_step(step)
             if seconds and steps is not None:  # a clock that has not moved gives no rate
                 self._record(steps / seconds, step)
-        if step == self._last_step and self._num_warnings < _MAX_WARNINGS:
+        stands = step == self._last_step and not run_context.global_step.keeps_limit
+        if stands and self._num_warnings < _MAX_WARNINGS:  # by a protocol it may well stand still
             self._num_warnings += 1
             logger.warning(
                 "It seems that global step (tf.train.get_global_step) has not been increased. "
@@ -85,7 +83,7 @@ class StepCounterHook(SessionRunHook):
         self._last_step = step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"timer": self._timer.state_dict()}
+        return TimerState(timer=self._timer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])

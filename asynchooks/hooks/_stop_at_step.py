@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._coordinator import Coordinator
+from .._engine.stop import StopReason
 from .._errors import StopTraining
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from .._stopping.coordinator import Coordinator
 from ._arguments import as_step
 
 
@@ -38,6 +39,7 @@ class StopAtStepHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
+    _shown = (("num_steps", "_num_steps"), ("last_step", "_last_step"))
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
         if (num_steps is None) == (last_step is None):
@@ -56,14 +58,22 @@ class StopAtStepHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> None:
         # with several hooks on one step the largest limit holds; this one may be smaller
         if self._is_there(run_context):
+            if not self._is_at_limit(run_context) and run_context._hooks is not None:
+                run_context._hooks.stops.note(self._reason(run_context))
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        step = run_context.global_step
-        is_at_limit = step.limit is not None and step.value >= step.limit
         # at the limit should_stop() is True by itself, and the next run ends cleanly
-        if self._is_there(run_context) and not is_at_limit:
-            run_context.request_stop()
+        if self._is_there(run_context) and not self._is_at_limit(run_context):
+            run_context.request_stop(self._reason(run_context))
+
+    def _reason(self, run_context: SessionRunContext) -> StopReason:
+        what = f"{run_context.global_step.name} has reached {self._last_step}"
+        return StopReason("StopAtStepHook", what)
+
+    def _is_at_limit(self, run_context: SessionRunContext) -> bool:
+        step = run_context.global_step
+        return step.limit is not None and step.value >= step.limit
 
     def _is_there(self, run_context: SessionRunContext) -> bool:
         return self._last_step is not None and run_context.global_step.value >= self._last_step

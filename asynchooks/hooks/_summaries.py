@@ -1,13 +1,19 @@
-"""Writing for TensorBoard, through TensorBoard's own writer or TensorFlow's."""
+"""Writing for TensorBoard, through TensorBoard's own writer or TensorFlow's; one file a directory.
+
+TensorBoard reads the event files of a directory one after the other, and none again that it has
+left: of two that grow at once it drops points.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from typing import Any, Protocol
 
-from .._engine import current_engine
+from .._engine.current import current_engine
+from .._engine.threads import run_blocking
 from .._hook import begin_graph
-from .._work_thread import run_blocking
 
 _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
@@ -43,8 +49,9 @@ class Output:
     def open(self) -> None:
         """In the hook's begin.
 
-        In a TensorFlow graph the writer is TensorFlow's cached one, which hooks of one directory
-        share and must not close. Elsewhere it is TensorBoard's, which needs no TensorFlow.
+        In a TensorFlow graph the writer is TensorFlow's cached one, which TensorFlow's hooks use,
+        too, and which must not be closed. Elsewhere it is TensorBoard's, which needs no TensorFlow,
+        unless the directory has one of TensorFlow's already. Hooks of one directory share it.
 
         Raises:
             ImportError: neither is installed (says what to install).
@@ -52,10 +59,13 @@ class Output:
         if self.writer is not None or not self._directory:
             return
         if begin_graph.get() is not None:
-            cache = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache
-            self.writer = cache.get(self._directory)
+            self.writer = tensorflows_writer(self._directory)
         else:
-            self.writer = self._own = EventFileWriter(self._directory)
+            # a relative name there may be of another working directory
+            cached = _cached_by_tensorflow(self._directory, only_absolute=True)
+            self.writer = None if cached is None else _Serializing(cached)
+            if self.writer is None:
+                self.writer = self._own = _EVENT_FILES.open(self._directory)
 
     async def finish(self) -> None:
         """At the end of the session, however it ends; waits for the disk off the event loop."""
@@ -70,7 +80,60 @@ class Output:
         finally:
             if own is not None:
                 self.writer = None
-                own.close()
+                _EVENT_FILES.close(own)
+
+
+def tensorflows_writer(directory: str) -> Any:
+    """TensorFlow's cached writer of the directory, which its own hooks share; do not close it.
+
+    With a graph as the default one, as TensorFlow writes no events where execution is eager. One
+    that its user has closed is opened again, into a new file.
+    """
+    writer = _cached_by_tensorflow(directory)
+    if writer is None:
+        writer = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache.get(directory)
+    return writer
+
+
+def _cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
+    """The writer that TensorFlow's cache holds of the directory, however that is spelled there.
+
+    The cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return None
+    cache, place = tensorflow.compat.v1.summary.FileWriterCache, _place(directory)
+    with cache._lock:
+        keys = [key for key in cache._cache if not only_absolute or _is_absolute(key)]
+        writers = [cache._cache[key] for key in keys if _place(key) == place]
+    if not writers:
+        return None
+    writers[0].reopen()  # only does something if it was closed
+    return writers[0]
+
+
+class _Serializing:
+    """TensorFlow's writer, where summaries may be messages of TensorBoard's, not TensorFlow's."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self.add_session_log = writer.add_session_log
+        self.flush = writer.flush
+
+    def add_summary(self, summary: Any, global_step: int) -> None:
+        self._writer.add_summary(_serialized(summary), global_step)
+
+
+def _is_absolute(directory: Any) -> bool:
+    path = os.fsdecode(directory)
+    return "://" in path or os.path.isabs(path)
+
+
+def _place(directory: Any) -> str:
+    """The same for every spelling of a directory."""
+    path = os.fsdecode(directory)
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
 def scalar_summary(tag: str, value: float) -> Any:
@@ -98,7 +161,10 @@ def session_start() -> Any:
 
 
 class EventFileWriter:
-    """TensorBoard's event file writer under the methods that hooks use. Close it."""
+    """TensorBoard's event file writer under the methods that hooks use; `EventFiles` makes it.
+
+    Any thread may call it.
+    """
 
     def __init__(self, directory: str) -> None:
         try:
@@ -108,7 +174,15 @@ class EventFileWriter:
                 f"writing events to {directory!r} needs TensorBoard's writer: "
                 "pip install 'asynchooks[tensorboard]', or give a summary_writer of your own"
             ) from error
+        before = _event_files_in(directory)
         self._writer = event_file_writer.EventFileWriter(directory)
+        # A name ends with the second and a count, 9 before 10: within a second it may sort before
+        # an earlier file, and would be read before that.
+        while before and max(_event_files_in(directory) - before) < max(before):
+            (name,) = _event_files_in(directory) - before
+            self._writer.close()
+            os.remove(os.path.join(directory, name))
+            self._writer = event_file_writer.EventFileWriter(directory)
 
     def add_summary(self, summary: Any, global_step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -133,6 +207,57 @@ class EventFileWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class EventFiles:
+    """The open event files of this process, one for each directory.
+
+    Hooks of several sessions, event loops and threads have nothing else in common, so there is one
+    table in the process, as TensorFlow has its `FileWriterCache`. Unlike that, it closes a file
+    when its last user has gone; who comes later gets a new one. So does a forked process.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked process: the files, and the threads that write them, are the parent's."""
+        self._lock = threading.Lock()  # guards the next one
+        self._open: dict[str, tuple[EventFileWriter, int]] = {}  # and how many use it, by place
+
+    def open(self, directory: str) -> EventFileWriter:
+        """The writer of the directory, to be given back by `close`."""
+        place = _place(directory)
+        with self._lock:
+            writer, num_users = self._open.get(place) or (EventFileWriter(directory), 0)
+            self._open[place] = writer, num_users + 1
+        return writer
+
+    def close(self, writer: EventFileWriter) -> None:
+        """One of its users has gone; the last one closes the file. Blocks on the disk."""
+        with self._lock:
+            uses = [(place, num) for place, (each, num) in self._open.items() if each is writer]
+            if not uses:  # it is the parent's of this forked process
+                return
+            place, num_users = uses[0]
+            if num_users > 1:
+                self._open[place] = writer, num_users - 1
+                return
+            del self._open[place]
+        writer.close()
+
+
+_EVENT_FILES = EventFiles()
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_EVENT_FILES.forget)
+
+
+def _event_files_in(directory: str) -> set[str]:
+    """The names of this process's event files there; none of a directory that is not local."""
+    if not os.path.isdir(directory):
+        return set()
+    names, process = os.listdir(directory), f".{os.getpid()}."
+    return {each for each in names if "events.out.tfevents." in each and process in each}
 
 
 def _serialized(message: Any) -> bytes:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from .._timer import SecondOrStepTimer
-from ._summaries import EventWriter, Output, session_start
+from .._hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    begin_graph,
+)
+from .._running.hook_state import TimerState
+from ._arguments import as_timer
+from ._summaries import EventWriter, Output, scalar_summary, session_start
 
 
 class SummarySaverHook(SessionRunHook):
@@ -18,12 +25,12 @@ class SummarySaverHook(SessionRunHook):
     Args:
         save_steps: steps between two summaries, >= 0.
         save_secs: seconds between two summaries, >= 0; exactly one of the two is given.
-        output_dir: directory for an event file, if no writer is given.
+        output_dir: directory for an event file, if no writer is given; hooks of a process share it.
         summary_writer: a writer such as `tf.compat.v1.summary.FileWriter`; it stays open.
         scaffold: a Scaffold, whose `summary_op` is used.
         summary_op: fetches of serialized summaries (dtype string, shape ()), one or a list; on a
-            step function names of outputs, each a `Summary` message or its bytes. Exactly one of
-            scaffold and summary_op is given.
+            step function names of outputs, each a `Summary` message, its bytes, or a number, which
+            becomes a scalar of that name. Exactly one of scaffold and summary_op is given.
 
     Raises:
         ValueError: both or neither of a pair are given.
@@ -37,7 +44,8 @@ class SummarySaverHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
-    _has_only_timers = True
+    _joins_session = False
+    _shown = (("save_steps", "_timer._every_steps"), ("save_secs", "_timer._every_secs"))
 
     def __init__(
         self,
@@ -53,25 +61,29 @@ class SummarySaverHook(SessionRunHook):
                 f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one "
                 "(merge_all() returns None where the graph has no summaries)"
             )
-        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._timer = as_timer(save_secs=save_secs, save_steps=save_steps)
         self._output = Output(output_dir, summary_writer)
         self._scaffold = scaffold
+        self._asked: Sequence[Any] = ()  # in the run under way
         self._summary_op = summary_op
 
     async def begin(self) -> None:
         self._has_run = self._is_resumed = False
+        self._takes_numbers = begin_graph.get() is None
         self._output.open()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         next_step = run_context.global_step.value + 1
         is_first = not (self._has_run or self._is_resumed)
         self._is_due = is_first or self._timer.should_trigger_for_step(next_step)
+        self._asked = ()
         if not self._is_due or self._output.writer is None:
             return None
         given = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         if given is None:  # the graph holds no summaries
             return None
-        return SessionRunArgs(list(given) if isinstance(given, (list, tuple)) else [given])
+        self._asked = list(given) if isinstance(given, (list, tuple)) else [given]
+        return SessionRunArgs(self._asked)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         writer = self._output.writer
@@ -83,16 +95,29 @@ class SummarySaverHook(SessionRunHook):
             self._has_run = True
         if self._is_due:
             self._timer.update_last_triggered_step(step)
-            for summary in run_values.results or ():
-                if not isinstance(summary, bytes) and not hasattr(summary, "SerializeToString"):
-                    raise ValueError(
-                        f"summary_op gave {summary!r}; give fetches of summaries, such as "
-                        "tf.compat.v1.summary.scalar(...) returns"
-                    )
-                writer.add_summary(summary, step)
+            for asked, result in zip(self._asked, run_values.results or (), strict=False):
+                writer.add_summary(self._as_summary(asked, result), step)
+
+    def _as_summary(self, asked: Any, result: Any) -> Any:
+        if isinstance(result, bytes) or hasattr(result, "SerializeToString"):
+            return result
+        if not self._takes_numbers:
+            raise ValueError(
+                f"summary_op gave {result!r}; give fetches of summaries, such as "
+                "tf.compat.v1.summary.scalar(...) returns"
+            )
+        try:
+            if isinstance(result, str):
+                raise TypeError("a text is no number")
+            return scalar_summary(str(asked), float(result))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"summary_op {asked!r} gave {result!r}; expected a number, a Summary message, or "
+                "its bytes; return one of those from the step function under that name"
+            ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        return {"timer": self._timer.state_dict()}
+        return TimerState(timer=self._timer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])

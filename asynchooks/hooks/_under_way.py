@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from .._coordinator import Coordinator
-from .._engine import STOPPED, Slot, current_engine
-from .._recovery import Restart
-from .._side_tasks import OnFailure
+from .._engine.base import STOPPED, Slot
+from .._engine.current import current_engine
+from .._stopping.backoff import Restart
+from .._stopping.coordinator import Coordinator
+from .._stopping.tasks import OnFailure
 
 
 class _Place:

@@ -4,8 +4,7 @@ _cluster     which processes there are: their commands, environments and ports
 _process     one process and its process group: start, signals, end, output
 _guard       a program of its own: no process outlives the launcher, however that ends
 _output      the merged lines on stdout, and the line of progress on stderr
-_cause       why a run ends: the exit code, and what is said
-_launcher    the order of it all: start, wait, end
+_launcher    the order of it all: start, wait, end, exit code
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which processes a cluster on this machine has. Nothing is started here.
 
-All listen on 127.0.0.1, as far as the engine heeds that: TensorFlow's server listens on all
-interfaces, and asks nobody who they are.
+All listen on 127.0.0.1, but for TensorFlow's server, which listens on all interfaces, without
+authentication.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Task:
     """One process to be started.
 
     Args:
-        name: as it stands before its lines, "worker:1".
+        name: the prefix of its lines, "worker:1".
         command: the program, an absolute path, and its arguments.
-        environment: what it has beside the launcher's own.
-        defaults: what it has where the launcher's own says nothing.
+        environment: variables in addition to the launcher's own.
+        defaults: variables that the launcher's own override.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Cluster:
 
 
 _LINGER_SECS = 5.0
-"""A ps learns from its workers' ends that training is over."""
+"""A ps ends by itself when its workers have reported their end."""
 
 
 def tensorflow_cluster(
@@ -64,13 +64,13 @@ def tensorflow_cluster(
     workers_per_process: int = 1,
     port_base: int | None = None,
 ) -> Cluster:
-    """A process for each ps and each worker; each runs the script, and TF_CONFIG says what it is.
+    """A process for each ps and each worker; each runs the script, with its task in TF_CONFIG.
 
     Args:
         script: its path and its arguments.
         num_ps: processes that hold parameters, >= 1.
         num_workers: processes that train, >= 1; worker 0 is the chief.
-        workers_per_process: what TF_CONFIG tells the script, >= 1.
+        workers_per_process: passed to the script in TF_CONFIG, >= 1.
         port_base: the first port; the tasks have it and those that follow. None: free ones.
 
     Raises:
@@ -106,7 +106,9 @@ def dask_cluster(
     workers_per_process: int = 1,
     port_base: int | None = None,
 ) -> Cluster:
-    """A scheduler, workers, and the script once, which DASK_SCHEDULER_ADDRESS tells where they are.
+    """A scheduler, workers, and the script once.
+
+    DASK_SCHEDULER_ADDRESS has the scheduler's address, ASYNCHOOKS_NUM_WORKERS their number.
 
     Args:
         script: its path and its arguments.
@@ -119,9 +121,9 @@ def dask_cluster(
     """
     (address,) = _addresses(["scheduler"], port_base)
     url, port = f"tcp://{address}", address.rpartition(":")[2]
-    # without a dashboard there is a web server still: on all interfaces and port 8787, unless told
+    # without a dashboard there is a web server, by default on all interfaces and port 8787
     common = ("--host", HOST, "--no-dashboard", "--dashboard-address", f"{HOST}:0")
-    # else some thirty lines of each process, of what goes well, stand between those of the script
+    # else each process writes some thirty lines of routine between those of the script
     quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
     scheduler = _python("-m", "distributed.cli.dask_scheduler", "--port", port, *common)
     worker = _python(
@@ -132,7 +134,7 @@ def dask_cluster(
         Task(f"worker:{index}", [*worker, "--name", str(index)], defaults=quiet)
         for index in range(num_workers)
     ]
-    environment = {"DASK_SCHEDULER_ADDRESS": url}
+    environment = {"DASK_SCHEDULER_ADDRESS": url, "ASYNCHOOKS_NUM_WORKERS": str(num_workers)}
     return Cluster(
         [
             [Task("script", _python(*script), environment)],
@@ -143,14 +145,14 @@ def dask_cluster(
 
 
 def _python(*arguments: str) -> list[str]:
-    # unbuffered: a line is worth most when its process has just died
+    # unbuffered: the last lines matter most when the process has died
     return [sys.executable, "-u", *arguments]
 
 
 def _addresses(names: Sequence[str], base: int | None) -> list[str]:
     """An address that is free at this moment for each task.
 
-    Another program may take one before its task does: no engine takes a socket that is open.
+    Another program may take one before its task does: no engine accepts an open socket.
     """
     if base is not None and base + len(names) - 1 > LAST_PORT:
         raise ValueError(
@@ -165,7 +167,7 @@ def _addresses(names: Sequence[str], base: int | None) -> list[str]:
                 port = 0
             else:
                 port = base + index
-                # what an earlier run left behind in TIME_WAIT is no reason to refuse
+                # connections of an earlier run in TIME_WAIT do not keep the port
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             address = f"{HOST}:{port}"
             try:

@@ -1,11 +1,11 @@
-"""A program that sees to it that no process outlives the launcher. It imports nothing of ours.
+"""A program that lets no process outlive the launcher. It imports nothing of asynchooks.
 
 `_guard.py start FD COMMAND...` writes its process id to the pipe FD, and becomes the command.
-`_guard.py watch` is at the other end of that pipe. When nobody can write to it any more, the
-launcher has ended, by whatever: then it kills the process groups that are left.
+`_guard.py watch` is at the other end of that pipe. When it is closed, the launcher has
+ended, in any way: then it kills the process groups that are left.
 
-A process says its own id, before it is the command: had the launcher to say it, one that is
-killed in between would leave a process behind. Linux's PR_SET_PDEATHSIG would kill the process
+A process writes its own id before it becomes the command: if the launcher wrote it and were killed
+in between, it would leave a process behind. Linux's PR_SET_PDEATHSIG would kill the process
 alone, not its children, and is there on Linux only.
 """
 
@@ -26,7 +26,9 @@ def start(pipe: int, command: list[str]) -> None:
 
 
 def watch() -> None:
-    """Keep the ids of process groups that stdin tells, and kill these at its end."""
+    """Keep the ids of process groups that are read from stdin, and kill these at its end."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = set()

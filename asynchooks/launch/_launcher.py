@@ -1,36 +1,72 @@
-"""Starts a cluster, waits for it and ends it. What its processes are is not known here.
+"""Starts a cluster, waits for it and ends it. The kind of its processes is not known here.
 
 Normal: the last stage starts first. When all of the first stage have exited with 0, the others get
 some seconds to end by themselves, then SIGTERM, stage by stage.
 Failure: the first process that exits with another code, or is killed, ends all others at once. Its
-last lines are said when all have ended, below whatever the others still wrote.
-Signal: SIGINT, SIGTERM and SIGHUP go to the first stage; the others get SIGTERM, each stage when
-that before it has ended. A second one kills all at once.
-Whoever does not heed a signal within the grace period is killed. When the launcher itself is
-killed, the guard kills all.
+last lines are written when all have ended, below the output of the others.
+Sentinel: SIGINT, SIGTERM and SIGHUP go to the first stage; the others get SIGTERM, each stage when
+that before it has ended. Another one, a second later or more, kills all at once.
+A process that has not ended within the grace period after a signal is killed. When the launcher
+itself is killed, the guard kills all.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import IO
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from .._engine import now
-from ._cause import Broken, Cause, Failed, Finished, Signalled, exit_code
+from .._engine.current import now
 from ._cluster import Cluster
 from ._output import Lines, Output
 from ._process import Guard, Process, adopted_orphans
 
 _DRAW_EVERY_SECS = 0.25
+_SAME_SIGNAL_SECS = 1.0
+"""A signal to the whole process group arrives directly and may be passed on by other processes."""
 _KILLED_SECS = 5.0
-"""How long the end of what was killed is waited for: a disk that hangs may hold it up for ever."""
+"""How long to wait for killed processes: a hanging disk may delay their end for ever."""
 _UNREAD_SECS = 1.0
-"""The same for what they wrote: nobody may read our stdout."""
+"""The same for their output: the launcher's stdout may not be read."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The first stage has exited with 0."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A process exited with another code, or a signal ended it."""
+
+    process: Process
+
+    def is_by(self, number: signal.Signals) -> bool:
+        """Whether that signal seems to be the cause, also where the process handled it."""
+        return self.process.status in (-number, 128 + number)
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The launcher got a signal."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The launcher itself has failed; the error's last note names the reason."""
+
+    error: OSError
+
+
+Cause = Finished | Failed | Signalled | Broken
 
 
 def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
@@ -39,7 +75,7 @@ def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
     Args:
         cluster: its processes.
         grace_secs: seconds from a signal to SIGKILL, >= 0.
-        prog: what stands before the launcher's own words.
+        prog: the prefix of the launcher's own lines.
 
     Returns:
         The exit code: 0; that of the first process that failed; 128 and the number of a signal,
@@ -65,20 +101,18 @@ class _Launcher:
         self._prog = prog
         self._stages: list[list[Process]] = [[] for _ in cluster.stages]
         self._num_unread = 0
-        """Processes that have not ended, or have written what was not shown yet."""
+        """Processes that have not ended, or whose output was not shown yet."""
         self._cause: Cause | None = None
+        self._decided_at = 0.0
         self._changed = anyio.Event()
         self._hurry = anyio.CancelScope()
-        """Around all that is done in order; cancelled where it is to be done at once."""
+        """Around the orderly end; cancelled to end at once."""
 
     async def run(self) -> int:
         self._start_time = now()
         self._output = Output([task.name for task in self._cluster.tasks], self._progress)
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-            numbers.append(signal.SIGHUP)
         try:
-            with anyio.open_signal_receiver(*numbers) as received:
+            with anyio.open_signal_receiver(*_numbers()) as received:
                 self._guard = Guard()
                 try:
                     async with anyio.create_task_group() as group:
@@ -89,7 +123,7 @@ class _Launcher:
                 finally:
                     self._guard.close()
             assert self._cause is not None
-            return exit_code(self._cause, self._say)
+            return _exit_code(self._cause, self._say)
         finally:
             self._output.close()
 
@@ -184,18 +218,26 @@ class _Launcher:
             await self._until(lambda: all(each.is_cleared for each in processes))
 
     def _kill(self, processes: Iterable[Process]) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError
         for process in processes:
             process.signal(signal.SIGKILL)
 
     async def _listen(self, received: AsyncIterator[signal.Signals]) -> None:
         async for number in received:
-            if self._is_decided:
-                if isinstance(self._cause, Finished):
-                    self._cause = Signalled(number)
+            if isinstance(self._cause, Finished):
+                self._cause = Signalled(number)
                 self._hurry.cancel()
-            else:
+            elif not self._is_decided:
                 self._decide(Signalled(number))
-                self._say(f"{number.name}; all end in order, a second one kills them")
+                self._say(
+                    f"{number.name}; all end in order, another one after {_SAME_SIGNAL_SECS:g} s "
+                    "kills them"
+                )
+            elif now() - self._decided_at >= _SAME_SIGNAL_SECS:
+                self._hurry.cancel()
+            elif isinstance(self._cause, Failed) and self._cause.is_by(number):
+                self._cause = Signalled(number)  # a process had received it a moment before
 
     async def _draw(self) -> None:
         while self._output.has_progress:
@@ -215,9 +257,9 @@ class _Launcher:
         return self._cause is not None
 
     def _decide(self, cause: Cause) -> None:
-        """Say why all end, unless that is known: the first cause is that of the others."""
+        """Set the cause of the end, unless there is one: later failures follow from the first."""
         if self._cause is None:
-            self._cause = cause
+            self._cause, self._decided_at = cause, now()
             self._change()
 
     def _change(self) -> None:
@@ -232,5 +274,46 @@ class _Launcher:
         self._output.say(f"{self._prog}: {text}\n".encode() + last_lines)
 
 
+def _numbers() -> list[signal.Signals]:
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 def _running(processes: Iterable[Process]) -> list[Process]:
     return [process for process in processes if process.status is None]
+
+
+def _exit_code(cause: Cause, say: Callable[[str, bytes], None]) -> int:
+    """The launcher's exit code; writes the cause.
+
+    Raises:
+        OSError: the launcher itself failed.
+    """
+    if isinstance(cause, Broken):
+        raise OSError(f"{cause.error.__notes__[-1]} ({cause.error})") from cause.error
+    if isinstance(cause, Signalled):
+        is_ctrl_c = cause.number is signal.SIGINT
+        say("interrupted" if is_ctrl_c else f"ended by {cause.number.name}", b"")
+        return 128 + cause.number
+    if isinstance(cause, Failed):
+        return _of_failure(cause.process, say)
+    return 0
+
+
+def _of_failure(process: Process, say: Callable[[str, bytes], None]) -> int:
+    status = process.status
+    assert status is not None
+    how = f"exit code {status}" if status > 0 else f"signal {_name(-status)}"
+    last = "its stderr ended so:" if process.last_lines else "it wrote nothing to stderr"
+    name = f"{process.name} (process {process.pid})"
+    say(f"error: {name} ended with {how}; {last}", b"\n".join(process.last_lines))
+    return status if status > 0 else 128 - status
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)

@@ -1,7 +1,6 @@
 """The lines of all processes, merged on stdout, and a line of progress on stderr.
 
-Bytes stay what they are: nothing is decoded. What a line means is not known here, but for the
-number of a step in it.
+Bytes are not decoded. Lines are not interpreted, but for the number of a step in them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import TYPE_CHECKING, TextIO
 
 import anyio
 
-from .._engine import current_engine
-from .._work_thread import WorkThread
+from .._engine.current import current_engine
+from .._engine.threads import WorkThread
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LONGEST_LINE = 1 << 26
-"""Bytes that may wait for the end of their line; a longer one is cut there."""
+"""Bytes that may wait for the end of their line; a longer line is cut there."""
 _COLORS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _AS_BEFORE, _ERASE = b"\x1b[0m", b"\r\x1b[2K"
 _STEP = re.compile(rb"\b(?:global[ _])?step[\"']?[ =:]{1,3}(\d+)", re.IGNORECASE)
@@ -34,7 +33,7 @@ _READ_FOR_STEP = 4096
 
 
 class Lines:
-    """Makes whole lines of what comes in pieces."""
+    """Joins pieces of output to whole lines."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
@@ -58,14 +57,14 @@ class Lines:
 
 
 class Output:
-    """What the launcher shows; it makes it and closes it.
+    """The launcher's output; the launcher makes it and closes it.
 
-    A thread writes, and one call at a time: a terminal that was stopped, or a reader that is slow,
-    keeps the processes waiting, and no signal.
+    A thread writes, one call at a time: a stopped terminal, or a slow reader, makes the processes
+    wait, but delays no signal.
 
     Args:
         names: of all tasks; prefixes are as long as the longest.
-        progress: what to say of the run, without the step; asked for at each drawing.
+        progress: returns the text about the run, without the step; called at each drawing.
     """
 
     def __init__(self, names: Sequence[str], progress: Callable[[], str]) -> None:
@@ -101,25 +100,25 @@ class Output:
             return
         if self.has_progress:
             found = _STEP.findall(lines, max(0, len(lines) - _READ_FOR_STEP))
-            # leading digits of an absurd number would cost Python an error, and tell nothing
+            # Python raises an error for numbers with thousands of digits
             self._step = int(found[-1][-18:]) if found else self._step
         prefix, end = self._prefixes[name], self._line_end
         data = prefix + lines[:-1].replace(b"\n", end + prefix) + end
         await self._call(partial(self._write, data))
 
     async def draw(self) -> None:
-        """Draw the line of progress anew, if there is one."""
+        """Draw the line of progress again, if there is one."""
         if self.has_progress:
             await self._call(self._draw)
 
     def say(self, lines: bytes) -> None:
-        """Write the launcher's own words to stderr, at once; a terminal that is gone hears none."""
+        """Write the launcher's own lines to stderr, at once; a closed terminal is ignored."""
         erased = _ERASE if self._is_drawn else b""
         self._is_drawn = False
         _write_all(self._stderr, erased + lines.rstrip(b"\n") + b"\n", is_needed=False)
 
     def close(self) -> None:
-        """Take the line of progress away; a write that is under way is left alone."""
+        """Erase the line of progress; a write that is under way is not awaited."""
         if self._is_drawn:
             self._is_drawn = False
             _write_all(self._stderr, _ERASE, is_needed=False)
@@ -150,7 +149,7 @@ def _write_all(fd: int, data: bytes, is_needed: bool = True) -> None:
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # somebody else made a terminal's file non-blocking, for all
+        except BlockingIOError:  # another program made the terminal's file non-blocking, for all
             select.select([], [fd], [])
         except OSError:
             if is_needed:

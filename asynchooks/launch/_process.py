@@ -1,7 +1,7 @@
-"""One process of a cluster, and its children. When it is to end is not decided here.
+"""One process of a cluster, and its children. The launcher decides when it ends.
 
 Each has a session and a process group of its own: the terminal's Ctrl-C reaches the launcher
-alone, and what a process started ends with it.
+alone, and the children of a process end with it. Windows has neither; `_launch_command` refuses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import anyio
 import anyio.lowlevel
@@ -24,21 +24,21 @@ from ._cluster import Task
 
 _GUARD = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_guard.py"))]
 _CHUNK = 1 << 16
-"""Bytes: what Linux keeps in a pipe."""
-_LOOK_EVERY_SECS = 0.01
+"""Bytes: the size of a pipe on Linux."""
+_POLL_SECS = 0.01
 _KILLED_SECS = 1.0
-"""A group of zombies looks alive; those that the launcher cannot adopt are others' to reap."""
+"""A group of zombies looks alive; the launcher cannot reap those that it has not adopted."""
 _PR_SET_CHILD_SUBREAPER = 36
 NUM_LAST_LINES, _LONGEST_LAST_LINE = 40, 4096
-"""What is kept of stderr; the length in bytes."""
+"""Kept of stderr; the length in bytes."""
 
 
 @contextmanager
 def adopted_orphans() -> Iterator[None]:
     """Within the block, children that a process left become the launcher's, on Linux.
 
-    Somebody must reap them before their group is seen to be empty. The machine's first process
-    takes its time: seconds were seen in a container, and there are some that never do.
+    They must be reaped before their group is seen to be empty. The machine's first process does it
+    late: seconds were seen in a container, and some never do.
     """
     set_orphans = _orphans()
     set_orphans(1)
@@ -57,7 +57,7 @@ def _orphans() -> Callable[[int], object]:
 
 
 class Guard:
-    """Kills all processes that it knows of when the launcher is gone; the launcher closes it."""
+    """Kills all processes that it knows of when the launcher has ended; the launcher closes it."""
 
     def __init__(self) -> None:
         read, self._pipe = os.pipe()
@@ -76,7 +76,7 @@ class Guard:
             os.close(read)
 
     def start(self, task: Task) -> Process:
-        """Start a process that tells its id first.
+        """Start a process that writes its id to the guard first.
 
         Raises:
             OSError: there can be no further process.
@@ -94,18 +94,18 @@ class Guard:
         return Process(task.name, popen)
 
     def forget(self, process: Process) -> None:
-        """Its id may be another's from now on."""
-        with suppress(BrokenPipeError):  # somebody ended the guard
+        """Stop guarding a process whose id may be reused from now on."""
+        with suppress(BrokenPipeError):  # the guard was ended
             os.write(self._pipe, b"-%d\n" % process.pid)
 
     def close(self) -> None:
-        """Kill what has not been forgotten, and end."""
+        """Kill the processes that were not forgotten, and end."""
         os.close(self._pipe)
         self._popen.wait()
 
 
 class Process:
-    """A process that runs; `Guard.start` makes it, whoever has cleared it closes it."""
+    """A process that runs; `Guard.start` makes it. Call `clear`, then `close`."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
         assert popen.stdout is not None
@@ -121,11 +121,15 @@ class Process:
         """Of its stderr."""
         self._popen = popen
         self._waits: set[anyio.CancelScope] = set()
+        if sys.platform == "win32":
+            raise NotImplementedError
         for pipe in (self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
     async def wait(self) -> int:
-        """Wait until it has ended; return its status. It stays a zombie, so its id stays its own.
+        """Wait until it has ended; return its status.
+
+        It stays a zombie, where the system allows that, so that its id is not reused.
 
         anyio's and asyncio's own processes are not used: on Python 3.11 their `wait` ends when
         the pipes are closed, which a process's children may hold open for ever.
@@ -137,37 +141,54 @@ class Process:
                     await anyio.wait_readable(end)
                 finally:
                     os.close(end)
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        # elsewhere nothing tells the end of a process that is not reaped; WNOHANG does not block
-        while (ended := os.waitid(os.P_PID, self.pid, flags)) is None:  # noqa: ASYNC110, ASYNC222
-            await anyio.sleep(_LOOK_EVERY_SECS)
-        is_exit = ended.si_code == os.CLD_EXITED
-        self.status = ended.si_status if is_exit else -ended.si_status
-        return self.status
+        # elsewhere there is no event before a process is reaped; this does not block
+        while (status := self._ended()) is None:  # noqa: ASYNC110
+            await anyio.sleep(_POLL_SECS)
+        self.status = status
+        return status
+
+    def _ended(self) -> int | None:
+        """Its status; None while it runs. Where it can be, it is not reaped."""
+        if sys.platform == "win32":
+            raise NotImplementedError
+        waitid: Any = getattr(os, "waitid", None)
+        if waitid is None:  # macOS before Python 3.13: `clear` comes at once, its id is still free
+            return self._popen.poll()
+        ended = waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        status: int = ended.si_status
+        return status if ended.si_code == os.CLD_EXITED else -status
 
     def signal(self, number: int) -> None:
         """Send a signal to it and to its children."""
+        if sys.platform == "win32":
+            raise NotImplementedError
         if not self.is_cleared:
-            with suppress(ProcessLookupError, PermissionError):  # macOS says so of zombies
+            with suppress(ProcessLookupError, PermissionError):  # on macOS for zombies
                 os.killpg(self.pid, number)
 
     async def clear(self, grace_secs: float) -> None:
-        """Once it has ended: end the children that it left, and reap it."""
+        """After its end: end the children that it left, and reap it."""
+        if sys.platform == "win32":
+            raise NotImplementedError
         self.signal(signal.SIGTERM)
         self._popen.wait()
         for number, secs in ((0, grace_secs), (signal.SIGKILL, _KILLED_SECS)):
             self.signal(number)
             with anyio.move_on_after(secs):
-                while not self._is_gone():  # noqa: ASYNC110 - nothing tells the end of a group
-                    await anyio.sleep(_LOOK_EVERY_SECS)
+                while not self._is_gone():  # noqa: ASYNC110 - there is no event for the end of a group
+                    await anyio.sleep(_POLL_SECS)
                 break
         self.is_cleared = True
         for scope in self._waits:
             scope.cancel()
 
     def _is_gone(self) -> bool:
+        if sys.platform == "win32":
+            raise NotImplementedError
         try:
-            # of those that were adopted; process 1 of a container has to adopt them anywhere
+            # adopted children; as process 1 of a container it adopts them on any system
             while os.waitpid(-self.pid, os.WNOHANG) != (0, 0):
                 pass
         except ChildProcessError:
@@ -181,7 +202,7 @@ class Process:
         return False
 
     async def read(self, pipe: IO[bytes]) -> bytes:
-        """What it wrote next, at most 64 KiB; empty when there will be no more.
+        """Its next output, at most 64 KiB; empty at the end.
 
         Once the process is cleared, all that it wrote is in the pipe. The end of the pipe is not
         waited for then: a child in a session of its own could hold it open.

@@ -1,4 +1,4 @@
-"""Protocols of asynchronous training: who waits for whom, and which gradients make an update.
+"""Protocols of asynchronous training: when workers wait, and which gradients make an update.
 
     server = ParameterServer(np.zeros(3), KAsync(6), num_workers=8)
 
@@ -9,11 +9,15 @@
             server.push(index, await gradient(parameters), version)
             await server.end_step(index)
 
-In one process and on one event loop; it runs alike in real and in virtual time, as nothing here
-looks at a clock. Under sessions `ProtocolHook` does the waiting.
+All in one process and on one event loop. It behaves the same in real and in virtual time, as
+nothing here reads a clock. Under sessions `ProtocolHook` does the waiting.
 """
 
+from .._later import listing
+from ._compute import ABANDONED
+from ._gradients import Outcome, Pushed, Snapshot
 from ._hook import ProtocolHook
+from ._membership import Membership
 from ._parse import parse_protocol
 from ._policies import (
     Asynchronous,
@@ -25,29 +29,28 @@ from ._policies import (
     StaleSynchronous,
     Synchronous,
 )
-from ._protocol import Protocol
-from ._seats import Seats
-from ._server import ParameterServer
+from ._server import ParameterServer, Protocol
 from ._updates import staleness_aware
-from ._values import ABANDONED, Fate, Pushed, Snapshot
 
 __all__ = [
     "ABANDONED",
     "Asynchronous",
     "DiscardStale",
-    "Fate",
     "KAsync",
     "KBatchAsync",
     "KBatchSync",
     "KSync",
+    "Membership",
+    "Outcome",
     "ParameterServer",
     "Protocol",
     "ProtocolHook",
     "Pushed",
-    "Seats",
     "Snapshot",
     "StaleSynchronous",
     "Synchronous",
     "parse_protocol",
     "staleness_aware",
 ]
+
+__dir__ = listing(__name__)

@@ -1,4 +1,4 @@
-"""The finished steps of each worker, and the smallest of them without a scan. It waits for nobody.
+"""The finished steps of each worker, and the smallest of them without a scan. Nothing here waits.
 
 Source: the clocks of Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous
 Parallel Parameter Server".
@@ -11,15 +11,14 @@ from collections.abc import Iterable
 
 
 class Clocks:
-    """One clock for each worker; those that have left hold the slowest back no more."""
+    """One clock for each worker; those that have left no longer count for the slowest."""
 
     __slots__ = ("_num_at", "left", "slowest", "values")
 
     def __init__(self, num_workers: int) -> None:
         self.values = [0] * num_workers
         self.left: set[int] = set()
-        # how many of those present stand at a clock; the smallest key is `slowest`, unless all
-        # have left
+        # how many present workers have a clock; the smallest key is `slowest`, unless all have left
         self._num_at: dict[int, int] = {0: num_workers}
         self.slowest = 0
 
@@ -31,7 +30,7 @@ class Clocks:
         return worker not in self.left
 
     def tick(self, worker: int) -> bool:
-        """A worker has finished a step; returns whether the slowest has moved by that."""
+        """Count a finished step of a worker; returns whether this has moved the slowest."""
         clock = self.values[worker]
         self.values[worker] = clock + 1
         if worker in self.left:
@@ -41,16 +40,16 @@ class Clocks:
         return self._take_out(clock)
 
     def leave(self, worker: int) -> bool:
-        """A worker has left; returns whether the slowest has moved by that."""
+        """Remove a worker; returns whether this has moved the slowest."""
         if worker in self.left:
             return False
         self.left.add(worker)
         return self._take_out(self.values[worker])
 
     def join(self, worker: int) -> None:
-        """A worker that had left is back, no further behind than the slowest.
+        """Add a worker that had left, at its own clock or the slowest, whichever is later.
 
-        When all had left, all are expected again, and begin side by side.
+        When all had left, all are present again, at one clock.
         """
         if worker not in self.left:
             return
@@ -64,7 +63,7 @@ class Clocks:
             self._num_at[clock] = self._num_at.get(clock, 0) + 1
 
     def restore(self, values: Iterable[int]) -> None:
-        """Take up other clocks; who is present stays as it is."""
+        """Replace the clocks; the workers that are present stay so."""
         self.values = [int(value) for value in values]
         self._count()
 
@@ -82,6 +81,6 @@ class Clocks:
         del num_at[clock]
         if clock != self.slowest or not num_at:
             return False
-        while self.slowest not in num_at:  # as many turns in all as the slowest has made steps
+        while self.slowest not in num_at:  # in total, as many turns as the slowest has made steps
             self.slowest += 1
         return True

@@ -1,16 +1,19 @@
-"""A computation in a task of its own, which ends early where it has become useless."""
+"""A computation in a task of its own, which is cancelled when it has become useless."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .._engine import Slot, current_engine
-from .._work_thread import Outcome
-from ._values import ABANDONED
+from .._engine.base import Sentinel, Slot
+from .._engine.current import current_engine
+from .._stopping.tasks import SlotCall
+
+ABANDONED = Sentinel("ABANDONED")
+"""What `ParameterServer.watch_update` wakes a slot with."""
 
 Watch = Callable[[Slot], Callable[[], object]]
-"""Has the slot woken with `ABANDONED` in time; returns what forgets it."""
+"""Registers a slot to be woken with `ABANDONED`; returns a function that removes it."""
 
 
 async def compute_unless(
@@ -19,38 +22,28 @@ async def compute_unless(
     """Run `fn(*args)` until it ends, or cancel it when it is abandoned.
 
     It has ended when this returns or raises.
+
+    Returns:
+        (True, its value), or (False, None) if it was abandoned.
     """
     engine = current_engine()
     slot = Slot(engine, f"the end of {getattr(fn, '__qualname__', fn)!r}, or an update")
-    outcome: Outcome | None = None
-
-    async def run() -> None:
-        nonlocal outcome
-        try:
-            outcome = Outcome(await fn(*args))
-        except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-            outcome = Outcome(error=error)
-        except BaseException as cancellation:
-            if not slot.is_woken:  # it is not ours: somebody else cancelled what `fn` waits for
-                outcome = Outcome(error=cancellation)
-            raise
-        finally:
-            slot.wake()
-
-    forget = watch(slot)
+    call = SlotCall(engine, slot)
+    remove = watch(slot)
     if slot.is_woken:
-        forget()
+        remove()
         return False, None
-    task = engine.start(run)
+    task = engine.start(call.run, fn, *args)
     try:
         await engine.park(slot)
     finally:
-        forget()
-        if outcome is None:
+        remove()
+        if call.outcome is None:
             task.cancel()
-            slot.wake(ABANDONED)  # by whom the cancellation is ours
+            slot.wake(ABANDONED)  # marks the cancellation as ours
         with engine.shielded(float("inf")):
             await task.wait()
+    outcome = call.outcome
     if slot.value is ABANDONED and (outcome is None or outcome.error is None):
         return False, None
     assert outcome is not None

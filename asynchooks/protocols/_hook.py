@@ -1,4 +1,4 @@
-"""ProtocolHook: lets a session take part in a protocol, as one worker."""
+"""ProtocolHook: synchronises a session, as one worker, by the protocol of its server."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
-from ._seats import Seats
+from ._membership import Membership
 from ._server import ParameterServer
 
 
 class ProtocolHook(SessionRunHook):
     """Waits, before and after each run of a worker's session, as the server's protocol says.
 
-    The step function pulls, computes and pushes; it is async, and its creator counts on the
-    server's step. A wait ends with the session's stop, and at the limit. A clean end of the
-    session lets the worker `leave`; after an error or a cancellation the others go on to wait for
-    it: start it again, or call `server.leave(worker)`.
+    The step function pulls, computes and pushes; it is async, and its creator takes the server's
+    step. A wait ends with the session's stop, and at the limit. After a clean end of the session
+    the worker leaves; after an error or a cancellation the others still wait for it: start it
+    again, or call `server.leave(worker)`.
 
-    Its state is the whole server's, parameters and all, in worker 0's hook; the others have none.
-    So put the CheckpointSaverHook into worker 0's session. For parameters above some megabytes
-    give that a `StateDictSaver(server=server)`, and the hook `saves_server=False`.
+    The state of worker 0's hook is the server's whole state, parameters included; the other hooks
+    have none. So put the CheckpointSaverHook into worker 0's session. For parameters above some
+    megabytes give that a `StateDictSaver(server=server)`, and the hook `saves_server=False`.
 
-    A server in another process is asked over the network: its `state_dict` has to be awaited, so
-    that no hook saves it. Whether the others wait for a process that died is said there.
+    The `state_dict` of a server in another process has to be awaited, so no hook saves it. Its
+    documentation says whether the others wait for a process that died.
 
     Args:
         server: of the training; a `ParameterServer`, or one of asynchooks.distributed.
-        worker: which of its workers the session is, from 0.
+        worker: the number of this session's worker, from 0.
         saves_server: whether the state is the server's; None: in worker 0's hook, if the server
             is in this process.
 
     Raises:
-        TypeError, ValueError: `server` is none, or has no such worker, or cannot be saved here.
+        TypeError, ValueError: `server` is no server, has no such worker, or cannot be saved here.
 
     Example:
         server = ParameterServer(np.zeros(3), Synchronous(), num_workers=1)
@@ -50,9 +50,12 @@ class ProtocolHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _shown = (("server", "_server"), ("worker", "_worker"))
 
-    def __init__(self, server: Seats, worker: int, *, saves_server: bool | None = None) -> None:
-        if not isinstance(server, Seats):
+    def __init__(
+        self, server: Membership, worker: int, *, saves_server: bool | None = None
+    ) -> None:
+        if not isinstance(server, Membership):
             raise TypeError(f"server is {server!r}; give a ParameterServer")
         server.check_worker(worker)
         is_here = isinstance(server, ParameterServer)
@@ -69,11 +72,11 @@ class ProtocolHook(SessionRunHook):
         self._step: Any = None
 
     async def begin(self) -> None:
-        await self._server.take_seat(self._worker)
+        await self._server.begin_session(self._worker)
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         step = run_context.global_step
-        if step is not self._step:  # once a session
+        if step is not self._step:  # once per session
             self._step = self._checked(step)
             self._server.attach(self._worker, step)
         await self._server.begin_step(self._worker)
@@ -82,7 +85,7 @@ class ProtocolHook(SessionRunHook):
         await self._server.end_step(self._worker)
 
     async def end(self, session: Any) -> None:
-        await self._server.leave_seat(self._worker)
+        await self._server.end_session(self._worker)
 
     def state_dict(self) -> dict[str, Any]:
         return self._saved.state_dict() if self._saved is not None and self._saves_server else {}
@@ -98,8 +101,8 @@ class ProtocolHook(SessionRunHook):
     def _checked(self, step: Any) -> Any:
         if step._gate is not self._server.global_step._gate:
             raise RuntimeError(
-                f"the session counts on {step!r}, its ProtocolHook's server on "
-                f"{self._server.global_step!r}; expected one step for both: "
+                f"the session uses {step!r}, its ProtocolHook's server "
+                f"{self._server.global_step!r}; give both the same step: "
                 "FunctionSessionCreator(step_fn, global_step=server.global_step)"
             )
         return step

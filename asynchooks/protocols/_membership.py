@@ -1,33 +1,33 @@
-"""Seats: what a worker's session asks of a parameter server, wherever the parameters are."""
+"""Membership: what a worker's session needs of a parameter server, wherever the parameters are."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from .._global_step import GlobalStep
+from .._step.global_step import GlobalStep
 
 
-class Seats(ABC):
-    """A training's workers, each of which takes its seat, keeps step with the others, and leaves.
+class Membership(ABC):
+    """The workers of a training: they join, synchronise their steps, and leave.
 
-    `ProtocolHook` knows no more than this of a server. `ParameterServer` is one for the workers of
-    this event loop; asynchooks.distributed has one for those of many processes.
+    `ProtocolHook` uses no more than this of a server. `ParameterServer` implements it for the
+    workers of one event loop; asynchooks.distributed, for those of many processes.
 
     Example:
-        class Free(Seats):
-            \"\"\"Nobody waits for anybody.\"\"\"
+        class Unsynchronised(Membership):
+            \"\"\"No worker waits.\"\"\"
 
             global_step = GlobalStep(keeps_limit=True)
             def check_worker(self, worker): ...
             def attach(self, worker, global_step): ...
-            async def take_seat(self, worker): ...
-            async def leave_seat(self, worker): ...
+            async def begin_session(self, worker): ...
+            async def end_session(self, worker): ...
             async def begin_step(self, worker): ...
             async def end_step(self, worker): ...
     """
 
     global_step: GlobalStep
-    """Counts the updates; sessions of the workers count on it, too."""
+    """Counts the updates; the workers' sessions use it as their step."""
 
     @abstractmethod
     def check_worker(self, worker: int) -> None:
@@ -38,12 +38,12 @@ class Seats(ABC):
         """Let the waits of this worker end with its session, whose view of the step this is."""
 
     @abstractmethod
-    async def take_seat(self, worker: int) -> None:
-        """The worker's session begins: it is present, if it had left before."""
+    async def begin_session(self, worker: int) -> None:
+        """The worker's session begins: it is present, also if it had left before."""
 
     @abstractmethod
-    async def leave_seat(self, worker: int) -> None:
-        """The worker's session has ended well: it holds nobody back."""
+    async def end_session(self, worker: int) -> None:
+        """The worker's session has ended cleanly: no other worker waits for it."""
 
     @abstractmethod
     async def begin_step(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""The protocols of asynchronous training that are known by name; each says its source.
+"""The protocols of asynchronous training that have a name in the literature, with their sources.
 
 The names are those of Dutta et al. 2018, "Slow and Stale Gradients Can Win the Race".
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ._arguments import as_count
-from ._protocol import Protocol
+from ._server import ParameterServer, Protocol
 
 if TYPE_CHECKING:
     from ._server import ParameterServer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asynchronous(Protocol):
-    """Each gradient is applied at once, however stale; nobody waits.
+    """Each gradient is applied at once, however stale; no worker waits.
 
     Example:
         server = ParameterServer(np.zeros(3), Asynchronous(), num_workers=4)
@@ -31,8 +31,8 @@ class Asynchronous(Protocol):
 class Synchronous(Protocol):
     """One gradient of each worker makes an update, which all wait for.
 
-    Who has left with a gradient collected still counts; the others are waited for all the same.
-    The mean is summed in the order of the workers: it does not depend on who came first.
+    The gradient of a worker that has left meanwhile still counts. The mean is summed in the order
+    of the workers: it does not depend on the order of arrival.
 
     Example:
         server = ParameterServer(np.zeros(3), Synchronous(), num_workers=4)
@@ -55,12 +55,21 @@ class Synchronous(Protocol):
 
 @dataclass(frozen=True)
 class _Collecting(Protocol):
-    """K gradients make an update, or fewer where fewer workers are left."""
+    """K gradients make an update; a worker may send several of them."""
 
     k: int
 
     def __post_init__(self) -> None:
-        as_count("k", self.k, "gradients", least=1)
+        # a plain int, so that parse_protocol can read the repr
+        object.__setattr__(self, "k", as_count("k", self.k, "gradients", least=1))
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return self.k
+
+
+@dataclass(frozen=True)
+class _OneOfEach(_Collecting):
+    """One gradient of each of K workers makes an update; fewer, where fewer workers are left."""
 
     def num_gradients(self, server: ParameterServer) -> int:
         return min(self.k, server.num_contributing)
@@ -73,7 +82,7 @@ class _Collecting(Protocol):
 
 
 @dataclass(frozen=True)
-class KSync(_Collecting):
+class KSync(_OneOfEach):
     """The K fastest make an update; the others are abandoned, and all start from the new version.
 
     Also known as synchronous training with backup workers (Chen et al. 2016).
@@ -94,7 +103,9 @@ class KSync(_Collecting):
         return version == server.version and not server.has_collected(worker)
 
     async def begin_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)  # one that crashed after its push may be back early
+        await server.wait_for_update(
+            worker
+        )  # it may have crashed after its push, and be back already
 
     async def end_step(self, server: ParameterServer, worker: int) -> None:
         await server.wait_for_update(worker)
@@ -102,13 +113,13 @@ class KSync(_Collecting):
 
 @dataclass(frozen=True)
 class KBatchSync(_Collecting):
-    """K gradients of one version make an update, whoever sent them; nobody waits.
+    """K gradients of one version make an update, of any workers; no worker waits.
 
-    Unlike with `KSync`, who has pushed goes on at once, on the same version. At the update
-    everything under way is abandoned.
+    Unlike with `KSync`, a worker continues at once after a push, on the same version. At the
+    update everything under way is abandoned.
 
     Args:
-        k: gradients in an update, from 1 to the number of workers.
+        k: gradients in an update, >= 1; perhaps more than there are workers.
 
     Raises:
         ValueError, TypeError: `k` is below 1, or no integer.
@@ -124,8 +135,8 @@ class KBatchSync(_Collecting):
 
 
 @dataclass(frozen=True)
-class KAsync(_Collecting):
-    """K gradients of any version make an update; who has pushed waits for it.
+class KAsync(_OneOfEach):
+    """K gradients of any version make an update; a worker that has pushed waits for it.
 
     Unlike with `KSync`, the others are not abandoned: their gradients count for a later update.
 
@@ -148,12 +159,12 @@ class KAsync(_Collecting):
 
 @dataclass(frozen=True)
 class KBatchAsync(_Collecting):
-    """K gradients of any version make an update, whoever sent them; nobody waits.
+    """K gradients of any version make an update, of any workers; no worker waits.
 
-    Unlike with `KAsync`, who has pushed goes on at once with the present parameters.
+    Unlike with `KAsync`, a worker continues at once after a push, with the current parameters.
 
     Args:
-        k: gradients in an update, from 1 to the number of workers.
+        k: gradients in an update, >= 1; perhaps more than there are workers.
 
     Raises:
         ValueError, TypeError: `k` is below 1, or no integer.
@@ -165,10 +176,10 @@ class KBatchAsync(_Collecting):
 
 @dataclass(frozen=True)
 class StaleSynchronous(Protocol):
-    """Each gradient is applied at once; who is too far ahead of the slowest waits for it.
+    """Each gradient is applied at once; a worker too far ahead of the slowest waits for it.
 
     A worker that finished c steps may begin its next if c - (the fewest that any worker has
-    finished) <= staleness. With 0 all go side by side.
+    finished) <= staleness. With 0 all proceed in step.
 
     Args:
         staleness: steps ahead of the slowest, >= 0.
@@ -186,7 +197,8 @@ class StaleSynchronous(Protocol):
     staleness: int
 
     def __post_init__(self) -> None:
-        as_count("staleness", self.staleness, "steps", least=0)
+        steps = as_count("staleness", self.staleness, "steps", least=0)
+        object.__setattr__(self, "staleness", steps)
 
     def num_gradients(self, server: ParameterServer) -> int:
         return 1
@@ -197,14 +209,14 @@ class StaleSynchronous(Protocol):
 
 @dataclass(frozen=True)
 class DiscardStale(Protocol):
-    """Another protocol, but without gradients that are too stale.
+    """Another protocol that discards gradients which are too stale.
 
     Args:
-        protocol: what the gradients that are left go by.
+        protocol: applies to the remaining gradients.
         bound: updates since the pull, >= 0; a gradient above it is discarded.
 
     Raises:
-        ValueError, TypeError: `bound` is below 0, or no integer; `protocol` is none.
+        ValueError, TypeError: `bound` is below 0, or no integer; `protocol` is no Protocol.
 
     Example:
         protocol = DiscardStale(Asynchronous(), 8)
@@ -217,7 +229,7 @@ class DiscardStale(Protocol):
     def __post_init__(self) -> None:
         if not isinstance(self.protocol, Protocol):
             raise TypeError(f"protocol is {self.protocol!r}; give one, such as Asynchronous()")
-        as_count("bound", self.bound, "updates", least=0)
+        object.__setattr__(self, "bound", as_count("bound", self.bound, "updates", least=0))
 
     @property
     def abandons_stale(self) -> bool:  # type: ignore[override]

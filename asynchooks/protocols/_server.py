@@ -1,40 +1,86 @@
-"""ParameterServer: parameters, updates by a protocol, and everybody who waits for them.
+"""ParameterServer and Protocol: parameters, their updates, and which worker waits for which.
 
 A reader of this package starts here. It computes no gradient, and knows no session.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from .._engine import Slot
+from .._engine.base import Slot
 from .._errors import StopTraining
-from .._global_step import GlobalStep
-from ._collected import Collected
-from ._compute import compute_unless
-from ._intake import Intake
-from ._protocol import Protocol
-from ._seats import Seats
-from ._updates import Update
-from ._values import ABANDONED
+from .._step.global_step import GlobalStep
+from ._arguments import as_count
+from ._clocks import Clocks
+from ._compute import ABANDONED, compute_unless
+from ._gradients import Collected, Gradient, Outcome, Pushed, Snapshot, StalenessCounts
+from ._membership import Membership
+from ._updates import Update, Updates, checked_rate
+from ._waits import Waits
+
+_new_tuple: Any = tuple.__new__  # as calling a named tuple, in half the time
 
 
-class ParameterServer(Intake, Seats):
+class Protocol(ABC):
+    """Says which gradients make an update, and when a worker waits.
+
+    You make it and give it to a `ParameterServer`, which asks it; there is nothing to close. It
+    holds no state: that is the server's, so one protocol may serve several. `num_gradients` is
+    enough for one of your own. To wait, await `server.wait_for_update`,
+    `server.wait_for_slowest` or `server.global_step.wait_for`.
+
+    Example:
+        class Patient(Protocol):
+            \"\"\"Two gradients make an update, which a worker that has pushed waits for.\"\"\"
+
+            def num_gradients(self, server):
+                return min(2, server.num_contributing)
+
+            async def begin_step(self, server, worker):
+                await server.wait_for_update(worker)
+
+        server = ParameterServer(np.zeros(3), Patient(), num_workers=4)
+    """
+
+    abandons_stale = False
+    """Whether an update makes the computations under way useless, so that they are cancelled."""
+
+    @abstractmethod
+    def num_gradients(self, server: ParameterServer) -> int:
+        """How many gradients make one update; asked at each push, and when a worker has left."""
+
+    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
+        """Whether to take a gradient that was computed at this version; else it is discarded."""
+        return True
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:  # noqa: B027
+        """Wait before the pull, if need be."""
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:  # noqa: B027
+        """Wait after the push, if need be."""
+
+    def check(self, num_workers: int) -> None:  # noqa: B027
+        """Raise ValueError if the protocol does not fit that many workers."""
+
+
+class ParameterServer(Membership):
     """Holds the parameters that workers pull, and updates them by what they push.
 
     You make it, for workers 0 to num_workers - 1 of one event loop; `close` ends their waits. Each
     worker repeats: begin_step, pull, compute, push, end_step; under a session `ProtocolHook` does
-    the first and the last. Nothing but these two, and `compute`, waits. No update goes beyond the
-    limit of the global step: gradients that come later are discarded.
+    the first and the last. Only these two and `compute` wait. No update goes beyond the limit of
+    the global step: gradients that come later are discarded.
 
     It is not for threads: give the session an async step function.
 
     Args:
         parameters: floating-point arrays, one or a mapping of them by name; copied. An update
             makes new ones, which are read-only.
-        protocol: which gradients make an update, and who waits for whom.
+        protocol: which gradients make an update, and when workers wait.
         num_workers: >= 1; all count as present until they `leave`.
         learning_rate: a number >= 0, or a function of a gradient's staleness (an int >= 0). Of
             gradients with different rates the mean is weighted by them.
@@ -43,7 +89,7 @@ class ParameterServer(Intake, Seats):
         global_step: counts the updates, from its present value; made with `keeps_limit=True`.
 
     Raises:
-        ValueError, TypeError: an argument is not what it should be.
+        ValueError, TypeError: an argument does not fit (says which).
 
     Example:
         server = ParameterServer(np.zeros(3), Asynchronous(), num_workers=4, learning_rate=0.5)
@@ -64,18 +110,263 @@ class ParameterServer(Intake, Seats):
         update: Update | None = None,
         global_step: GlobalStep | None = None,
     ) -> None:
-        super().__init__(parameters, protocol, num_workers, learning_rate, update, global_step)
-        # most protocols leave one of them alone, or both
-        self._waits_before = type(protocol).begin_step is not Protocol.begin_step
-        self._waits_after = type(protocol).end_step is not Protocol.end_step
-        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
-        """Awaited with a worker and what it is about to wait for, in place of that: a stopwatch."""
-        num_gradients = protocol.num_gradients(self)
-        if type(num_gradients) is not int or num_gradients < 1:
-            raise TypeError(
-                f"{type(protocol).__name__}.num_gradients returned {num_gradients!r}; return how "
-                "many gradients make an update, an integer >= 1"
+        if not isinstance(protocol, Protocol):
+            parsed = ", or parse_protocol(text, num_workers)" if isinstance(protocol, str) else ""
+            raise TypeError(f"protocol is {protocol!r}; give one, such as Asynchronous(){parsed}")
+        self.num_workers = as_count("num_workers", num_workers, "workers", least=1)
+        protocol.check(num_workers)
+        if global_step is None:
+            global_step = GlobalStep(num_workers=num_workers, keeps_limit=True)
+        if not global_step.keeps_limit:
+            raise ValueError(
+                f"global_step is {global_step!r}, near whose limit workers would wait for each "
+                "other; make it by GlobalStep(keeps_limit=True)"
             )
+        self.protocol = protocol
+        self._num_gradients: Any = protocol.num_gradients
+        # most protocols do not override it, and a call costs
+        overrides = type(protocol).accepts is not Protocol.accepts
+        self._accepts: Any = protocol.accepts if overrides else None
+        self.global_step = global_step
+        self._gate = (
+            global_step._gate
+        )  # only the server moves it, so `value` needs no reading of runs
+        self._rate: float | None = None
+        if callable(learning_rate):
+            self._rate_of = learning_rate
+        else:
+            self._rate = checked_rate("learning_rate", learning_rate)
+        self._updates = Updates(parameters, update)
+        self._parameters = self._updates.first
+        self._clocks = Clocks(num_workers)
+        self._collected = Collected()
+        self._staleness = StalenessCounts(num_workers)
+        self._waits = Waits(global_step, num_workers)
+        self.when_over: Callable[[], object] | None = None
+        """Called at the last update that the limit allows, before any waiter is notified."""
+        self._is_closed = False
+        self._num_applied = 0
+        self._num_discarded = 0
+        self._num_undone = 0
+        self.waits_before_step = type(protocol).begin_step is not Protocol.begin_step
+        """Whether the protocol may let a worker wait in `begin_step`."""
+        self.waits_after_step = type(protocol).end_step is not Protocol.end_step
+        """Whether the protocol may let a worker wait in `end_step`."""
+        self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
+        """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
+        self._num_needed()  # raises here rather than at the first push
+
+    @property
+    def version(self) -> int:
+        """The number of updates: the value of the global step."""
+        return self._gate.value
+
+    @property
+    def parameters(self) -> Any:
+        """The current ones, read-only; of a mapping a new dict of the same arrays."""
+        parameters = self._parameters
+        return dict(parameters) if type(parameters) is dict else parameters
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further update comes: the limit is reached, or the server is closed."""
+        gate = self._gate
+        return self._is_closed or (gate.limit is not None and gate.value >= gate.limit)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
+    def num_present(self) -> int:
+        """How many workers have not left."""
+        return self._clocks.num_present
+
+    @property
+    def num_contributing(self) -> int:
+        """How many workers can contribute to the next update.
+
+        Those present, and those that have left while a gradient of theirs is collected.
+        """
+        left = self._clocks.left
+        num_present = self._clocks.num_present
+        return num_present + len(left & self._collected.workers) if left else num_present
+
+    @property
+    def num_collected(self) -> int:
+        """Gradients that are kept for the next update."""
+        return len(self._collected)
+
+    @property
+    def num_applied(self) -> int:
+        """Gradients that took part in an update."""
+        return self._num_applied
+
+    @property
+    def num_discarded(self) -> int:
+        """Gradients that were discarded."""
+        return self._num_discarded
+
+    @property
+    def num_undone(self) -> int:
+        """Gradients pushed here that a restore has undone, of any outcome.
+
+        They no longer count as applied, collected or discarded. Not part of the server's state.
+        """
+        return self._num_undone
+
+    @property
+    def _num_pushed(self) -> int:
+        return self._num_applied + self._num_discarded + len(self._collected)
+
+    def clock(self, worker: int) -> int:
+        """The number of steps that a worker has finished: its pushes, of any outcome.
+
+        A worker that returns after it had left is set forward to the slowest.
+        """
+        return self._clocks.values[self._checked(worker)]
+
+    def has_collected(self, worker: int) -> bool:
+        """Whether a gradient of this worker is kept for the next update."""
+        return worker in self._collected.workers
+
+    def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
+        """How many gradients took part in an update, by staleness; of one worker, or of all."""
+        return self._staleness.of(None if worker is None else self._checked(worker))
+
+    def pull(self, worker: int) -> Snapshot:
+        """The current parameters and their version; nothing is copied."""
+        if not 0 <= worker < self.num_workers:
+            self._checked(worker)
+        parameters = self._parameters
+        if type(parameters) is dict:
+            parameters = dict(parameters)
+        snapshot: Snapshot = _new_tuple(Snapshot, (parameters, self._gate.value))
+        return snapshot
+
+    def push(self, worker: int, gradient: Any, version: int) -> Pushed:
+        """Take a gradient that was computed at a version; never waits.
+
+        Args:
+            gradient: names and shapes as the parameters'; copied if it is collected.
+            version: that of the snapshot it was computed on.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit, or the protocol's `num_gradients` or
+                the learning rate's function returned no such number; nothing has changed.
+            Exception: what the server's `update` raised; nothing has changed.
+        """
+        if not 0 <= worker < self.num_workers:
+            self._checked(worker)
+        gradient = self._updates.checked("gradient", gradient)
+        if type(version) is not int:
+            version = as_count("version", version, "updates", least=0)
+        staleness = self._gate.value - version
+        if not self._is_accepted(worker, version, staleness):
+            self._num_discarded += 1
+            outcome = Outcome.DISCARDED
+        elif (
+            not self._collected.gradients
+            and (num_needed := self._num_gradients(self)) == 1
+            and type(num_needed) is int  # else `_num_needed` refuses it
+        ):
+            rate = self._rate
+            if rate is None:
+                rate = self._rate_at(staleness)
+            self._parameters = self._updates.apply(self._parameters, gradient, rate)
+            self._staleness.add(worker, staleness)
+            self._num_applied += 1
+            self._has_updated()
+            outcome = Outcome.APPLIED
+        else:
+            outcome = self._collect(Gradient(worker, version, self._updates.kept(gradient)))
+        if self._clocks.tick(worker):
+            self._waits.notify_slowest(self._clocks.slowest)
+        pushed: Pushed = _new_tuple(Pushed, (outcome, staleness))
+        return pushed
+
+    def _is_accepted(self, worker: int, version: int, staleness: int) -> bool:
+        gate = self._gate
+        if staleness < 0 or self._is_closed or worker in self._clocks.left:
+            return False
+        if gate.limit is not None and gate.value >= gate.limit:
+            return False
+        return self._accepts is None or self._accepts(self, worker, version)
+
+    def _collect(self, gradient: Gradient) -> Outcome:
+        collected = self._collected
+        collected.add(gradient)
+        try:
+            self._update_if_due()
+        except BaseException:
+            collected.remove_last()
+            raise
+        return Outcome.COLLECTED if collected is self._collected else Outcome.APPLIED
+
+    def _update_if_due(self) -> None:
+        """Make an update of what is collected, if that is enough: also after a worker has left."""
+        collected = self._collected
+        if not collected.gradients or self.is_over or not self._clocks.num_present:
+            return  # the last worker to leave makes no update: its session is at its end
+        if len(collected) < self._num_needed():
+            return
+        gradients, version = collected.in_order(), self._gate.value
+        mean, rate = self._mean(gradients, version)
+        self._parameters = self._updates.apply(self._parameters, mean, rate)
+        for each in gradients:
+            self._staleness.add(each.worker, version - each.version)
+        self._num_applied += len(gradients)
+        self._collected = Collected()
+        self._has_updated()
+
+    def _has_updated(self) -> None:
+        """Publish that the parameters are new, and wake the waits that this ends."""
+        gate, waits = self._gate, self._waits
+        self.global_step.publish(gate.value + 1)
+        is_over = gate.limit is not None and gate.value >= gate.limit
+        if is_over and self.when_over is not None:
+            self.when_over()
+        if waits.watchers and (is_over or self.protocol.abandons_stale):
+            waits.abandon(self._is_obsolete)
+        if waits.for_next:
+            waits.notify_update()
+        if is_over:
+            waits.notify_all()
+
+    def _mean(self, gradients: list[Gradient], version: int) -> tuple[Any, float]:
+        """The gradient of an update, and its learning rate."""
+        values = [each.value for each in gradients]
+        if self._rate is not None:
+            return self._updates.mean(values), self._rate
+        rates = [self._rate_at(version - each.version) for each in gradients]
+        is_weighted = min(rates) != max(rates)
+        return self._updates.mean(values, rates if is_weighted else None), sum(rates) / len(rates)
+
+    def _num_needed(self) -> int:
+        """How many gradients make an update now.
+
+        Raises:
+            TypeError: the protocol returned no integer >= 1.
+        """
+        num = self._num_gradients(self)
+        if type(num) is not int or num < 1:
+            raise TypeError(
+                f"{type(self.protocol).__name__}.num_gradients returned {num!r}; return how many "
+                "gradients make an update, an integer >= 1"
+            )
+        return num
+
+    def _rate_at(self, staleness: int) -> float:
+        """The learning rate of a gradient.
+
+        Raises:
+            TypeError, ValueError: the user's function returned no finite number >= 0.
+        """
+        rate = self._rate_of(staleness)
+        if type(rate) is float and 0.0 <= rate < math.inf:
+            return rate
+        return checked_rate(f"learning_rate({staleness})", rate)
 
     async def begin_step(self, worker: int) -> None:
         """Wait until the protocol lets this worker pull. Cancellation safe.
@@ -83,20 +374,20 @@ class ParameterServer(Intake, Seats):
         Raises:
             StopTraining: training is over, the worker has left, or its session was asked to stop.
         """
-        self._check_goes_on(worker)
-        if self._collected:  # before a restore, perhaps of more workers than there are now
+        self._check_continues(worker)
+        if self._collected:  # perhaps restored, from a run with more workers present
             self._update_if_due()
-        if self._waits_before:
+        if self.waits_before_step:
             await self._wait(worker, self.protocol.begin_step(self, worker))
-            self._check_goes_on(worker)
+            self._check_continues(worker)
 
     async def end_step(self, worker: int) -> None:
         """Wait until the protocol lets this worker go on; at a stop or the limit it returns.
 
-        Cancellation safe: what becomes of the gradient was decided before.
+        Cancellation safe: the outcome of the push is known before.
         """
-        if self._waits_after:
-            with suppress(StopTraining):  # which no after_run may raise; begin_step says it again
+        if self.waits_after_step:
+            with suppress(StopTraining):  # no after_run may raise it; the next begin_step does
                 await self._wait(worker, self.protocol.end_step(self, worker))
 
     def _wait(self, worker: int, waiting: Awaitable[None]) -> Awaitable[None]:
@@ -109,33 +400,33 @@ class ParameterServer(Intake, Seats):
             StopTraining: as `begin_step`.
         """
         while self.has_collected(worker):
-            self._check_goes_on(worker)
+            self._check_continues(worker)
             await self._waits.for_update(worker)
 
     async def wait_for_slowest(self, worker: int, staleness: int) -> None:
         """Wait until this worker is at most so many steps ahead of the slowest; for protocols.
 
-        Cancellation safe. Thousands that wait cost nothing at a push.
+        Cancellation safe. Waiting workers, however many, cost nothing at a push.
 
         Raises:
             StopTraining: as `begin_step`.
         """
         clocks = self._clocks
         while clocks.values[worker] - clocks.slowest > staleness:
-            self._check_goes_on(worker)
+            self._check_continues(worker)
             await self._waits.for_slowest(worker, clocks.values[worker] - staleness)
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Have the slot woken with `ABANDONED` when work on a version becomes useless.
+        """Wake the slot with `ABANDONED` when work on a version becomes useless.
 
-        That is at the next update, if the protocol abandons what is stale; and with any protocol
-        at the limit, when the server is closed, and when a restore has undone the version. At
-        once, if it is so already. Slots wake in order of asking.
+        That is at the next update, if the protocol abandons stale work; and with any protocol at
+        the limit, when the server is closed, and when a restore has undone the version. At once,
+        if it is useless already. Slots wake in order of registration.
 
         Returns:
-            What forgets the slot; call it when the work is done.
+            A function that removes the slot; call it when the work is done.
         """
-        if self._is_useless(version):
+        if self._is_obsolete(version):
             slot.wake(ABANDONED)
         return self._waits.watch(version, slot)
 
@@ -144,7 +435,7 @@ class ParameterServer(Intake, Seats):
     ) -> tuple[bool, Any]:
         """Await `fn(*args)` in a task of its own, and cancel it when work on `version` is useless.
 
-        Cancellation cancels it, too. In all cases it has ended when this returns.
+        Cancellation cancels it, too. It has always ended when this returns.
 
         Returns:
             (True, what `fn` returned), or (False, None) if it was abandoned: then push nothing.
@@ -159,27 +450,27 @@ class ParameterServer(Intake, Seats):
         self._clocks.join(self._checked(worker))
 
     def leave(self, worker: int) -> None:
-        """Count a worker as gone for good: it holds nobody back, and what it waits for ends.
+        """Count a worker as gone for good: no other waits for it, and its own waits end.
 
-        The update that the others wait for may come by this. Not for one that crashed and will be
-        back: the others wait for it.
+        This may make the update that the others wait for. Not for a worker that crashed and will
+        be restarted: the others wait for it.
         """
         if self._clocks.leave(self._checked(worker)):
-            self._waits.tell_slowest(self._clocks.slowest)
-        self._waits.tell_worker(worker)
+            self._waits.notify_slowest(self._clocks.slowest)
+        self._waits.notify_worker(worker)
         self._waits.attach(worker, self.global_step)
-        if self.is_over:  # perhaps by a limit that was set while somebody waited
-            self._waits.tell_all()
+        if self.is_over:  # perhaps by a limit that was set during a wait
+            self._waits.notify_all()
         else:
             self._update_if_due()
 
     def check_worker(self, worker: int) -> None:
         self._checked(worker)
 
-    async def take_seat(self, worker: int) -> None:
+    async def begin_session(self, worker: int) -> None:
         self.join(worker)
 
-    async def leave_seat(self, worker: int) -> None:
+    async def end_session(self, worker: int) -> None:
         self.leave(worker)
 
     def attach(self, worker: int, global_step: GlobalStep) -> None:
@@ -189,12 +480,12 @@ class ParameterServer(Intake, Seats):
     def close(self) -> None:
         """Make no further update: every wait ends, and what is pushed is discarded."""
         self._is_closed = True
-        self._look_again()
+        self.recheck_waits()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training goes on from: arrays, numbers, and lists and dicts of them.
+        """The whole state of training: arrays, numbers, and lists and dicts of them.
 
-        Who is present is no part of it: that is known to those who go on.
+        Which workers are present is not part of it: the training that resumes has its own.
         """
         import numpy as np
 
@@ -209,13 +500,13 @@ class ParameterServer(Intake, Seats):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the global step is restarted at its version.
+        """Resume from what `state_dict` gave; the global step is restarted at its version.
 
-        Who waits looks again, and what is computed on a later version is abandoned.
+        Waits check their condition again, and work on a later version is abandoned.
 
         Raises:
             ValueError, TypeError: the state is of other parameters, or of another number of
-                workers; then nothing has changed.
+                workers; nothing has changed.
         """
         if len(state["clocks"]) != self.num_workers:
             raise ValueError(
@@ -225,26 +516,42 @@ class ParameterServer(Intake, Seats):
         parameters = self._updates.frozen("the saved parameters", state["parameters"])
         collected = Collected()
         collected.restore(state["collected"], self._updates.checked)
+        num_pushed = self._num_pushed
         self._parameters, self._collected = parameters, collected
         self._clocks.restore(state["clocks"])
         self._staleness.restore(state["staleness"])
         self._num_applied = int(state["num_applied"])
         self._num_discarded = int(state["num_discarded"])
+        # a state that is ahead is of an earlier run, and undoes nothing
+        self._num_undone += max(0, num_pushed - self._num_pushed)
         if self.version != state["version"]:
             self.global_step.restart(int(state["version"]))
-        self._look_again()
+        self.recheck_waits()
 
-    def _look_again(self) -> None:
-        """All who compute or wait: what they do may have become useless."""
-        self._waits.abandon(self._is_useless)
-        self._waits.tell_all()
+    def recheck_waits(self) -> None:
+        """Let every wait and computation check whether it is to end, after a change elsewhere.
 
-    def _check_goes_on(self, worker: int) -> None:
+        `close` and `load_state_dict` do it; call it after setting the limit of the global step.
+        """
+        self._waits.abandon(self._is_obsolete)
+        self._waits.notify_all()
+
+    def _check_continues(self, worker: int) -> None:
         if self.is_over:
             why = "is closed" if self._is_closed else "has made its last update"
             raise StopTraining(f"the parameter server {why}: {self.global_step!r}")
         if not self._clocks.is_present(worker):
             raise StopTraining(f"worker {worker} has left the parameter server")
+
+    def _is_obsolete(self, version: int) -> bool:
+        """Whether work on this version can no longer contribute to an update."""
+        now = self._gate.value
+        return version > now or self.is_over or (version < now and self.protocol.abandons_stale)
+
+    def _checked(self, worker: int) -> int:
+        if not 0 <= worker < self.num_workers:
+            raise ValueError(f"worker is {worker!r}; give one from 0 to {self.num_workers - 1}")
+        return worker
 
     def __repr__(self) -> str:
         return (

@@ -1,6 +1,6 @@
-"""What an update does to the parameters, and what fits them. It counts nothing.
+"""Updates of the parameters, and checks that gradients fit them. Nothing here counts.
 
-Parameters are one array, or a dict of them by name; none is ever changed in place.
+Parameters are one array, or a dict of arrays by name; none is ever changed in place.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Update = Callable[[Any, Any, float], Any]
 
 
 def staleness_aware(rate: float) -> Callable[[int], float]:
-    """A learning rate that falls with the staleness of a gradient: rate / max(1, staleness).
+    """A learning rate that decreases with the staleness of a gradient: rate / max(1, staleness).
 
     Source: Zhang et al. 2016, "Staleness-Aware Async-SGD for Distributed Deep Learning".
 
     Args:
-        rate: the rate of a gradient that is not stale, finite, >= 0.
+        rate: of a gradient that is not stale, finite, >= 0.
     """
     rate = checked_rate("rate", rate)
     return lambda staleness: rate / max(1, staleness)
@@ -37,10 +37,10 @@ def checked_rate(name: str, rate: object) -> float:
 
 
 class Updates:
-    """Makes new parameters of old ones and a gradient.
+    """Computes new parameters from the current ones and a gradient.
 
     Args:
-        parameters: the first ones; their names, shapes and dtypes stay.
+        parameters: the initial ones; their names, shapes and dtypes stay.
         update: in place of plain SGD, p - rate * gradient.
     """
 
@@ -69,7 +69,7 @@ class Updates:
 
     @property
     def first(self) -> Any:
-        """The parameters to begin with, copied and read-only."""
+        """The initial parameters, copied and read-only."""
         return self._first
 
     def checked(self, what: str, given: Any) -> Any:
@@ -77,7 +77,7 @@ class Updates:
 
         Raises:
             ValueError: names or shapes do not fit (says which).
-            TypeError: a mapping was expected, or none was.
+            TypeError: got a mapping and expected an array, or the reverse.
         """
         if not self._is_mapping:
             if type(given) is np.ndarray and given.shape == self._shape:
@@ -100,7 +100,7 @@ class Updates:
         }
 
     def kept(self, gradient: Any) -> Any:
-        """A copy, as the worker may go on to use its array for the next gradient."""
+        """A copy: the worker may reuse its array for the next gradient."""
         if self._is_mapping:
             return {name: each.copy() for name, each in gradient.items()}
         return gradient.copy()
@@ -125,7 +125,7 @@ class Updates:
         return {name: _descend(each, gradient[name], rate) for name, each in parameters.items()}
 
     def frozen(self, what: str, given: Any) -> Any:
-        """Parameters that somebody made, read-only from now on, with our dtypes."""
+        """Checked parameters of user code, made read-only, with the dtypes of the first ones."""
         arrays = self.checked(what, given)
         if not self._is_mapping:
             return _frozen(arrays, self._first.dtype)

@@ -1,6 +1,6 @@
-"""The workers that wait on a parameter server, and who is told when an update comes.
+"""Workers that wait on a parameter server, and computations that an update makes useless.
 
-It knows neither gradients nor protocols: the server says what has happened.
+It knows neither gradients nor protocols: the server notifies it of what has happened.
 """
 
 from __future__ import annotations
@@ -8,32 +8,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from .._engine import STOPPED, Slot, current_engine
+from .._engine.base import STOPPED, Slot
+from .._engine.current import current_engine
+from .._engine.stop import EndsAtStop
 from .._errors import StopTraining
-from .._global_step import GlobalStep
-from .._stop import EndsAtStop
-from .._waiters import Waiters
-from ._values import ABANDONED
+from .._step.global_step import GlobalStep
+from .._step.waiters import Waiters
+from ._compute import ABANDONED
 
 
 class Waits:
-    """All wake-ups go in order of asking; at the slowest clock, of clocks and then of asking."""
+    """Slots wake in order of registration; those for the slowest clock, by clock first."""
 
-    __slots__ = ("_for_slowest", "_of", "_steps", "for_next", "watchers")
+    __slots__ = ("_for_slowest", "_parked", "_steps", "for_next", "watchers")
 
     def __init__(self, step: GlobalStep, num_workers: int) -> None:
-        # each as its session sees it, whose stop ends the worker's waits
+        # as seen by each worker's session, whose stop ends the worker's waits
         self._steps = [step] * num_workers
-        self._of: dict[int, list[Slot]] = {}  # where each worker is parked
-        self.for_next: dict[Slot, None] = {}  # a dict keeps the order, and forgets cheaply
+        self._parked: dict[int, list[Slot]] = {}  # by worker
+        self.for_next: dict[Slot, None] = {}  # a dict keeps the order, and removes cheaply
         self._for_slowest = Waiters(None)
-        self.watchers: dict[Slot, int] = {}  # and the version that each works on
+        self.watchers: dict[Slot, int] = {}  # with the version that each works on
 
     def attach(self, worker: int, step: GlobalStep) -> None:
         self._steps[worker] = step
 
     async def for_update(self, worker: int) -> None:
-        """Park until the next update, or until there is something else to look at."""
+        """Park until the next update, or until the wait is to be checked again."""
         slot = Slot(current_engine(), f"an update with the gradient of worker {worker}")
         self.for_next[slot] = None
         try:
@@ -42,7 +43,7 @@ class Waits:
             self.for_next.pop(slot, None)
 
     async def for_slowest(self, worker: int, clock: int) -> None:
-        """Park until the slowest has finished so many steps, or there is something else."""
+        """Park until the slowest has finished `clock` steps, or the wait is to be checked again."""
         slot = Slot(current_engine(), f"the slowest worker's step {clock}, as worker {worker}")
         waiter = self._for_slowest.add(clock, slot, None)
         try:
@@ -51,7 +52,7 @@ class Waits:
             self._for_slowest.leave(waiter)
 
     async def _park(self, worker: int, slot: Slot) -> None:
-        own = self._of.setdefault(worker, [])
+        own = self._parked.setdefault(worker, [])
         own.append(slot)
         try:
             with EndsAtStop(slot, self._steps[worker]._stop):
@@ -62,35 +63,35 @@ class Waits:
             raise StopTraining(f"a stop was requested while waiting for {slot.what}")
 
     def watch(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Have `abandon` wake the slot; returns what forgets it."""
+        """Register a slot for `abandon`; returns a function that removes it."""
         self.watchers[slot] = version
         return lambda: self.watchers.pop(slot, None)
 
-    def abandon(self, is_useless: Callable[[int], bool]) -> None:
-        """Wake those whose version is useless now."""
+    def abandon(self, is_obsolete: Callable[[int], bool]) -> None:
+        """Wake the watchers whose version is useless now."""
         watchers = self.watchers
-        useless = [slot for slot, version in watchers.items() if is_useless(version)]
+        useless = [slot for slot, version in watchers.items() if is_obsolete(version)]
         for slot in useless:
             del watchers[slot]
             slot.wake(ABANDONED)
 
-    def tell_update(self) -> None:
+    def notify_update(self) -> None:
         if self.for_next:
             slots, self.for_next = self.for_next, {}
             _wake(slots)
 
-    def tell_slowest(self, clock: int) -> None:
+    def notify_slowest(self, clock: int) -> None:
         if self._for_slowest.next_step <= clock:
             _wake(each.slot for each in self._for_slowest.take_due(clock))
 
-    def tell_worker(self, worker: int) -> None:
-        """Have it look again."""
-        _wake(list(self._of.get(worker, ())))
+    def notify_worker(self, worker: int) -> None:
+        """Let the waits of a worker check their condition again."""
+        _wake(list(self._parked.get(worker, ())))
 
-    def tell_all(self) -> None:
-        """Have everybody look again."""
-        self.tell_update()
-        self.tell_slowest(sys.maxsize)
+    def notify_all(self) -> None:
+        """Let every wait check its condition again."""
+        self.notify_update()
+        self.notify_slowest(sys.maxsize)
 
 
 def _wake(slots: Iterable[Slot]) -> None:

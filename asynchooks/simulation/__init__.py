@@ -15,21 +15,22 @@ from .._errors import (
     OutsideWorkError,
     SimulationError,
 )
-from ._cluster import Cluster
-from ._compound_delays import PerWorker, Stragglers
-from ._delays import Constant, Delay, Exponential, ShiftedExponential, Uniform
+from .._later import listing
 from ._determinism import check_determinism
-from ._empirical import Empirical
-from ._failures import Crashes, Failure, Partition, Preemption, Slowdown
-from ._heavy_tails import LogNormal, Pareto, Weibull
-from ._network import Queue
-from ._parse_delay import parse_delay
-from ._perfetto import write_trace
-from ._phases import Phases
-from ._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
-from ._report import Report, WorkerReport
 from ._simulation import Simulation, at_step, current_simulation
-from ._worker import Worker
+from .cluster._cluster import Cluster, Failure
+from .cluster._failures import Crashes, Partition, Preemption, Slowdown
+from .cluster._network import Queue
+from .cluster._worker import Worker
+from .delays._compound import PerWorker, Stragglers
+from .delays._empirical import Empirical
+from .delays._heavy_tails import LogNormal, Pareto, Weibull
+from .delays._light_tails import Constant, Delay, Exponential, ShiftedExponential, Uniform
+from .delays._parse import parse_delay
+from .delays._phases import Phases
+from .output._perfetto import write_trace
+from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
+from .output._report import Report, WorkerReport
 
 __all__ = [
     "Cluster",
@@ -71,3 +72,5 @@ __all__ = [
     "plot_timeline",
     "write_trace",
 ]
+
+__dir__ = listing(__name__)

@@ -1,4 +1,4 @@
-"""Whether a program does the same each time: runs it again, and compares what happened."""
+"""check_determinism: runs a program several times, and compares the events."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from itertools import zip_longest
 from typing import Any, get_args
 
 from .._errors import DeterminismError
-from ._arguments import checked_positive
-from ._recording import Event, Recording
-from ._simulation import Backend, Simulation, Until
+from ._simulation import Backend, Simulation
+from .delays._arguments import checked_count
+from .kernel._kernel import Until
+from .kernel._recording import Event, Recording
 
 _SHOWN = 5
 """Events before the first difference that the error shows."""
@@ -24,11 +25,11 @@ def check_determinism(
     until: Until | None = None,
     **options: Any,
 ) -> str:
-    """Run `main(simulation, *args)` again and again, and compare every event.
+    """Run `main(simulation, *args)` several times, and compare every event.
 
     Args:
-        main: an async function of the simulation; a new one each time. What it keeps outside of
-            itself makes runs differ.
+        main: an async function of the simulation, which is new each time. State that it keeps
+            elsewhere makes runs differ.
         seed: of all runs.
         backends: each is run; for programs that wait through asynchooks only, all agree. Leave
             "turbo" out for others.
@@ -37,10 +38,10 @@ def check_determinism(
         options: further ones of `Simulation`.
 
     Returns:
-        The digest of what happened, the same in every process: compare it with a stored one.
+        The digest of the events, the same in every process: compare it with a stored one.
 
     Raises:
-        TypeError, ValueError: an argument is not what it should be.
+        TypeError, ValueError: an argument does not fit.
         DeterminismError: two runs differ; it shows the first event that does.
         BaseException: what the program raises.
     """
@@ -49,7 +50,7 @@ def check_determinism(
         raise TypeError(f"backends is {backends!r}; give a list, as in [{backends!r}]")
     if not backends:
         raise ValueError(f"backends is empty; give at least one of {allowed}")
-    runs = checked_positive("runs", runs)
+    runs = checked_count("runs", runs, least=1)
     traces: list[tuple[str, Recording]] = []
     for backend in backends:
         for number in range(1, runs + 1):

@@ -1,6 +1,6 @@
 """Simulation: runs a program of asynchooks in virtual time. A reader starts here.
 
-It knows nothing of workers, delays and protocols; those wait through its kernel.
+Nothing here depends on workers, delays and protocols; those wait through its kernel.
 """
 
 from __future__ import annotations
@@ -8,32 +8,33 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib import import_module
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from .._engine import EngineTask
+from .._engine.base import EngineTask
 from .._errors import SimulationError
-from .._global_step import GlobalStep
-from ._cluster import Cluster
-from ._delays import Delay
-from ._kernel import Kernel
-from ._network import Queue
-from ._rare_collections import rare_collections
-from ._real_sleep import no_real_sleep
-from ._recording import Recording
-from ._streams import Streams
+from .._step.global_step import GlobalStep
+from ..protocols import Protocol
+from .cluster._cluster import Cluster, Failure
+from .cluster._network import Queue
+from .delays._arguments import checked_count
+from .delays._light_tails import Delay
+from .delays._streams import Streams
+from .kernel._interpreter import no_real_sleep, rare_collections
+from .kernel._kernel import Kernel, Until
+from .kernel._recording import Recording
+from .kernel._standstill import Standstill
 
 Backend = Literal["asyncio", "trio", "turbo"]
-Until = float | Callable[[], bool]
 
 _KERNELS = {
-    "asyncio": ("._asyncio", "AsyncioKernel"),
-    "trio": ("._trio", "TrioKernel"),
-    "turbo": ("._turbo", "TurboKernel"),
+    "asyncio": (".kernel._asyncio", "AsyncioKernel"),
+    "trio": (".kernel._trio", "TrioKernel"),
+    "turbo": (".kernel._turbo", "TurboKernel"),
 }
 _running: ContextVar[Simulation | None] = ContextVar("asynchooks_simulation", default=None)
 
@@ -41,21 +42,20 @@ _running: ContextVar[Simulation | None] = ContextVar("asynchooks_simulation", de
 class Simulation:
     """One run of a program in virtual time: sessions, hooks and workers, none of them changed.
 
-    Time begins at 0.0 and jumps to the next moment at which somebody is to be woken; each sleep
-    ends at exactly its time. Equal times are served in the order of asking. The same program with
-    the same seed does the same on every backend, in every process, if it waits only through
-    asynchooks.
+    Time begins at 0.0 and jumps to the next time at which a task is to wake; each sleep ends at
+    exactly its time. Equal times are served in the order of asking. A program that waits only
+    through asynchooks does the same for the same seed, on every backend and in every process.
 
     You make it and run it, once.
 
     Args:
         seed: of every random number, an integer >= 0.
-        backend: "asyncio" and "trio" run an event loop, in which whatever is built on anyio works
+        backend: "asyncio" and "trio" run an event loop, in which all that is built on anyio works
             (sleep, timeouts, task groups, streams). "turbo" runs none: it is several times
             faster, and takes programs that wait through asynchooks only.
         shuffle_ties: serve equal times in an order drawn from the seed, to explore schedules.
         max_turns: how often a task may run at one virtual time before that is an error, >= 1.
-        keep_trace: keep what happened in `trace`.
+        keep_trace: record what happens in `trace`.
 
     Example:
         simulation = Simulation(seed=7)
@@ -78,8 +78,7 @@ class Simulation:
     ) -> None:
         if backend not in get_args(Backend):
             raise ValueError(f"backend is {backend!r}; give one of {', '.join(get_args(Backend))}")
-        if not isinstance(max_turns, int) or max_turns < 1:
-            raise ValueError(f"max_turns is {max_turns!r}; give an integer >= 1")
+        max_turns = checked_count("max_turns", max_turns, least=1)
         self.seed = seed
         self.backend = backend
         self.streams = Streams(seed)
@@ -93,27 +92,30 @@ class Simulation:
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
         self._is_over = False
+        self.standstill = Standstill()
+        """Checks that anything but failures happens; for clusters."""
 
     def run(
         self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
     ) -> Any:
         """Run `main(*args)`, and every task that it starts, and return its value.
 
-        It ends with main, or when `until` comes, or with the first error of a task, which leaves
-        as itself. What still runs then is cancelled, and its clean-up runs, in virtual time.
+        It ends with main, at `until`, or with the first error of a task, which is raised as it
+        is. Tasks that still run then are cancelled; their clean-up runs in virtual time.
 
         Args:
             main: an async function; it starts further tasks by `start`.
-            until: the last virtual time whose events happen, in seconds >= 0; or a condition that
-                is looked at after every event (`at_step` gives one); None: until main ends.
+            until: the last virtual time at which events happen, in seconds >= 0; or a condition
+                that is checked after every event (`at_step` gives one); None: until main ends.
 
         Returns:
-            What main returned; None, if `until` came first.
+            What main returned; None, if it ended at `until`.
 
         Raises:
-            SimulationError: it ran already, or another runs in this thread, or an event loop.
-            DeadlockError: all tasks wait, and nothing is left to wake them.
-            LivelockError: tasks go on without spending time.
+            SimulationError: it has run, or another one or an event loop runs in this thread.
+            DeadlockError: all tasks wait, and nothing is left to wake them, or only failures of a
+                cluster that repeat for ever.
+            LivelockError: tasks run on without spending time, or a cluster without an update.
             OutsideWorkError: the program does real I/O, or really sleeps.
             ForeignAwaitError: "turbo" met an await of another library.
         """
@@ -122,7 +124,8 @@ class Simulation:
         stop_at, condition = _check_until(until)
         _refuse_nesting()
         kernel = self._kernel = self._new_kernel()
-        kernel.stop_when(stop_at, condition)
+        by_time = condition is not None and not isinstance(condition, _AtStep)
+        kernel.stop_when(stop_at, condition, by_time=by_time)
 
         async def run_main() -> None:
             self._value = await main(*args)
@@ -156,7 +159,7 @@ class Simulation:
         return self._kernel
 
     def sleep(self, secs: float) -> Awaitable[None]:
-        """Suspend for exactly that many virtual seconds, >= 0. Cancellation safe."""
+        """Suspend for exactly this many virtual seconds, >= 0. Cancellation safe."""
         return self.kernel.sleep(secs)
 
     def start(
@@ -164,7 +167,7 @@ class Simulation:
     ) -> EngineTask:
         """Start `fn(*args)` as a task; it can be cancelled and waited for.
 
-        Tasks run in order of starting. An error of one ends the simulation, and leaves as itself.
+        Tasks run in order of starting. An error of a task ends the simulation, which raises it.
         """
         return self.kernel.start(fn, *args, name=name)
 
@@ -173,31 +176,56 @@ class Simulation:
         return self.kernel.quiescence()
 
     def outside_work(self) -> AbstractContextManager[None]:
-        """Within the block virtual time stands still: something outside of the simulation works.
+        """Within the block virtual time stands still, for work outside of the simulation.
 
-        Only needed for what the event loop cannot see: threads of `anyio.to_thread` are seen.
+        Only needed for work that the event loop does not know of: it knows the threads of
+        `anyio.to_thread`.
         """
         return self.kernel.outside_work()
 
-    def cluster(self, num_workers: int, **options: Any) -> Cluster:
+    def cluster(
+        self,
+        num_workers: int,
+        *,
+        parameters: Any = None,
+        protocol: Protocol | None = None,
+        compute: Delay | None = None,
+        pull: Delay | None = None,
+        push: Delay | None = None,
+        service: Delay | None = None,
+        failures: Sequence[Failure] = (),
+        learning_rate: float | Callable[[int], float] = 0.1,
+        update: Callable[[Any, Any, float], Any] | None = None,
+        keep_timeline: bool = False,
+    ) -> Cluster:
         """Workers around one parameter server, simulated; the options are those of `Cluster`.
 
-        Of several in one simulation each draws random numbers of its own.
+        Each cluster of a simulation draws its own random numbers.
         """
-        self._num_clusters += 1
         streams = self.streams
-        if self._num_clusters > 1:
-            streams = Streams(self.seed, branch=f"cluster {self._num_clusters}/")
-        return Cluster(self, num_workers, streams=streams, **options)
+        if self._num_clusters:
+            streams = Streams(self.seed, branch=f"cluster {self._num_clusters + 1}/")
+        token = _running.set(self)  # the protocol may read the time already
+        try:
+            cluster = Cluster(
+                self, num_workers, parameters=parameters, protocol=protocol, compute=compute,
+                pull=pull, push=push, service=service, failures=failures,
+                learning_rate=learning_rate, update=update, keep_timeline=keep_timeline,
+                streams=streams, standstill=self.standstill,
+            )  # fmt: skip
+        finally:
+            _running.reset(token)
+        self._num_clusters += 1
+        return cluster
 
     def queue(self, service: Delay, *, num_servers: int = 1) -> Queue:
         """Servers with one queue, first come first served; within the run.
 
-        Each draws service times of its own.
+        Each queue draws its own service times.
 
         Args:
             service: seconds that a request takes once it is its turn.
-            num_servers: how many are served side by side, >= 1.
+            num_servers: requests that are served at the same time, >= 1.
         """
         self._num_queues += 1
         name = f"queue {self._num_queues}"
@@ -207,6 +235,13 @@ class Simulation:
         """Add a line to the trace, if it is kept."""
         if self.recording is not None:
             self.recording.note(self.now, what)
+
+    def __repr__(self) -> str:
+        if self._kernel is None:
+            when = "not begun"
+        else:
+            when = f"{'over' if self._is_over else 'running'} at {self.now!r} virtual seconds"
+        return f"<Simulation seed={self.seed!r} backend={self.backend!r}, {when}>"
 
     @property
     def trace(self) -> Recording:
@@ -230,7 +265,18 @@ def current_simulation() -> Simulation:
 
 def at_step(global_step: GlobalStep, step: int) -> Callable[[], bool]:
     """For `until`: whether the global step has been reached."""
-    return lambda: global_step.value >= step
+    return _AtStep(global_step, step)
+
+
+class _AtStep:
+    """A condition that passing time alone does not fulfil."""
+
+    def __init__(self, global_step: GlobalStep, step: int) -> None:
+        self._global_step = global_step
+        self._step = step
+
+    def __call__(self) -> bool:
+        return self._global_step.value >= self._step
 
 
 def _check_until(until: Until | None) -> tuple[float, Callable[[], bool] | None]:
@@ -267,7 +313,7 @@ def _refuse_nesting() -> None:
 
 
 def _shuffled(streams: Streams) -> Iterator[int]:
-    """Orders that decide among equal times by chance, and differ."""
+    """Distinct orders that put equal times in a random order."""
     generator = streams.generator(0, "ties")
     for number in itertools.count(0, 1024):
         for place, key in enumerate(generator.integers(1, 1 << 62, 1024).tolist()):

@@ -2,10 +2,10 @@
 
 TensorFlow's default graph is a stack of the thread, and all tasks of an event loop share one
 thread. So every coroutine that a session drives (hooks, step_fn, side tasks) has its session's
-graph as the default one whenever it runs, and leaves the stack as it was whenever it waits; use
-`in_graph` for coroutines of your own. What cannot be cured: scopes of names, devices and control
-dependencies belong to the graph and the thread, not to the task. On a graph that several workers
-share, leave them before the first `await`.
+graph as the default one whenever it runs, and restores the stack whenever it waits; use `in_graph`
+for coroutines of your own. This does not cover scopes of names, devices and control dependencies:
+they belong to the graph and the thread, not to the task. On a graph that several workers share,
+leave them before the first `await`.
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ try:
     import tensorflow  # noqa: F401  # type: ignore[import-untyped]
 except ImportError as error:
     raise ImportError(
-        "TensorFlow is not installed, and this needs it: pip install 'asynchooks[tensorflow]'. "
+        "TensorFlow is not installed, which asynchooks.tf needs: "
+        "pip install 'asynchooks[tensorflow]'. "
         "Without it, train a step function: "
         "MonitoredSession(hooks, FunctionSessionCreator(step_fn))"
     ) from error
 
 from tensorflow.compat.v1.train import Scaffold
 
+from .._later import listing
 from ..hooks import CheckpointSaverHook
-from ._checkpoint_object import TensorFlowSaver
-from ._cluster_task import ClusterTask
-from ._creators import ChiefSessionCreator, WorkerSessionCreator
-from ._graph import in_graph
 from ._profiler import ProfilerHook
-from ._sessions import MonitoredTrainingSession, SingularMonitoredSession
-from ._sync_hook import sync_hook
+from .bridges._sync_hook import sync_hook
+from .checkpoint._object import TensorFlowSaver
+from .cluster._task import ClusterTask
+from .graph._creators import ChiefSessionCreator, WorkerSessionCreator
+from .graph._default_graph import in_graph
+from .graph._session import GraphCoordinator
+from .graph._sessions import MonitoredTrainingSession, SingularMonitoredSession
 
 if TYPE_CHECKING:
-    from ._keras import HooksCallback as HooksCallback
+    from .bridges._keras import HooksCallback as HooksCallback
 
 __all__ = [
     "CheckpointSaverHook",
     "ChiefSessionCreator",
     "ClusterTask",
+    "GraphCoordinator",
     "HooksCallback",
     "MonitoredTrainingSession",
     "ProfilerHook",
@@ -50,10 +54,12 @@ __all__ = [
     "sync_hook",
 ]
 
+__dir__ = listing(__name__)
+
 
 def __getattr__(name: str) -> Any:
     if name == "HooksCallback":  # Keras takes a second to import
-        from ._keras import HooksCallback
+        from .bridges._keras import HooksCallback
 
         return HooksCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

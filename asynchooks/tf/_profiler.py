@@ -9,12 +9,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import timeline
 
-from .._engine import current_engine
+from .._engine.current import current_engine
+from .._engine.threads import run_blocking
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from .._raw_session import raw_session_of
-from .._timer import SecondOrStepTimer
-from .._work_thread import run_blocking
-from ._graph import check_graph_session
+from ..backends._raw_session import raw_session_of
+from ..hooks._arguments import as_timer
+from ..hooks._summaries import tensorflows_writer
+from .graph._default_graph import check_graph_session
 
 logger = logging.getLogger("asynchooks")
 
@@ -49,6 +50,11 @@ class ProfilerHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
+    _shown = (
+        ("save_steps", "_timer._every_steps"),
+        ("save_secs", "_timer._every_secs"),
+        ("output_dir", "_directory"),
+    )
 
     def __init__(
         self,
@@ -58,7 +64,7 @@ class ProfilerHook(SessionRunHook):
         show_dataflow: bool = True,
         show_memory: bool = False,
     ) -> None:
-        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
+        self._timer = as_timer(save_secs=save_secs, save_steps=save_steps)
         self._directory = os.fspath(output_dir)
         self._show_dataflow = show_dataflow
         self._show_memory = show_memory
@@ -66,7 +72,7 @@ class ProfilerHook(SessionRunHook):
 
     async def begin(self) -> None:
         check_graph_session(self)
-        self._writer = v1.summary.FileWriterCache.get(self._directory)
+        self._writer = tensorflows_writer(self._directory)
         self._has_run = False
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:

@@ -8,6 +8,7 @@ import threading
 from collections import namedtuple
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -20,11 +21,14 @@ from asynchooks import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
+    SharedSessionCreator,
     StepFunctionError,
     StopAtStepHook,
     StopTraining,
 )
 from asynchooks.testing import RecordingHook
+
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -171,6 +175,18 @@ async def test_feeds_that_do_not_fit_are_told() -> None:
     with pytest.raises(FeedError, match=r"missing \['x'\]"):
         await run_once(FunctionSessionCreator(lambda x: {"x": x}), "x")
 
+    def needs(images: Any, rate: float = 0.1) -> dict[str, Any]:
+        return {}
+
+    with pytest.raises(FeedError) as caught:
+        await run_once(FunctionSessionCreator(needs), [], {"image": 1})
+    assert str(caught.value) == (
+        "the step function test_feeds_that_do_not_fit_are_told.<locals>.needs got feeds named "
+        "['image']: unknown ['image'], missing ['images']; it takes ['images', 'rate'], of which "
+        "it needs ['images']. Feed its parameters by their names, and nothing else: "
+        'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'
+    )
+
 
 async def test_run_options_belong_to_graphs() -> None:
     async with MonitoredSession([], FunctionSessionCreator(step)) as session:
@@ -211,3 +227,69 @@ def test_runs_in_many_threads_are_all_counted() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert session.read_step() == session.global_step.value == 20_000
+
+
+def says(*steps: int | None) -> FunctionSessionCreator:
+    """A creator whose step function says these steps, None for none."""
+    left = iter(steps)
+
+    def step() -> dict[str, int]:
+        said = next(left)
+        return {} if said is None else {"global_step": said}
+
+    return FunctionSessionCreator(step)
+
+
+@pytest.mark.parametrize("before", [(7,), (7, 7), (None, 7), (7, None)])
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+async def test_a_step_that_goes_back_is_an_error(before: Any, step_runner: Any) -> None:
+    async with MonitoredSession([], says(*before, 5), step_runner=step_runner) as session:
+        for _ in before:
+            await session.run([])
+        known = session.global_step.value
+        with pytest.raises(
+            StepFunctionError, match=f'"global_step" is 5, .* was at {known} before'
+        ):
+            await session.run([])
+        assert session.global_step.value == known
+
+
+async def test_a_step_below_the_initial_one_is_an_error() -> None:
+    creator = FunctionSessionCreator(lambda: {"global_step": 1}, initial_step=10)
+    with pytest.raises(StepFunctionError, match='"global_step" is 1, and the step was at 10'):
+        await run_once(creator, [])
+
+
+async def test_a_step_that_stands_still_is_none() -> None:
+    async with MonitoredSession([], says(3, 3, 4, 4)) as session:
+        for expected in (3, 3, 4, 4):
+            await session.run([])
+            assert session.global_step.value == expected
+
+
+async def test_a_run_that_ends_after_a_later_one_may_say_an_earlier_step() -> None:
+    """Where async calls overlap, each says the step that it has made itself."""
+    said, may_return = [0], [anyio.Event() for _ in range(4)]
+
+    async def step() -> dict[str, int]:
+        said[0] += 1
+        made = said[0]
+        await may_return[made].wait()
+        return {"global_step": made}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    may_return[1].set()
+    async with (
+        MonitoredSession([], creator) as one,
+        MonitoredSession([], creator) as other,
+        anyio.create_task_group() as group,
+    ):
+        await one.run([])
+        group.start_soon(one.run, [])
+        await settle()
+        group.start_soon(other.run, [])
+        await settle()
+        may_return[3].set()
+        await one.global_step.wait_for(3)
+        may_return[2].set()
+    assert one.global_step.value == 3

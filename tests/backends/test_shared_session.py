@@ -17,7 +17,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -108,7 +108,7 @@ async def test_a_worker_cancelled_while_it_queues_to_open_lets_the_next_open() -
                 await settle()
                 scope.cancel()
         may_begin.set()
-    assert opened == ["first", "third"]
+    assert sorted(opened) == ["first", "third"]  # once both have begun, either may be first
     assert raw.is_closed
 
 

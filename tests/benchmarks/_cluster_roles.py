@@ -22,8 +22,7 @@ import anyio.to_thread
 import tensorflow as tf
 
 from asynchooks import ClusterTask, MonitoredSession
-from asynchooks.tf._board_ops import BoardOps
-from asynchooks.tf._board_pieces import NEVER, Place
+from asynchooks.tf.cluster._membership_table import NEVER, MembershipTable, Place
 
 from ._cluster_model import creator, model, until_told
 from ._cluster_training import final_step, train
@@ -132,18 +131,18 @@ def bytes_to(task: ClusterTask) -> tuple[int, int]:
     return num_bytes, num_segments
 
 
-# What telling others costs in a run.
+# The cost of notifications in a run.
 
 
-def notices(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int) -> None:
-    """Answer the median ms of a run by what it rings: nobody, or so many boxes, due or not."""
-    graph, step, train_op = model(task, "notices", is_dense=False)
-    board = BoardOps(graph, Place.of(step))
+def notifications(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int) -> None:
+    """Answer the median ms of a run by the subscribers it notifies: none or some, due or not."""
+    graph, step, train_op = model(task, "notifications", is_dense=False)
+    table = MembershipTable(graph, Place.of(step))
     with graph.as_default():
         request, initialize = v1.placeholder(tf.int64, (None,)), v1.global_variables_initializer()
-    prepare, arm = board.prepare(), board.arm(request)
+    prepare, arm = table.prepare(), table.arm(request)
     fetched = {"a bare step": train_op, "a step, and its value": [train_op, step]}
-    fetched |= {f"{size} boxes": board.notice_after(train_op, size) for size in sizes}
+    fetched |= {f"{size} subscribers": table.notification_after(train_op, size) for size in sizes}
     with v1.Session(task.target, graph=graph, config=task.config) as session:
         session.run([initialize, prepare])
         runs = {name: session.make_callable(each) for name, each in fetched.items()}
@@ -165,7 +164,7 @@ def notices(pipe: Connection, task: ClusterTask, sizes: list[int], num_runs: int
     pipe.send({name: statistics.median(each) * 1e3 for name, each in found.items()})
 
 
-ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notices)}
+ROLES = {each.__name__: each for each in (train, final_step, publish, wait, notifications)}
 
 
 def play(pipe: Connection, cluster: dict[str, list[str]], job: str, index: int, size: int) -> None:

@@ -197,7 +197,7 @@ def throughput() -> None:
 
 def publishing() -> None:
     with running_cluster(1, 1) as (_, worker):
-        worker.tell("notices", sizes=SIZES, num_runs=300)
+        worker.tell("notifications", sizes=SIZES, num_runs=300)
         found = worker.heard()
     bare = found["a bare step"]
     rows = [[name, f"{each:.2f}", f"{each / bare:.2f}"] for name, each in found.items()]

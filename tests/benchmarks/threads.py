@@ -22,7 +22,7 @@ NUM_OVERLAP_ROUNDS, NUM_SLEEPS = 3, 50
 SLEEP_SECS = 0.02
 
 HAND_OVER = "threaded step: hand-over (thread - inline) / anyio.to_thread.run_sync, nothing done"
-OVERLAP = f"two workers, one creator, step sleeps {SLEEP_SECS * 1e3:.0f} ms, auto: wall / of one"
+OVERLAP = f"two workers, thread-safe step sleeps {SLEEP_SECS * 1e3:.0f} ms, auto: wall / of one"
 MEASURES = [Measure(HAND_OVER, "<= 0.60"), Measure(OVERLAP, "<= 1.15")]
 
 
@@ -48,7 +48,7 @@ async def hand_over() -> str:
 
 async def wall(num_workers: int, num_steps: int) -> None:
     """As many steps of each worker, from before its session opens until it has closed."""
-    creator = SharedSessionCreator(FunctionSessionCreator(sleep))
+    creator = SharedSessionCreator(FunctionSessionCreator(sleep, thread_safe=True))
 
     async def work() -> None:
         async with MonitoredSession([], creator, step_runner="auto") as session:

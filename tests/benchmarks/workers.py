@@ -55,7 +55,8 @@ def tensorflow_model() -> Model:
 
 def function_model() -> Model:
     model = BusyModel()
-    return FunctionSessionCreator(model.step), "loss", lambda session: model.runs_started
+    creator = FunctionSessionCreator(model.step, thread_safe=True)
+    return creator, "loss", lambda session: model.runs_started
 
 
 MODELS = {"TensorFlow": tensorflow_model, "function": function_model}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._errors import CheckpointError
-from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Retention
+from asynchooks._errors import CheckpointError, MetricError
+from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Mode, Retention, _writing
 from asynchooks.checkpoints._manifest import read_manifest
 
 from .stores import names_in, newest_step, opened, save, steps_in, writer
@@ -101,6 +101,58 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         )
     assert [type(each) for each in (saved.step, saved.seconds, saved.metric)] == [int, float, float]
     assert saved.metric == float(np.float32(0.1))
+
+
+def test_a_metric_that_is_found_later_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
+    with opened(tmp_path, retention=Retention(keep_best=1)) as directory:
+        saved = directory.save(3, writer())
+        directory.save(4, writer(), metric=2.0)
+        assert not directory.set_metric(5, 0.5)
+        assert directory.set_metric(3, 1)
+        best = directory.best()
+        assert best is not None
+        assert (best.step, best.metric, best.serial) == (3, 1.0, saved.serial)
+        assert names_in(tmp_path) == ["model.ckpt-3", "model.ckpt-4"]
+        with pytest.raises(MetricError, match="NaN"):
+            directory.set_metric(3, float("nan"))
+    with pytest.raises(RuntimeError, match="is not open"):
+        directory.set_metric(3, 1.0)
+
+
+def test_a_kill_while_a_metric_is_written_leaves_the_checkpoint_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as directory:
+        directory.save(3, writer())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", _killed)
+            patch.setattr(_writing, "remove_tree", _killed)
+            with pytest.raises(KeyboardInterrupt):
+                directory.set_metric(3, 1.0)
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".new-")]
+    with opened(tmp_path) as directory:
+        found = directory.newest_intact()
+        assert found is not None
+        assert (found.step, found.metric) == (3, None)
+        assert not [name for name in os.listdir(tmp_path) if name.startswith(".new-")]
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_is_better_would_be_among_the_best_and_equals_none(tmp_path: Path, mode: Mode) -> None:
+    sign = 1.0 if mode is Mode.MIN else -1.0
+    with opened(tmp_path, retention=Retention(keep_best=2, mode=mode)) as directory:
+        assert directory.is_better(sign * 9)
+        directory.save(1, writer(), metric=sign * 3)
+        assert directory.is_better(sign * 9)
+        directory.save(2, writer(), metric=sign * 5)
+        found = [directory.is_better(sign * each) for each in (2, 3, 4, 5, 6)]
+        assert found == [True, True, True, False, False]
+    with opened(tmp_path, retention=Retention()) as directory:
+        assert not directory.is_better(-9)
 
 
 def test_other_names_are_left_alone_and_do_not_count(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from asynchooks._errors import CheckpointError, CheckpointInUseError
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .stores import REPOSITORY, names_in, opened, run_python, writer
+from .stores import REPOSITORY, names_in, newest_step, opened, run_python, writer
 
 HOLD = """
 import os, sys
@@ -80,6 +82,92 @@ def test_a_stale_pid_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("999999999\n")
     with opened(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("text", ["\0\0\0", "12\0\0", "", "\n", "77\r\n"])
+def test_a_lock_that_a_crash_cut_off_is_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lock").write_text(text)
+    with opened(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def linked(lock: Path) -> None:
+    lock.symlink_to("precious")
+
+
+def linked_to_nothing(lock: Path) -> None:
+    (lock.parent / "precious").rename(lock.parent / "moved")
+    lock.symlink_to("precious")
+
+
+def linked_hard(lock: Path) -> None:
+    os.link(lock.parent / "precious", lock)
+
+
+def bound(lock: Path) -> None:
+    here = Path.cwd()
+    os.chdir(lock.parent)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(lock.name)
+    os.chdir(here)
+
+
+def of_gigabytes(lock: Path) -> None:
+    lock.touch()
+    os.truncate(lock, 3 << 30)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (linked, "lock is a symlink where a file was written"),
+        (linked_to_nothing, "lock is a symlink where a file was written"),
+        (linked_hard, "it holds something else than a process id"),
+        (lambda lock: lock.write_text("nonsense"), "it holds something else than a process id"),
+        (lambda lock: lock.write_text("-5"), "it holds something else than a process id"),
+        (of_gigabytes, "it holds something else than a process id"),
+        (os.mkfifo, "lock is a special file where a file was written"),
+        (bound, "lock is a special file where a file was written"),
+        (Path.mkdir, "lock is a directory where a file was written"),
+        (lambda lock: lock.symlink_to("lock"), "lock is a symlink where a file was written"),
+    ],
+)  # fmt: skip
+def test_what_is_named_like_the_lock_and_is_none_stays_as_it_is(
+    tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "precious").write_text("of years of work")
+    make(path / "lock")
+    before = os.lstat(path / "lock")
+    with pytest.raises(CheckpointError, match=f"is not the lock of a run .{words}") as caught:
+        CheckpointDirectory(path).open()
+    assert "move it away, or give another directory" in str(caught.value)
+    assert os.path.samestat(before, os.lstat(path / "lock"))
+    assert os.lstat(path / "lock").st_size == before.st_size
+    [kept] = [each for each in path.iterdir() if each.name in ("precious", "moved")]
+    assert kept.read_text() == "of years of work"
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("disk")
+    with opened(tmp_path / "data" / "run") as directory:
+        directory.save(1, writer())
+        with pytest.raises(CheckpointInUseError, match="this process uses it already"):
+            CheckpointDirectory(tmp_path / "disk" / "run").open()
+    (tmp_path / "run").symlink_to("disk/run")
+    with opened(tmp_path / "run") as directory:
+        directory.save(2, writer())
+    assert newest_step(tmp_path / "data" / "run") == 2
+
+
+def test_a_lock_that_is_replaced_by_a_link_to_it_is_missed(tmp_path: Path) -> None:
+    with opened(tmp_path) as directory:
+        (tmp_path / "lock").rename(tmp_path / "moved")
+        (tmp_path / "lock").symlink_to("moved")
+        with pytest.raises(CheckpointError, match="is not the file that open.. locked"):
+            directory.save(1, pytest.fail)
 
 
 def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_not_lock(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import socket
+import subprocess
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asynchooks._errors import CheckpointVersionError, DamagedCheckpointError
-from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
+from asynchooks.checkpoints import CheckpointDirectory, _manifest
 from asynchooks.checkpoints._manifest import read_manifest
 
-from .stores import newest_step, opened, rewrite, save, steps_in
+from .stores import newest_step, opened, rewrite, save, steps_in, writer
 
 FILES = ["model.ckpt-2", "model.ckpt-2.index", "hooks.json", "manifest.json"]
 
@@ -91,6 +95,29 @@ def replaced_by_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def replaced_by_socket(path: Path) -> None:
+    path.unlink()
+    here = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket may have some 100 characters
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+    os.chdir(here)
+
+
+def replaced_by_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def replaced_by_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def replaced_by_gigabytes(path: Path) -> None:
+    os.truncate(path, 3 << 30)  # sparse: it takes no room on the disk
+
+
 def ended_with_newline(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
 
@@ -113,7 +140,8 @@ def grown(path: Path) -> None:
         ("model.ckpt-2", replaced_by_symlink, "model.ckpt-2 is a symlink where a file"),
         ("model.ckpt-2", replaced_by_fifo, "model.ckpt-2 is a special file where a file"),
         ("manifest.json", replaced_by_symlink, "manifest.json is a symlink where a file"),
-        ("manifest.json", replaced_by_directory, "cannot be read: [Errno 21] Is a directory"),
+        ("manifest.json", replaced_by_directory, "manifest.json is a directory where a file"),
+        ("manifest.json", replaced_by_fifo, "manifest.json is a special file where a file"),
         ("extra", Path.touch, "extra is an unknown file, not listed in manifest.json"),
         ("model.ckpt-2.parts/x", Path.touch, "model.ckpt-2.parts/x is an unknown file"),
         ("model.ckpt-2.parts/manifest.json", Path.touch, "is an unknown file"),
@@ -138,6 +166,92 @@ def test_a_renamed_checkpoint_is_damaged(newest: Path, caplog: pytest.LogCapture
     newest.rename(newest.parent / "model.ckpt-9")
     assert newest_step(newest.parent) == 1
     assert "its manifest is that of model.ckpt-2: it was renamed" in caplog.text
+
+
+HARMS = [
+    replaced_by_fifo, replaced_by_socket, replaced_by_loop, replaced_by_device,
+    replaced_by_directory, replaced_by_gigabytes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_file_of_its_size_is_neither_waited_for_nor_read(
+    newest: Path, name: str, harm: Callable[[Path], object]
+) -> None:
+    directory = CheckpointDirectory(newest.parent)
+    checkpoint = directory.checkpoints()[-1]
+    harm(newest / name)
+    tracemalloc.start()
+    try:
+        assert newest_step(newest.parent) == 1
+        assert name in damage_of(newest)
+        if name == "hooks.json":
+            with pytest.raises(DamagedCheckpointError, match=r"hooks\.json"):
+                directory.read_extra(checkpoint, name)
+        with opened(newest.parent) as again:
+            again.save(3, writer())
+        assert newest_step(newest.parent) == 3
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", [".new-model.ckpt-3-3", ".old-model.ckpt-3-0"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_leftovers_that_hold_no_file_of_their_size_are_swept(
+    newest: Path, name: str, harm: Callable[[Path], object]
+) -> None:
+    save(newest.parent, 3)
+    (newest.parent / "model.ckpt-3").rename(newest.parent / name)
+    harm(newest.parent / name / "manifest.json")
+    with opened(newest.parent):
+        assert steps_in(newest.parent) == [1, 2]
+    assert not (newest.parent / name).exists()
+
+
+def test_a_link_among_the_leftovers_becomes_no_checkpoint(newest: Path, tmp_path: Path) -> None:
+    newest.rename(tmp_path / "elsewhere")
+    (tmp_path / ".new-model.ckpt-2-2").symlink_to("elsewhere")
+    with opened(tmp_path):
+        assert steps_in(tmp_path) == [1]
+    assert (tmp_path / "elsewhere" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("name", "depth", "step"), [("d", 1100, 2), ("d" * 250, 20, 1)])
+def test_directories_deeper_than_recursion_are_walked_and_than_paths_may_be_are_damage(
+    newest: Path, name: str, depth: int, step: int
+) -> None:
+    here = Path.cwd()
+    os.chdir(newest)
+    for _ in range(depth):
+        os.mkdir(name)
+        os.chdir(name)
+    os.chdir(here)
+    try:
+        assert newest_step(newest.parent) == step
+        newest.rename(newest.parent / ".new-model.ckpt-3-3")  # it is removed, or logged
+        with opened(newest.parent) as directory:
+            directory.save(4, writer())
+    finally:
+        left = newest.parent / ".new-model.ckpt-3-3"
+        subprocess.run(["rm", "-rf", newest, left], check=True)  # pytest's own is recursive
+
+
+def test_a_manifest_that_would_be_too_large_to_read_is_not_written(
+    newest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_manifest, "MAX_BYTES", 1000)
+    words = r"model.ckpt-3 is not saved: to name its 9 files manifest.json would take 1,.* bytes"
+
+    def write(prefix: str) -> None:
+        for number in range(9):
+            Path(f"{prefix}.{number}").touch()
+
+    with opened(newest.parent) as directory, pytest.raises(CheckpointError, match=words):
+        directory.save(3, write)
+    assert steps_in(newest.parent) == [1, 2]
+    assert not [each for each in os.listdir(newest.parent) if each.startswith(".new")]
 
 
 @pytest.mark.parametrize("is_link", [True, False])
@@ -184,16 +298,48 @@ def test_a_manifest_with_the_same_content_is_intact(newest: Path) -> None:
     assert newest_step(newest.parent) == 2
 
 
+NO_STEPS: list[Any] = [True, "2", 2.0, -2, 1e400, math.nan, [2], None, 10**4000]
+NO_SERIALS: list[Any] = [True, "2", 2.0, 0, -1, 1e400, 10**30, {}]
+NO_SECONDS: list[Any] = [0.0, "inf", "nan", "-0x1p+1", "0x1p+99999", "0x" + "9" * 5000, [], True]
+NO_METRICS: list[Any] = [0.5, "nan", "0x1p+99999", "x", [], {}]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"version": "2"}, {"version": 0}, {"files": None}, {"files": [1]}, {"step": None},
         {"seconds": "x"},
         {"metric": 5}, {"serial": "x"}, {"files": {"a": {"size": 1}}}, {"format": "other"},
+        {"version": True}, {"version": 1.0}, {"version": [1]}, {"version": 1e400},
+        {"format": ["asynchooks checkpoint"]}, {"basename": 3}, {"basename": ["model.ckpt"]},
+        *({"step": each} for each in NO_STEPS),
+        *({"serial": each} for each in NO_SERIALS),
+        *({"seconds": each} for each in NO_SECONDS),
+        *({"metric": each} for each in NO_METRICS),
+        {"files": []}, {"files": 3}, {"files": {"a": 3}}, {"files": {"a": []}},
+        *({"files": {"a": {"size": each, "sha256": "0" * 64}}}
+          for each in (True, "1", 1.0, -1, 1e400, 10**30, None)),
+        *({"files": {"a": {"size": 1, "sha256": each}}} for each in ("", "0" * 63, "G" * 64, 3)),
+        *({"files": {each: {"size": 1, "sha256": "0" * 64}}}
+          for each in ("", "..", "../a", "a/../b", "/a", "a/", "./a", "a//b", "a\0b")),
     ],
+    ids=lambda changes: repr(changes)[:70],
 )  # fmt: skip
 def test_a_foreign_manifest_is_damage(newest: Path, changes: dict[str, object]) -> None:
     rewrite(newest / "manifest.json", **changes)
+    assert "manifest.json" in damage_of(newest)
+    assert newest_step(newest.parent) == 1
+    assert steps_in(newest.parent) == [1]
+    with opened(newest.parent) as directory:
+        directory.save(3, writer())
+
+
+def test_a_manifest_that_can_be_read_and_is_too_deep_to_be_compared_is_damage(newest: Path) -> None:
+    depth = 700  # the reader of JSON goes deeper than the writer
+    text = (newest / "manifest.json").read_text()
+    deep = text.replace('"metric": null', '"metric": ' + "[" * depth + "]" * depth)
+    assert deep != text
+    (newest / "manifest.json").write_text(deep)
     assert "manifest.json" in damage_of(newest)
     assert newest_step(newest.parent) == 1
 

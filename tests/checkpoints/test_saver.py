@@ -22,6 +22,13 @@ class Nothing:
         return "Nothing()"
 
 
+class Saves:
+    def save(self, path: str) -> None: ...
+
+    def __repr__(self) -> str:
+        return "Saves()"
+
+
 class PlainSaver:
     def save(self, path: str) -> None: ...
 
@@ -47,6 +54,7 @@ def test_savers_pass_with_and_without_snapshots() -> None:
     [
         (Nothing(), r"^Nothing\(\) is no saver; give an object with save\(path\) and restore"),
         (None, r"^None is no saver"),
+        (Saves(), r"^Saves\(\) is no saver, which has no restore; give an object with save"),
         (PlainSaver, r"it is a class: make an instance, PlainSaver\(\.\.\.\)"),
         (StateDictSaver, r"it is a class: make an instance, StateDictSaver\(\.\.\.\)"),
         (Model(), r"wrap it: StateDictSaver\(model=\.\.\.\)"),

@@ -237,6 +237,18 @@ def test_what_has_no_state_is_an_error_that_names_it(what: Any) -> None:
         StateDictSaver(model=what)
 
 
+def test_a_method_that_is_missing_is_named() -> None:
+    class Misspelt:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_statedict(self, state: dict[str, int]) -> None:
+            """Not what is called."""
+
+    with pytest.raises(TypeError, match=r"Misspelt .*, which has no load_state_dict; expected an"):
+        StateDictSaver(model=Misspelt())  # type: ignore[arg-type]
+
+
 def test_nothing_to_save_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"StateDictSaver\(model=model\)"):
         StateDictSaver()

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ TEXTS = st.text(st.characters())  # lone surrogates, too
 SCALARS = [
     *(np.float32(1.5), np.float64(-0.0), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True)),
     *(np.complex64(1 + 2j), np.str_(""), np.str_("a\0"), np.bytes_(b"a\0\0"), np.float16("nan")),
-    *(np.datetime64("2020-01-01", "s"), np.timedelta64("NaT")),
+    *(np.datetime64("2020-01-01", "s"), np.timedelta64("NaT", "s")),
     np.array((1, 2.5), "i4,>f8")[()],
 ]
 LEAVES = st.one_of(
@@ -350,6 +351,43 @@ def test_a_file_that_another_program_wrote_holds_no_state(tmp_path: Path) -> Non
     save_file({"w": np.zeros(2)}, str(tmp_path / "foreign"))
     with pytest.raises(DamagedCheckpointError, match="holds no state that asynchooks wrote"):
         read_state(str(tmp_path / "foreign"))
+
+
+@pytest.mark.parametrize("version", [True, 1.0, 0, -1, "2", None, [2], 1e400])
+def test_what_is_no_version_is_damage(tmp_path: Path, version: Any) -> None:
+    path = str(tmp_path / "state")
+    write_blocks(path, {}, {"asynchooks.state": json.dumps({"version": version, "state": 1})})
+    with pytest.raises(DamagedCheckpointError, match="holds no state that asynchooks wrote"):
+        read_state(path)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def linked_fifo(path: Path) -> None:
+    os.mkfifo(path.parent / "fifo")
+    path.symlink_to("fifo")
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [fifo, linked_fifo, endless, Path.mkdir])
+def test_what_is_no_regular_file_is_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "state")
+    words = "is damaged: state is a (special file|directory) where a file was written"
+    with pytest.raises(DamagedCheckpointError, match=words):
+        read_state(str(tmp_path / "state"))
+
+
+def test_a_link_to_a_state_is_read(tmp_path: Path) -> None:
+    write_state(str(tmp_path / "blob"), [1, 2])
+    (tmp_path / "state").symlink_to("blob")
+    assert read_state(str(tmp_path / "state")) == [1, 2]
 
 
 def test_a_newer_version_is_told_from_damage(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def _stuck(directory: Path, told: Connection, where: str, deadline_secs: f
             self.saver.save(path)
 
     hooks = [
-        PreemptionHook(deadline_secs=deadline_secs),
+        PreemptionHook(deadline_secs=deadline_secs, same_signal_secs=0.2),
         CheckpointSaverHook(directory, save_steps=2, saver=Saver(), listeners=[Tells(told)]),
     ]
     session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner="thread")
@@ -84,6 +84,34 @@ async def _stuck(directory: Path, told: Connection, where: str, deadline_secs: f
             await anyio.sleep_forever()
         with anyio.CancelScope(shield=True):
             await session.run([])
+
+
+def saving_slowly(directory: Path, backend: str, told: Connection) -> None:
+    """Three steps, and a wait that a stop ends; the last save takes 0.8 s."""
+    anyio.run(_saving_slowly, directory, told, backend=backend)
+
+
+async def _saving_slowly(directory: Path, told: Connection) -> None:
+    array = np.zeros(3)
+
+    def step() -> dict[str, float]:
+        array[:] += 1
+        return {}
+
+    class Saver:
+        saver = StateDictSaver(weights={"a": array})
+        restore = saver.restore
+
+        def save(self, path: str) -> None:
+            time.sleep(0.8 if array[0] else 0.0)
+            self.saver.save(path)
+
+    hooks = [PreemptionHook(), CheckpointSaverHook(directory, save_steps=10**9, saver=Saver())]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        for _ in range(3):
+            await session.run([])
+        told.send(("trained",))
+        await session.global_step.wait_for(10**9)
 
 
 def many(backend: str, told: Connection, number: int) -> None:

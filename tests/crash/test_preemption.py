@@ -17,7 +17,7 @@ import pytest
 from asynchooks import StateDictSaver
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .preempted import many, one, stuck, unread, with_faulthandler
+from .preempted import many, one, saving_slowly, stuck, unread, with_faulthandler
 from .programs import Running, running, server
 
 pytestmark = pytest.mark.timeout(100)
@@ -59,12 +59,32 @@ def test_a_second_signal_ends_the_process_at_once_by_that_signal(
         run.process.terminate()
         wait_for(run, "logged")
         assert run.process.pid is not None
+        time.sleep(0.3)  # longer than signals count as the same
         since = time.monotonic()
         os.kill(run.process.pid, second)
         run.join()
         assert time.monotonic() - since < 5
     assert run.process.exitcode == -second
     assert intact_steps(tmp_path) == [0, 2]
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("further", "pause_secs"),
+    [([signal.SIGTERM] * 3, 0.0), ([signal.SIGINT, signal.SIGUSR1] * 3, 0.1)],
+)
+def test_signals_that_follow_at_once_are_the_same_and_what_is_trained_is_saved(
+    tmp_path: Path, backend: str, further: list[signal.Signals], pause_secs: float
+) -> None:
+    with running(server(), saving_slowly, tmp_path, backend, Connection) as run:
+        wait_for(run, "trained")
+        assert run.process.pid is not None
+        for number in (signal.SIGTERM, *further):
+            os.kill(run.process.pid, number)
+            time.sleep(pause_secs)
+        run.join()
+    assert run.process.exitcode == 143
+    assert intact_steps(tmp_path) == [0, 3]
 
 
 @BACKENDS

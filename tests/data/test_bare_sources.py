@@ -22,8 +22,8 @@ from asynchooks.data import (
     take,
 )
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import Source, read_all, read_some, same
 
 pytestmark = pytest.mark.anyio

@@ -18,7 +18,7 @@ from asynchooks.data import (
     take,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .sources import Source, same, same_in_thread
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ import pytest
 from asynchooks import FunctionSessionCreator, InputError, InputStateError, MonitoredSession
 from asynchooks.data import batch, interleave, map_concurrent, prefetch, repeat, shuffle, take
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
 from .sources import read_all, same_in_thread
 
 pytestmark = pytest.mark.anyio

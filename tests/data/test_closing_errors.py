@@ -11,7 +11,7 @@ import pytest
 
 from asynchooks.data import batch, interleave, prefetch
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
 from .sources import BadRecordError, Source, read_all
 
 pytestmark = pytest.mark.anyio

@@ -9,13 +9,12 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StopTraining
-from asynchooks._stop import Stop
-from asynchooks.data import prefetch, shuffle
-from asynchooks.data._drawer import Drawer
-from asynchooks.data._draws import draws_of
+from asynchooks._engine.stop import Stop
+from asynchooks.data import batch, prefetch, shuffle
+from asynchooks.data._draws import Drawer, draws_of
 from asynchooks.data._training_end import TrainingEnd
 
-from ..helpers import settle
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -100,3 +99,25 @@ async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step(
     with pytest.raises(StopTraining), anyio.fail_after(10):
         await drawer.take(end)  # it was reached before
     await drawer.leave()
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+async def test_workers_that_open_an_input_together_agree_on_its_position(goes_back: bool) -> None:
+    draws = draws_of(batch(range(30), 3))
+    drawers = [Drawer(draws, object()) for _ in range(5)]
+    for each in drawers:
+        each.join()
+    if goes_back:
+        saved = draws.state_dict()
+        await drawers[0].take(None)
+        drawers[0].use()
+        draws.load_state_dict(saved)
+    async with anyio.create_task_group() as group:
+        for each in drawers:
+            group.start_soon(each.take, None)
+    for each in drawers:
+        each.use()
+    assert draws.state_dict()["items"] == 15
+    assert [await drawers[0].take(None), drawers[0].num_before] == [[15, 16, 17], 5]
+    for each in drawers:
+        await each.leave()

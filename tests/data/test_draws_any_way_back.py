@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asynchooks._hook_state import load_hooks, save_hooks
+from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.data import prefetch
-from asynchooks.data._drawer import Drawer
-from asynchooks.data._draws import Draws, draws_of
+from asynchooks.data._draws import Drawer, Draws, draws_of
 from asynchooks.hooks._input import InputPositionHook
 
 from .test_draws_back import drawn_from, use_next

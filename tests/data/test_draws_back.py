@@ -8,11 +8,10 @@ import anyio
 import pytest
 
 from asynchooks.data import _draws, prefetch, shuffle
-from asynchooks.data._drawer import Drawer
-from asynchooks.data._draws import Draws, draws_of
+from asynchooks.data._draws import Drawer, Draws, draws_of
 
-from ..helpers import settle
 from ..hooks.inputs import FromFunction, gated
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 

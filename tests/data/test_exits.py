@@ -22,8 +22,8 @@ from asynchooks.data import (
     take,
 )
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .recipes import MOST
 from .sources import BadRecordError, Source, only_on_asyncio, read_all, same, same_in_thread
 

@@ -10,7 +10,7 @@ import pytest
 
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, take
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
 from .sources import Calls, Source, read_all
 
 pytestmark = pytest.mark.anyio

@@ -37,7 +37,8 @@ from asynchooks.data import (
 )
 from asynchooks.data import shard as shard_of
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
+from ..support.faults import LOOPS, Halt
 from .recipes import MOST, Recipe, recipes
 from .sources import BadRecordError, read_all
 
@@ -47,14 +48,21 @@ pytestmark = pytest.mark.anyio
 class Faults:
     """What goes wrong in one life: the read, the call and the step that fail, counted down."""
 
-    def __init__(self, read: int = -1, call: int = -1, step: int = -1) -> None:
+    def __init__(
+        self,
+        read: int = -1,
+        call: int = -1,
+        step: int = -1,
+        error: type[BaseException] = BadRecordError,
+    ) -> None:
         self.left = {"read": read, "call": call, "step": step}
+        self.error = error
         self.num_open = 0
 
     def meet(self, what: str) -> None:
         self.left[what] -= 1
         if self.left[what] == -1:
-            raise BadRecordError(what)
+            raise self.error(what)
 
 
 class Leaf:
@@ -159,6 +167,8 @@ class Life:
     read: int
     call: int
     step: int
+    error: type[BaseException]
+    """What a read, call or step that fails raises."""
     num_waits: int
     """Of a reader, or of a step, with each item."""
     is_step_sync: bool
@@ -180,13 +190,14 @@ LIVES = st.builds(
     read=FAULT,
     call=FAULT,
     step=FAULT,
+    error=st.sampled_from([BadRecordError, Halt, pytest.skip.Exception]),
     num_waits=st.integers(0, 2),
     is_step_sync=st.booleans(),
     saves_inside=st.booleans(),
     goes_on_from=WHEN,
     is_threaded=st.booleans(),
 )
-UNDISTURBED = Life("plain", 1, 0, None, None, -1, -1, -1, 0, False, False, None, False)
+UNDISTURBED = Life("plain", 1, 0, None, None, -1, -1, -1, Halt, 0, False, False, None, False)
 
 
 def saved(stage: Stage[Any]) -> Any:
@@ -201,7 +212,7 @@ def leaves_of(error: BaseException) -> list[BaseException]:
 
 async def live(recipe: Recipe, life: Life, state: Any, is_empty: bool) -> tuple[list[Any], Any]:
     """What was used in it, and the position at its end."""
-    faults = Faults(life.read, life.call, life.step)
+    faults = Faults(life.read, life.call, life.step, life.error)
     stage = build_stage(recipe, life.variation, faults)
     if state is not None:
         stage.load_state_dict(state)
@@ -296,10 +307,10 @@ async def live(recipe: Recipe, life: Life, state: Any, is_empty: bool) -> tuple[
             raise
         except BaseExceptionGroup as error:
             found = leaves_of(error)
-            has_failed = any(isinstance(each, BadRecordError) for each in found)
+            has_failed = any(isinstance(each, life.error) for each in found)
             for each in found:
                 may_be = (
-                    isinstance(each, BadRecordError)
+                    isinstance(each, life.error)
                     or (is_empty and "has no items" in str(each))
                     or (life.cancel_after is not None and "was cancelled while it was" in str(each))
                     # another reader met the error, which ended the generator
@@ -313,6 +324,7 @@ async def live(recipe: Recipe, life: Life, state: Any, is_empty: bool) -> tuple[
     return checkpoint[0] if checkpoint else (used, after)
 
 
+@pytest.mark.parametrize("anyio_backend", LOOPS)
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=60,

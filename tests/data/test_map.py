@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from asynchooks.data import map_concurrent
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import Calls, read_all
 
 pytestmark = pytest.mark.anyio
@@ -150,7 +150,7 @@ async def test_it_never_holds_more_than_its_concurrency(
 
 def test_bad_arguments_say_what_to_give() -> None:
     with pytest.raises(TypeError, match="fn is 3; give a function that takes an item"):
-        map_concurrent(3, [1], 1)  # type: ignore[arg-type]
+        map_concurrent(3, [1], 1)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="concurrency is 0; give a whole number >= 1"):
         map_concurrent(str, [1], 0)
 

@@ -11,8 +11,8 @@ import pytest
 
 from asynchooks.data import map_concurrent
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import BadRecordError, Calls, Source, read_all
 
 pytestmark = pytest.mark.anyio

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks._engine import current_engine
+from asynchooks._engine.current import current_engine
 from asynchooks.data import map_concurrent
 from asynchooks.data._hop import Hop, Work
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
 from .sources import read_all
 
 pytestmark = pytest.mark.anyio

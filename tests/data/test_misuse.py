@@ -22,7 +22,7 @@ from asynchooks import (
 )
 from asynchooks.data import batch, interleave, map_concurrent, prefetch, shuffle
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
 from .sources import read_all, same
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +160,12 @@ async def test_async_functions_without_items_and_classes_are_no_sources() -> Non
         return [1]
 
     with pytest.raises(TypeError, match="that yields nothing returns no items: yield them"):
-        prefetch(read, 1)
+        prefetch(read, 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="A class is no source"):
         prefetch(list, 1)
+
+
+def test_a_plain_with_is_told_of_async_with() -> None:
+    with pytest.raises(TypeError, match="opened by `async with stage:`, not by `with stage:`"):
+        with prefetch(range(3), 1):
+            raise AssertionError("never entered")

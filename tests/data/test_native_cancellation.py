@@ -15,9 +15,9 @@ import pytest
 from asynchooks.data import Stage, batch, map_concurrent, prefetch
 from asynchooks.data._position import Phase
 
-from ..afterwards import nothing_left
-from ..helpers import settle
 from ..hooks.savers import threads_left
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from asynchooks.data import Stage, batch, interleave, prefetch, shard, shuffle, take
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .sources import Source, position, read_all, read_some
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +102,7 @@ def test_other_bad_arguments_say_what_to_give() -> None:
     with pytest.raises(ValueError, match="interleave got no sources; give at least one"):
         interleave([])
     with pytest.raises(TypeError, match="collate is 3; give a function that takes a list"):
-        batch([1], 1, collate=3)  # type: ignore[arg-type]
+        batch([1], 1, collate=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="source is 'a'; give a stage"):
         interleave("ab")
 

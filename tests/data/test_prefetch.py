@@ -10,8 +10,8 @@ import pytest
 
 from asynchooks.data import batch, prefetch, take
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import BadRecordError, Source, only_on_asyncio, read_all
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import pytest
 from asynchooks import InputError
 from asynchooks.data import interleave, prefetch, repeat, shuffle, take
 
-from ..afterwards import nothing_left
+from ..support.afterwards import nothing_left
 from .sources import Source, position, read_all, read_some
 
 pytestmark = pytest.mark.anyio
@@ -112,7 +112,7 @@ async def test_its_end_may_be_asked_for_again() -> None:
     async with repeat([1, 2], 2) as stage:
         assert await read_some(stage, 9) == [1, 2, 1, 2]
         assert await read_some(stage, 9) == []
-    async with repeat([], None) as stage:
+    async with repeat(list[int](), None) as stage:
         for _ in range(2):
             with pytest.raises(InputError, match="is empty, and is to be repeated for ever"):
                 await anext(stage)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asynchooks import InputStateError
-from asynchooks._hook_state import _decoded, _encoded
+from asynchooks._running.hook_state import _decoded, _encoded
 from asynchooks.data import Stage, batch, prefetch, take
 from asynchooks.data._saved import fingerprint
 
@@ -86,7 +86,7 @@ STATES: list[Any] = [
 
 def test_a_fingerprint_is_that_of_the_state_that_a_file_gives_back_and_of_no_other() -> None:
     again = [
-        json.loads(json.dumps(each, default=_encoded, sort_keys=True), object_hook=_decoded)
+        json.loads(json.dumps(each, default=_encoded, sort_keys=True), object_pairs_hook=_decoded)
         for each in STATES
     ]
     assert [fingerprint(each) for each in again] == [fingerprint(each) for each in STATES]

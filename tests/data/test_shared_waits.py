@@ -11,8 +11,8 @@ import pytest
 
 from asynchooks.data import Stage, map_concurrent, prefetch, repeat, shuffle, take
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import only_on_asyncio, same
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +77,7 @@ async def test_items_that_come_at_once_wake_as_many_readers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["prefetch", "map of it", "map"])
-async def test_what_somebody_else_cancels_below_a_task_is_an_error_and_nobody_hangs(
+async def test_a_wait_below_a_task_that_is_cancelled_elsewhere_fails_and_no_reader_hangs(
     kind: str, anyio_backend_name: str
 ) -> None:
     only_on_asyncio(anyio_backend_name)
@@ -99,8 +99,29 @@ async def test_what_somebody_else_cancels_below_a_task_is_an_error_and_nobody_ha
         async with stages[kind]() as items:
             assert await anext(items) == 0
             await settle()
-            future.cancel()
+            future.cancel("the download")
             with anyio.fail_after(10):
-                with pytest.raises(RuntimeError, match="was cancelled by somebody else") as caught:
+                with pytest.raises(asyncio.CancelledError, match="the download"):
                     await anext(items)
-    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+
+
+async def test_a_reader_is_given_an_error_where_the_task_of_a_stage_is_cancelled_from_outside(
+    anyio_backend_name: str,
+) -> None:
+    only_on_asyncio(anyio_backend_name)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def source() -> AsyncGenerator[int, None]:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        yield 0
+        await anyio.sleep_forever()
+
+    async with nothing_left(), prefetch(source(), 2) as items:
+        assert await anext(items) == 0
+        await settle()
+        tasks[0].cancel()
+        with anyio.fail_after(10), pytest.raises(RuntimeError, match="cancelled from outside") as e:
+            await anext(items)
+    assert isinstance(e.value.__cause__, asyncio.CancelledError)

@@ -10,9 +10,9 @@ import pytest
 from asynchooks import FeedHook, InputStateError, MonitoredSession
 from asynchooks.data import Stage, batch, interleave, prefetch, repeat, shuffle, take
 
-from ..afterwards import nothing_left
-from ..helpers import settle
 from ..hooks.inputs import Diary
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import BadRecordError, Source, read_all
 
 pytestmark = pytest.mark.anyio

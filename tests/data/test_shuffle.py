@@ -6,7 +6,7 @@ import pytest
 
 from asynchooks.data import batch, prefetch, shuffle, take
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .sources import Source, position, read_all, read_some
 
 pytestmark = pytest.mark.anyio

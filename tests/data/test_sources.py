@@ -11,8 +11,8 @@ import pytest
 from asynchooks import InputError
 from asynchooks.data import batch, map_concurrent, prefetch, repeat, take
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import Source, only_on_asyncio, read_all, read_some
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 
 from asynchooks.data import StageStatistics, batch, map_concurrent, prefetch
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .sources import Source, read_all, read_some, same
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import pytest
 
 from asynchooks.data import Stage, _stage, batch, prefetch, repeat, take
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .sources import BadRecordError, Source, StatefulSync, position, read_all, read_some
 
 pytestmark = pytest.mark.anyio

@@ -10,11 +10,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks._engine import Engine
+from asynchooks._engine.base import Engine
 from asynchooks.data import prefetch, take
 from asynchooks.data._reading_thread import ReadingThread
 
-from ..helpers import settle
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 

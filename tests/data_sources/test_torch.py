@@ -1,7 +1,8 @@
-"""torch's DataLoader as the input: its workers are not forked, and what cannot be is explained."""
+"""torch's DataLoader as the input: its own settings hold, and what is dangerous is said once."""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from asynchooks import FeedHook, InputError, MonitoredSession, PreemptionError
 from asynchooks.data import batch, prefetch, repeat
+from asynchooks.data._openers import _DataLoader
 
 from ..hooks.inputs import Diary, saving, until_stopped
 from ..hooks.savers import threads_left
@@ -44,6 +46,12 @@ class Numbers:
         return index
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the log says once in a process, it says once in each test."""
+    monkeypatch.setattr(_DataLoader, "told_of", set())
+
+
 def loader(**options: Any) -> Any:
     options = {"batch_size": 2, **options}
     return utils.DataLoader(Numbers(), **options)
@@ -65,17 +73,70 @@ async def test_batches_of_a_loader_without_workers_are_tensors() -> None:
     assert not threads_left()
 
 
-async def test_workers_come_from_a_fork_server_and_the_loader_is_left_as_it_was() -> None:
-    source = utils.DataLoader(Numbers(tells_process=True), batch_size=None, num_workers=2)
-    made_by: set[Any] = set()
-    async with prefetch(source, 4) as items:
-        made_by = {tuple(each) async for each in items}
+async def processes_of(source: Any) -> tuple[set[str], set[int], set[int]]:
+    """Kinds and ids of those that made the items of two passes, and the ids of their parents."""
+    made_by: list[tuple[str, int, int]] = []
+    async with prefetch(repeat(source, 2), 4) as items:
+        made_by = [tuple(each) async for each in items]
+    assert len(made_by) == 40
     kinds, pids, parents = (set(each) for each in zip(*made_by, strict=True))
+    return kinds, pids, parents
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+@pytest.mark.parametrize("is_persistent", [False, True])
+@pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="of Linux")
+async def test_workers_are_forked_where_the_loader_says_so_or_nothing(
+    method: str | None, is_persistent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = utils.DataLoader(
+        Numbers(tells_process=True), batch_size=None, num_workers=2,
+        multiprocessing_context=method, persistent_workers=is_persistent,
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        kinds, pids, parents = await processes_of(source)
+    assert kinds == {"Process" if method is None else "ForkProcess"}
+    assert len(pids) == (2 if is_persistent else 4)
+    assert parents == {os.getpid()}
+    assert caplog.text.count("are forked out of a process with an event loop and threads") == 1
+    persistent = "" if is_persistent else " and persistent_workers=True"
+    assert f'multiprocessing_context="forkserver"{persistent};' in caplog.text
+    if is_persistent:
+        shut_down(source._iterator)
+
+
+async def test_workers_come_from_a_fork_server_where_the_loader_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = utils.DataLoader(
+        Numbers(tells_process=True), batch_size=None, num_workers=2,
+        multiprocessing_context="forkserver", persistent_workers=True,
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        kinds, pids, parents = await processes_of(source)
     assert kinds == {"ForkServerProcess"}
-    assert len(pids) == 2
+    assert len(pids) == 2, "they were started for each pass"
     assert os.getpid() not in pids | parents
-    assert source.multiprocessing_context is None
-    assert not [each for each in multiprocessing.active_children() if each.pid in pids]
+    assert caplog.text.count('under `if __name__ == "__main__":` only') == 1
+    assert "persistent_workers" not in caplog.text, "it was given"
+    shut_down(source._iterator)
+
+
+@pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="of Linux")
+async def test_loaders_that_a_function_makes_for_each_pass_warn_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        await trained_with(repeat(lambda: loader(num_workers=1), 2))
+    assert caplog.text.count("are forked out of a process with an event loop and threads") == 1
+
+
+async def test_a_loader_without_workers_has_nothing_to_say(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "asynchooks.data"):
+        await trained_with(loader())
+    assert "workers of" not in caplog.text
 
 
 async def test_workers_keep_the_order() -> None:
@@ -101,22 +162,13 @@ def test_a_start_method_that_was_chosen_stays(method: str) -> None:
     shut_down(opened.iterator)
 
 
-async def test_workers_that_are_to_be_forked_are_refused() -> None:
-    source = loader(num_workers=2, multiprocessing_context="fork")
-    message = r'forks its workers, .* Got: multiprocessing_context="fork"; write: .*"forkserver"'
-    with pytest.raises(InputError, match=message):
-        await trained_with(source)
-    assert source.multiprocessing_context.get_start_method() == "fork"
-
-
 async def test_a_dataset_that_cannot_be_pickled_is_explained() -> None:
     class Local(Numbers):
         """Only this function knows it."""
 
-    source = utils.DataLoader(Local(), num_workers=2)
+    source = utils.DataLoader(Local(), num_workers=2, multiprocessing_context="spawn")
     with pytest.raises(InputError, match="cannot be pickled; define its dataset and its functions"):
         await trained_with(source)
-    assert source.multiprocessing_context is None
 
 
 def collate(items: Any) -> Any:
@@ -129,7 +181,9 @@ del collate  # as a lambda, or what a decorator hides: its name leads nowhere
 
 async def test_a_function_that_cannot_be_pickled_is_explained() -> None:
     with pytest.raises(InputError, match="cannot be pickled"):
-        await trained_with(loader(num_workers=1, collate_fn=module_collate))
+        await trained_with(
+            loader(num_workers=1, collate_fn=module_collate, multiprocessing_context="forkserver")
+        )
 
 
 async def test_a_resumed_training_goes_on_behind_the_last_item(tmp_path: Path) -> None:
@@ -230,3 +284,45 @@ def test_a_loader_without_workers_fixes_no_start_method() -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+SCRIPT = """
+    import asyncio, sys, torch
+    from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession
+
+    async def main():
+        method = sys.argv[1] if sys.argv[1:] else None
+        loader = torch.utils.data.DataLoader(
+            range(6), num_workers=2, batch_size=2, multiprocessing_context=method
+        )
+        creator = FunctionSessionCreator(lambda x: print(x.tolist()) or {})
+        async with MonitoredSession([FeedHook(loader, "x")], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    asyncio.run(main())
+"""
+
+
+def run_script(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, str(script), *args]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env=environment
+    )
+
+
+@pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="of Linux")
+def test_a_script_without_a_main_guard_trains(tmp_path: Path) -> None:
+    done = run_script(tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split("\n")[:3] == ["[0, 1]", "[2, 3]", "[4, 5]"]
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+
+
+def test_where_a_main_guard_is_needed_its_lack_is_named(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "forkserver")
+    assert done.returncode != 0
+    assert done.stderr.rstrip().count("its workers import the main module: start training") == 1

@@ -25,7 +25,7 @@ _hosts = itertools.count(1)
 
 
 def own_host() -> str:
-    """A loopback address that nobody else has: at it a port is free, and stays so.
+    """A loopback address that no other program uses: a port there is free, and stays so.
 
     At 127.0.0.1 any connection may take the port of a server that is started again, and one that
     is tried again and again may connect to itself. The ports of outgoing ones are not taken here.

@@ -23,7 +23,7 @@ class Proxy:
         self._healed.set()
 
     def fall_silent(self) -> None:
-        """From now on nothing comes through, and nobody is told."""
+        """From now on nothing passes, without an error at either end."""
         self._healed = anyio.Event()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""When a process asks for tickets, how many, and when it gives them back."""
+"""When a process requests tickets, how many, and when it returns them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks.distributed import Demand
-from asynchooks.distributed._rations import LARGEST_BATCH, Move, Rations
+from asynchooks.distributed._credits import LARGEST_BATCH, CreditPolicy, Move
 
 
 def demand(
@@ -19,93 +19,93 @@ def demand(
     return Demand(math.inf, limit, short, spare, out, granted, workers, 0)
 
 
-def idle(now: float = 0.0) -> Rations:
+def idle(now: float = 0.0) -> CreditPolicy:
     """One that has seen no run for a while."""
-    rations = Rations()
-    rations.next_move(demand(), now - 1.0)
-    return rations
+    policy = CreditPolicy()
+    policy.next_move(demand(), now - 1.0)
+    return policy
 
 
 def test_without_a_limit_or_without_a_session_all_is_given_back_and_nothing_asked_for() -> None:
     for what in (demand(limit=None, spare=3, out=2), demand(workers=0, spare=3)):
-        assert Rations().next_move(what, 0.0) == Move(give_back=3, is_idle=True)
+        assert CreditPolicy().next_move(what, 0.0) == Move(give_back=3, is_idle=True)
 
 
 def test_a_run_that_a_closed_session_left_behind_is_looked_after() -> None:
-    move = Rations().next_move(demand(limit=None, workers=0, out=1), 2.0)
+    move = CreditPolicy().next_move(demand(limit=None, workers=0, out=1), 2.0)
     assert move == Move(look_at=2.1, is_idle=True)
 
 
-def test_whoever_waits_without_a_session_is_asked_for() -> None:
+def test_tickets_are_requested_for_a_waiter_without_a_session() -> None:
     assert idle().next_move(demand(workers=0, short=2), 0.0).ask == 2
 
 
-def test_a_process_that_is_not_busy_asks_only_for_those_who_wait() -> None:
+def test_a_process_that_is_not_busy_asks_only_for_its_waiters() -> None:
     assert idle().next_move(demand(), 0.0) == Move(is_idle=True)
     assert idle().next_move(demand(short=3), 0.0) == Move(ask=3)
 
 
 def test_a_busy_process_asks_before_it_runs_out() -> None:
-    rations = Rations()
-    rations.take_note(8, demand(workers=8), 0.0)
-    assert rations.next_move(demand(spare=5, granted=3), 0.05) == Move(look_at=0.05 + 0.1)
-    assert rations.next_move(demand(spare=4, granted=4), 0.07) == Move(ask=8, look_at=0.07 + 0.1)
+    policy = CreditPolicy()
+    policy.take_note(8, demand(workers=8), 0.0)
+    assert policy.next_move(demand(spare=5, granted=3), 0.05) == Move(look_at=0.05 + 0.1)
+    assert policy.next_move(demand(spare=4, granted=4), 0.07) == Move(ask=8, look_at=0.07 + 0.1)
 
 
 def test_spare_tickets_go_back_when_no_run_has_begun_for_a_tenth_of_a_second() -> None:
-    rations = Rations()
-    rations.take_note(8, demand(), 0.0)
+    policy = CreditPolicy()
+    policy.take_note(8, demand(), 0.0)
     held = demand(spare=7, granted=1)
-    assert rations.next_move(held, 0.0).look_at == 0.1
-    assert rations.next_move(held, 0.0999).give_back == 0
-    move = rations.next_move(held, 0.1)
+    assert policy.next_move(held, 0.0).look_at == 0.1
+    assert policy.next_move(held, 0.0999).give_back == 0
+    move = policy.next_move(held, 0.1)
     # a run may have begun before they were taken away: then they were not, and it looks again
     assert move == Move(give_back=7, look_at=0.2, is_idle=True)
 
 
-def test_the_end_of_a_run_that_nobody_waits_for_is_noticed() -> None:
+def test_the_end_of_an_abandoned_run_is_detected() -> None:
     move = idle().next_move(demand(out=1), 0.0)
     assert move == Move(look_at=0.1, is_idle=True)
     assert idle().next_move(demand(out=1, short=1), 0.0) == Move(ask=1, look_at=0.1)
 
 
 def test_batches_double_while_they_are_used_up_quickly_and_halve_when_not() -> None:
-    rations, now, batches = Rations(), 0.0, []
+    policy, now, batches = CreditPolicy(), 0.0, []
     for secs in [0.01] * 8 + [1.0] * 3:
         now += secs
-        rations.take_note(1, demand(), now)
-        batches.append(rations.next_move(demand(short=1), now).ask)
+        policy.take_note(1, demand(), now)
+        batches.append(policy.next_move(demand(short=1), now).ask)
     assert batches == [1, 2, 4, 8, 16, 32, 64, 64, 32, 16, 8]
     assert max(batches) == LARGEST_BATCH
 
 
 def test_a_batch_is_at_least_one_run_for_each_session() -> None:
-    rations = Rations()
-    rations.take_note(1, demand(workers=5), 0.0)
-    assert rations.next_move(demand(short=1), 0.0).ask == 5
+    policy = CreditPolicy()
+    policy.take_note(1, demand(workers=5), 0.0)
+    assert policy.next_move(demand(short=1), 0.0).ask == 5
 
 
 def test_pauses_between_vain_requests_double_up_to_half_a_second_and_end_with_a_grant() -> None:
-    rations, now, pauses = idle(), 0.0, []
+    policy, now, pauses = idle(), 0.0, []
     for _ in range(8):
-        rations.take_note(0, demand(), now)
-        move = rations.next_move(demand(short=1), now)
+        policy.take_note(0, demand(), now)
+        move = policy.next_move(demand(short=1), now)
         assert move.ask == 0
         pauses.append(round(move.look_at - now, 6))
         now = move.look_at
-        assert rations.next_move(demand(short=1), now).ask == 1
+        assert policy.next_move(demand(short=1), now).ask == 1
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
-    rations.take_note(1, demand(), now)
-    assert rations.next_move(demand(short=1), now).ask >= 1
-    rations.take_note(0, demand(), now)
-    assert rations.next_move(demand(short=1), now).look_at == now + 0.01
+    policy.take_note(1, demand(), now)
+    assert policy.next_move(demand(short=1), now).ask >= 1
+    policy.take_note(0, demand(), now)
+    assert policy.next_move(demand(short=1), now).look_at == now + 0.01
 
 
 def test_a_pause_does_not_put_off_the_look_that_ends_a_busy_time() -> None:
-    rations = Rations()
+    policy = CreditPolicy()
     for _ in range(9):
-        rations.take_note(0, demand(), 0.0)
-    assert rations.next_move(demand(short=1, granted=1), 0.0) == Move(look_at=0.1)
+        policy.take_note(0, demand(), 0.0)
+    assert policy.next_move(demand(short=1, granted=1), 0.0) == Move(look_at=0.1)
 
 
 @settings(deadline=None)
@@ -118,16 +118,16 @@ def test_a_pause_does_not_put_off_the_look_that_ends_a_busy_time() -> None:
         max_size=80,
     )
 )
-def test_whoever_looks_when_told_holds_nothing_idle(moves: list[tuple[str, float]]) -> None:
-    """It looks after each event, and when it was told to; a request is answered much later."""
-    rations, now, looks_at = Rations(), 0.0, 0.0
+def test_a_process_that_looks_when_due_holds_no_idle_ticket(moves: list[tuple[str, float]]) -> None:
+    """It looks after each event, and at `look_at`; a request is answered much later."""
+    policy, now, looks_at = CreditPolicy(), 0.0, 0.0
     spare = out = short = granted = 0
     workers, asked, last_taken = 1, 0, 0.0
 
     def look() -> float:
         nonlocal spare, asked
         what = demand(short=short, spare=spare, out=out, granted=granted, workers=workers)
-        move = rations.next_move(what, now)
+        move = policy.next_move(what, now)
         assert not (move.ask and move.give_back)
         assert 0 <= move.ask <= max(LARGEST_BATCH, short)
         assert move.look_at > now
@@ -152,7 +152,7 @@ def test_whoever_looks_when_told_holds_nothing_idle(moves: list[tuple[str, float
             short += 1
         elif what in ("grant", "deny") and asked:
             num = asked if what == "grant" else 0
-            rations.take_note(num, demand(workers=workers), now)
+            policy.take_note(num, demand(workers=workers), now)
             used = min(short, num)
             spare, short, out, granted = (
                 spare + num - used,
@@ -172,7 +172,7 @@ def test_whoever_looks_when_told_holds_nothing_idle(moves: list[tuple[str, float
 
 @pytest.mark.parametrize("secs", [0.0, 0.05, 0.099])
 def test_a_look_between_keeps_a_busy_process_busy(secs: float) -> None:
-    rations = Rations()
-    rations.take_note(4, demand(), 0.0)
+    policy = CreditPolicy()
+    policy.take_note(4, demand(), 0.0)
     for num in range(1, 4):
-        assert rations.next_move(demand(spare=3, granted=num), num * secs).give_back == 0
+        assert policy.next_move(demand(spare=3, granted=num), num * secs).give_back == 0

@@ -80,9 +80,9 @@ async def test_while_a_process_waits_nothing_but_heartbeats_leaves_it(
             for each in range(50):
                 group.start_soon(cluster.global_step.wait_for, 100 + each)
             await wait_until(cluster, "num_waiting", 1)
-            before = cluster.source.num_said
+            before = cluster.source.num_requests
             await anyio.sleep(0.3)
-            assert cluster.source.num_said == before
+            assert cluster.source.num_requests == before
             await cluster.publish(200)
 
 

@@ -1,4 +1,4 @@
-"""What is said when a cluster cannot be opened, or is given what it cannot use."""
+"""Errors of a cluster that cannot be opened, or that gets wrong arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_values_out_of_range_are_named(options: dict[str, Any], message: str) ->
         DaskCluster("tcp://127.0.0.1:1", **options)
 
 
-async def test_an_address_where_nobody_answers_is_named_in_time() -> None:
+async def test_an_address_without_an_answer_is_named_in_time() -> None:
     address = f"tcp://{own_host()}:8786"
     with pytest.raises(ConnectionError, match=f"{address} within 0.5 s"):
         await DaskCluster(address, timeout_secs=0.5).open()

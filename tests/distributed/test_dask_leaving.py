@@ -95,7 +95,7 @@ async def test_waits_end_when_the_client_is_closed(scheduler: Scheduler, trainin
 
         group.start_soon(wait)
         await wait_until(cluster, "num_waiting", 1)
-        # as somebody else in the process may do it
+        # as other code in the process may do it
         await anyio.to_thread.run_sync(client.close)
     with pytest.raises(StepUnreachableError, match="client is closed"):
         await cluster.advance()
@@ -114,7 +114,7 @@ async def test_waits_end_when_an_asynchronous_client_is_closed(
             await cluster.advance()
 
 
-async def test_a_process_that_leaves_without_a_word_leaves_no_wait_behind(
+async def test_a_process_that_leaves_without_a_message_leaves_no_wait_behind(
     scheduler: Scheduler, training: str
 ) -> None:
     async with DaskCluster(scheduler.address, training) as cluster:

@@ -100,7 +100,7 @@ async def test_collections_leave_old_objects_out_while_a_cluster_is_open(
     assert gc.get_freeze_count() == 0
 
 
-async def test_who_joins_a_training_that_has_ended_is_told_so(
+async def test_joining_a_training_that_has_ended_logs_a_warning(
     scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def warnings() -> list[str]:

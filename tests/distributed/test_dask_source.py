@@ -1,4 +1,4 @@
-"""What a process says to the scheduler: every run is held until it is told, and told once."""
+"""A process's requests to the scheduler: each run is held until it is sent, and sent once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 from asynchooks import GlobalStep, StepUnreachableError
 from asynchooks.distributed import SourceState
-from asynchooks.distributed._actions import Action
-from asynchooks.distributed._dask_source import DaskSource
+from asynchooks.distributed.dask._source import Action, DaskSource
 
-from ..helpers import settle
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -30,14 +29,14 @@ def a_source(*, limit: int | None = 10, num_granted: int = 0) -> DaskSource:
 
 def news(source: DaskSource, **changes: Any) -> None:
     plain = {"epoch": "a.0", "step": 0, "limit": 10, "num_granted": 0, "answer": (0, 0)}
-    source.hear({**plain, **changes})
+    source.receive({**plain, **changes})
 
 
 async def settled(source: DaskSource, ticket: Any, counted: Coroutine[Any, Any, int]) -> None:
     source.step.settle(ticket, await counted)
 
 
-async def test_runs_that_wait_to_be_told_are_held_when_the_connection_comes_back() -> None:
+async def test_runs_that_were_not_sent_are_held_after_a_reconnection() -> None:
     source = a_source(num_granted=4)
     async with anyio.create_task_group() as group:
         tickets = [source.step.take_ticket_nowait() for _ in range(2)]
@@ -50,7 +49,7 @@ async def test_runs_that_wait_to_be_told_are_held_when_the_connection_comes_back
         group.start_soon(settled, source, tickets[1], source.count_run(begun))
         await settle()
         assert source.next_request() is None  # the first is under way
-        assert source.greeting().num_held == 1  # what was not used is void
+        assert source.first_request().num_held == 1  # what was not used is void
         again = source.last_request()
         assert again is not None
         assert (again.number, again.num_runs, again.num_held) == (1, 1, 1)
@@ -62,7 +61,7 @@ async def test_runs_that_wait_to_be_told_are_held_when_the_connection_comes_back
     assert source.step.value == 2
 
 
-async def test_runs_that_are_told_together_get_a_step_each() -> None:
+async def test_runs_of_one_request_get_a_step_each() -> None:
     source = a_source(limit=None)
     found: list[int] = []
 
@@ -121,7 +120,7 @@ async def test_what_is_published_while_the_scheduler_is_lost_does_not_pile_up() 
         news(source, step=12, limit=None, answer=(1, 12))
 
 
-async def test_a_wait_is_told_once() -> None:
+async def test_a_wait_is_sent_once() -> None:
     source = a_source(limit=None)
     async with anyio.create_task_group() as group:
         group.start_soon(source.step.wait_for, 5)
@@ -135,7 +134,7 @@ async def test_a_wait_is_told_once() -> None:
     assert source.look_at == math.inf
 
 
-async def test_a_limit_that_is_heard_is_confirmed() -> None:
+async def test_a_received_limit_is_confirmed() -> None:
     source = a_source(limit=None)
     assert source.step.take_ticket_nowait() is not None
     news(source, limit=9)
@@ -153,7 +152,7 @@ async def test_the_limit_holds_for_the_next_session_when_the_last_one_has_closed
     assert source.step.limit == 9
 
 
-async def test_whoever_waits_for_an_answer_is_told_when_there_will_be_none() -> None:
+async def test_a_wait_for_an_answer_fails_when_there_will_be_none() -> None:
     source = a_source()
     async with anyio.create_task_group() as group:
 

@@ -73,13 +73,13 @@ async def test_certificates_of_a_client_are_used(
         assert await train(DaskCluster(client, training)) == 10
 
 
-async def test_without_certificates_it_is_said_what_is_missing(tls_cluster: Any) -> None:
+async def test_without_certificates_the_error_names_what_is_missing(tls_cluster: Any) -> None:
     address = tls_cluster.scheduler_address
     with pytest.raises(ConnectionError, match=f"no certificates for {address}.*comm.tls"):
         await DaskCluster(address).open()
 
 
-async def test_nobody_is_let_in_without_tls(tls_cluster: Any) -> None:
+async def test_a_connection_without_tls_is_refused(tls_cluster: Any) -> None:
     address = tls_cluster.scheduler_address.replace("tls://", "tcp://")
     with pytest.raises(ConnectionError, match=f"no Dask scheduler answers at {address}"):
         await DaskCluster(address, timeout_secs=0.5).open()

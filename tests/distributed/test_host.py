@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from asynchooks import StepSourceLostError
-from asynchooks.distributed._dask_workers import gone_workers
-from asynchooks.distributed._host import Host
-from asynchooks.distributed._messages import News, Report, State
+from asynchooks.distributed.dask._actor_calls import gone_workers
+from asynchooks.distributed.parameter_server._host import Host
+from asynchooks.distributed.parameter_server._messages import News, Report, State
 from asynchooks.protocols import Synchronous
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .clusters import addresses
 
 INFINITE = float("inf")
@@ -49,7 +49,7 @@ async def pushed_by(host: Host, process: str, worker: int, number: int, wait: in
 
 
 @pytest.mark.anyio
-async def test_an_end_is_told_again_until_it_was_received() -> None:
+async def test_an_end_is_sent_again_until_it_was_received() -> None:
     server = host()
     state, _ = await server.connect("a")
     assert await pushed_by(server, "a", 0, 1, wait=7) is None
@@ -84,14 +84,14 @@ async def test_the_last_of_two_requests_for_news_is_the_one_that_is_answered() -
 
 
 @pytest.mark.anyio
-async def test_what_a_farewell_has_overtaken_does_nothing() -> None:
+async def test_a_request_that_a_disconnect_has_overtaken_does_nothing() -> None:
     server = host()
     state, _ = await server.connect("a")
     await server.disconnect("a")
     await server.report(report("a", 1, state))
     assert (await server.events(report("a", 2, state)))[1] == News(0, [], None)
     for verb in (server.begin_step, server.end_step):
-        with pytest.raises(StepSourceLostError, match="its farewell has overtaken this"):
+        with pytest.raises(StepSourceLostError, match="its disconnect has overtaken this request"):
             await verb(report("a", 3), 0, 1)
     assert await count(server, "processes") == 1  # that which looks
 
@@ -126,11 +126,11 @@ async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too()
     await server.connect("b", "tcp://127.0.0.1:2")
     assert await pushed_by(server, "a", 0, 1, wait=7) is None
     gone = {"tcp://127.0.0.1:1"}
-    assert server._clients.silent_places() == set()
-    server._clients.look(gone)
-    assert server._clients.silent_places() == {*gone, "tcp://127.0.0.1:2"}
-    assert await count(server, "workers_present") == 2  # it was heard of between the looks
-    server._clients.look(gone)
+    assert server._processes.silent_places() == set()
+    server._processes.check(gone)
+    assert server._processes.silent_places() == {*gone, "tcp://127.0.0.1:2"}
+    assert await count(server, "workers_present") == 2  # a request came between the checks
+    server._processes.check(gone)
     assert await count(server, "workers_present") == 1
     assert await count(server, "processes_away") == 1
 

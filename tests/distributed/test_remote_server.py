@@ -44,7 +44,7 @@ class Here:
 
 
 async def rounds(server: Any, num_workers: int = 4) -> list[Any]:
-    """All begin, push in another order each time, and end; what they heard."""
+    """All begin, push in another order each time, and end; returns what they received."""
     log: list[Any] = []
     rng = np.random.default_rng(5)
     for _ in range(5):

@@ -44,7 +44,7 @@ async def push_and_end(server: RemoteParameterServer, worker: int) -> int:
 
 
 @pytest.mark.anyio
-async def test_nobody_waits_for_a_process_that_was_killed(client: Any) -> None:
+async def test_others_do_not_wait_for_a_process_that_was_killed(client: Any) -> None:
     async with native(client) as own:
         async with host_parameter_server(
             own, np.ones(2), Synchronous(), num_workers=2, lease_secs=1.0
@@ -53,7 +53,9 @@ async def test_nobody_waits_for_a_process_that_was_killed(client: Any) -> None:
                 assert await line_of(other) == "pushed"
                 await until(server, waits=1, blocked_requests=2, processes=2)
                 other.kill()
-                with anyio.fail_after(10):  # its gradient counts, but nobody waits for another
+                with anyio.fail_after(
+                    10
+                ):  # its gradient counts, but others do not wait for the next
                     assert await push_and_end(server, 0) == 1
                     assert await push_and_end(server, 0) == 2
             await until(server, workers_present=1, blocked_requests=1)
@@ -68,7 +70,7 @@ async def hold_a_step(address: ServerAddress) -> None:
 
 
 @pytest.mark.anyio
-async def test_nobody_waits_for_a_dask_worker_that_has_left_its_cluster(client: Any) -> None:
+async def test_others_do_not_wait_for_a_dask_worker_that_has_left_its_cluster(client: Any) -> None:
     async with native(client) as own:
         here, there = addresses(client)[:2]
         async with host_parameter_server(
@@ -82,11 +84,11 @@ async def test_nobody_waits_for_a_dask_worker_that_has_left_its_cluster(client: 
             await until(server, workers_present=1)
             assert await push_and_end(server, 0) == 2
             holding.cancel()
-    await comes(lambda: len(addresses(client)) == 3)  # for those who come after
+    await comes(lambda: len(addresses(client)) == 3)  # for the tests after this
 
 
 @pytest.mark.anyio
-async def test_a_process_that_was_silent_for_long_is_back_when_it_is_heard_of(
+async def test_a_process_that_was_silent_for_long_is_back_at_its_next_request(
     client: Any,
 ) -> None:
     async with native(client) as own:
@@ -103,7 +105,7 @@ async def test_a_process_that_was_silent_for_long_is_back_when_it_is_heard_of(
 
 
 @pytest.mark.anyio
-async def test_who_fails_may_be_started_again_within_the_lease(client: Any) -> None:
+async def test_a_process_that_fails_may_be_restarted_within_the_lease(client: Any) -> None:
     scheduler = client.scheduler.address
     async with native(client) as own:
         async with host_parameter_server(

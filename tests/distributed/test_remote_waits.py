@@ -94,7 +94,7 @@ async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client:
                 await server.begin_step(0)
             before = await until(server, waits=0, collected=1)
             await anyio.sleep(0.1)
-            assert (await server.statistics()).requests <= before.requests + 5  # nobody repeats it
+            assert (await server.statistics()).requests <= before.requests + 5  # it is not repeated
             async with anyio.create_task_group() as group:
                 group.start_soon(server.begin_step, 0)
                 await server.push(1, np.ones(2), 0)
@@ -198,7 +198,7 @@ async def test_a_computation_is_abandoned_when_another_process_makes_the_update(
                 async def work(version: int = version, outcomes: list[Any] = outcomes) -> None:
                     outcomes.append(await server.compute(version, compute))
 
-                with anyio.fail_after(5):  # no heartbeat told it
+                with anyio.fail_after(5):  # not by a heartbeat
                     async with anyio.create_task_group() as group:
                         group.start_soon(work)
                         await began.wait()

@@ -1,4 +1,4 @@
-"""What a scheduler keeps of a training: nobody runs beyond the limit, and nobody starves."""
+"""A training at a scheduler: no process runs beyond the limit, and none starves."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_answer_is_the_step_after_the_request_and_not_a_later_one() -> None:
     assert training.news(second.member)["answer"] == (1, 7)
 
 
-def test_only_who_waits_for_a_step_is_woken_by_it() -> None:
+def test_only_waiters_for_a_step_are_woken_by_it() -> None:
     training = Training("a")
     near, far, mover = (Process(training, name) for name in ("near", "far", "mover"))
     near.say(acts=False, next_step=3)
@@ -86,7 +86,7 @@ def test_only_who_waits_for_a_step_is_woken_by_it() -> None:
     assert near.num_woken == 1
 
 
-def test_who_waits_for_a_step_that_has_come_meanwhile_is_woken_at_once() -> None:
+def test_a_waiter_for_a_step_that_was_reached_meanwhile_is_woken_at_once() -> None:
     training = Training("a")
     mover, late = Process(training, "mover"), Process(training, "late")
     mover.say(published=3)
@@ -127,7 +127,7 @@ def test_a_restart_of_an_epoch_that_has_ended_already_changes_nothing() -> None:
     assert (training.step, training.num_restarts) == (3, 2)
 
 
-def test_no_ticket_is_given_before_all_have_said_what_they_run_without_one() -> None:
+def test_no_ticket_is_granted_before_all_have_reported_runs_without_one() -> None:
     training = Training("a")
     slow, asker = Process(training, "slow"), Process(training, "asker")
     slow.run()
@@ -141,7 +141,7 @@ def test_no_ticket_is_given_before_all_have_said_what_they_run_without_one() -> 
     assert asker.member.granted == 1
 
 
-def test_near_the_limit_nobody_gets_more_than_a_share() -> None:
+def test_near_the_limit_no_process_gets_more_than_a_share() -> None:
     training = Training("a")
     processes = [Process(training, str(each)) for each in range(4)]
     for each in processes:
@@ -151,7 +151,7 @@ def test_near_the_limit_nobody_gets_more_than_a_share() -> None:
     assert [each.member.granted for each in processes] == [2, 1, 1, 1]
 
 
-def test_tickets_of_a_process_that_dies_go_to_those_who_wait() -> None:
+def test_tickets_of_a_process_that_dies_go_to_waiting_processes() -> None:
     training = Training("a")
     dying, waiting = Process(training, "dying"), Process(training, "waiting")
     for each in (dying, waiting):

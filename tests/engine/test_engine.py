@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import math
 import threading
 from collections import deque
+from collections.abc import Callable, Generator
+from types import coroutine
 from typing import Any
+from weakref import ref
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks._engine import TIMED_OUT, Slot, current_engine, now
-from asynchooks._real_time import AsyncioEngine, RealTimeEngine, TrioEngine
+from asynchooks import MonitoredSession
+from asynchooks._engine.base import TIMED_OUT, Slot
+from asynchooks._engine.current import current_engine, now
+from asynchooks._engine.real_time import AsyncioEngine, RealTimeEngine, TrioEngine
 
-from .helpers import settle
+from ..simulation.engines import output_of
+from ..support.helpers import counting_creator, settle
+
+LOOPS = ["asyncio", "uvloop", "trio"]
 
 
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    if request.param == "trio":
+def loop_of(name: str) -> tuple[str, dict[str, bool]]:
+    if name == "trio":
         return "trio", {}
-    if request.param == "uvloop":
+    if name == "uvloop":
         pytest.importorskip("uvloop")
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
+    return "asyncio", {"use_uvloop": name == "uvloop"}
+
+
+@pytest.fixture(params=LOOPS)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return loop_of(request.param)
 
 
 pytestmark = pytest.mark.anyio
@@ -272,3 +286,167 @@ async def test_threads_that_wake_at_the_same_moment_are_all_heard() -> None:
         assert not engine._mail
     finally:
         engine._mail = mail
+
+
+class Halt(BaseException):
+    """No Exception."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Halt, asyncio.CancelledError, GeneratorExit])
+async def test_a_failure_that_a_task_lets_out_is_logged_and_ends_nothing_else(
+    kind: Callable[[], BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    error = kind()
+
+    async def fail() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise error
+
+    assert await current_engine().start(fail).wait()
+    await settle()
+    [record] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert record.name == "asynchooks"
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+@pytest.mark.parametrize("is_uvloop", [False, True])
+def test_an_exit_that_a_task_lets_out_ends_the_loop_and_asyncio_reports_nothing_more(
+    is_uvloop: bool,
+) -> None:
+    if is_uvloop:
+        pytest.importorskip("uvloop")
+    program = f"""
+import anyio, gc
+from asynchooks._engine.current import current_engine
+
+async def leave():
+    raise SystemExit(3)
+
+async def main():
+    current_engine().start(leave)
+    await anyio.sleep(60)
+
+try:
+    anyio.run(main, backend_options=dict(use_uvloop={is_uvloop}))
+except SystemExit as left:
+    print(left.code)
+gc.collect()
+"""
+    assert output_of(program) == ["3"]
+
+
+async def test_only_the_cancellation_of_the_running_task_is_no_failure() -> None:
+    engine = current_engine()
+    seen: list[BaseException | None] = []
+
+    async def wait() -> None:
+        try:
+            await anyio.sleep_forever()
+        except BaseException as error:
+            seen.append(engine.failure_in(error))
+            raise
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await settle()
+        group.cancel_scope.cancel()
+    task = engine.start(wait)
+    await settle()
+    task.cancel()
+    await task.wait()
+    assert seen == [None, None]
+    errors: list[BaseException] = [Halt(), asyncio.CancelledError(), SystemExit(), GeneratorExit()]
+    for error in errors:
+        try:
+            raise_it(error)
+        except BaseException as raised:
+            assert engine.failure_in(raised) is error
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+async def test_of_a_group_only_what_is_no_cancellation_of_the_running_task_is_a_failure() -> None:
+    engine, cancelled = current_engine(), anyio.get_cancelled_exc_class()
+    group = BaseExceptionGroup("several", [Halt(), ValueError()])
+    assert engine.failure_in(group) is group
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.lowlevel.checkpoint()
+        except cancelled as error:
+            assert engine.failure_in(BaseExceptionGroup("one", [error])) is None
+            both = BaseExceptionGroup("two", [error, group])
+            both.add_note("noted")
+            rest = engine.failure_in(both)
+            assert isinstance(rest, BaseExceptionGroup)
+            assert rest.split(cancelled)[0] is None
+            assert (rest.message, rest.__notes__) == ("two", ["noted"])
+            raise
+
+
+async def test_a_coroutine_that_is_thrown_away_passes_that_on() -> None:
+    engine = current_engine()
+    seen: list[BaseException | None] = []
+
+    async def wait() -> None:
+        try:
+            await suspend()
+        except BaseException as error:
+            seen.append(engine.failure_in(error))
+            raise
+
+    thrown_away = wait()
+    thrown_away.send(None)
+    thrown_away.close()
+    assert seen == [None]
+
+
+@coroutine
+def suspend() -> Generator[None, None, None]:
+    yield
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_event_loop_is_freed_when_it_has_ended(loop: str) -> None:
+    backend, options = loop_of(loop)
+    refs: list[ref[Any]] = []
+
+    async def main() -> None:
+        async with MonitoredSession([], counting_creator(), step_runner="thread") as session:
+            session.start_soon(session.global_step.wait_for, 100)
+            await session.run([])
+            await current_engine().park(Slot(current_engine(), "a while"), now() + 0.001)
+        refs.append(ref(anyio.lowlevel.current_token().native_token))
+        refs.append(ref(current_engine()))
+
+    anyio.run(main, backend=backend, backend_options=options)
+    gc.collect()
+    assert [each() for each in refs] == [None, None]
+
+
+def test_an_engine_outlives_its_loop_in_what_still_refers_to_it() -> None:
+    class Own(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return 7.0
+
+    engines: list[Any] = []
+
+    async def main() -> None:
+        engines.append(current_engine())
+        assert current_engine().now() == 7.0
+        assert any("main" in str(coroutine) for _, coroutine in current_engine().running_tasks())
+
+    anyio.run(main, backend_options={"loop_factory": Own})
+    gc.collect()
+    [engine] = engines
+    assert math.isfinite(engine.now())
+    assert engine.running_tasks() == []
+    slot = Slot(engine, "nothing")
+    thread = threading.Thread(target=slot.wake)
+    thread.start()
+    thread.join()
+    assert not slot.is_woken
+    assert not engine._mail

@@ -19,9 +19,10 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine import Slot, current_engine
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
 
-from .virtual_kernel import AnyioKernel, Kernel, Trampoline
+from ..support.virtual_kernel import AnyioKernel, Kernel, Trampoline
 
 Trace = list[tuple[float, str]]
 

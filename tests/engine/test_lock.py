@@ -7,9 +7,9 @@ import asyncio
 import anyio
 import pytest
 
-from asynchooks._lock import Lock
+from asynchooks._engine.sync import Lock
 
-from .helpers import settle
+from ..support.helpers import settle
 
 
 @pytest.mark.anyio

@@ -12,11 +12,11 @@ import anyio
 import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
-from asynchooks._engine import current_engine
-from asynchooks._runner import StepRunner, StepTimes, check_runner, is_async
-from asynchooks._work_thread import WorkThread
+from asynchooks._engine.current import current_engine
+from asynchooks._engine.runner import StepRunner, StepTimes, check_runner, is_async
+from asynchooks._engine.threads import WorkThread
 
-from .helpers import settle
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -173,14 +173,14 @@ async def test_a_call_is_abandoned_when_its_time_has_come() -> None:
     release.set()
 
 
-async def test_steps_in_threads_run_side_by_side() -> None:
+async def test_thread_safe_steps_in_threads_run_side_by_side() -> None:
     barrier = threading.Barrier(4)
 
     def step() -> dict[str, int]:
         barrier.wait(30)  # ends only when all four are in it
         return {}
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
 
     async def worker() -> None:
         async with MonitoredSession([], creator, step_runner="thread") as session:

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks import _stacks
-from asynchooks._engine import Slot, current_engine
-from asynchooks._real_time import RealTimeEngine
+from asynchooks._engine import stacks as _stacks
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
+from asynchooks._engine.real_time import RealTimeEngine
 
-from .helpers import settle
-from .virtual_kernel import Trampoline
+from ..support.helpers import settle
+from ..support.virtual_kernel import Trampoline
 
 Coroutine = Any  # coroutines of any kind, and what only looks like one
 

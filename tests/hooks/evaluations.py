@@ -9,7 +9,7 @@ import anyio
 
 from asynchooks import MonitoredSession
 
-from ..helpers import settle
+from ..support.helpers import settle
 
 
 class Notes:

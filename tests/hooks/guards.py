@@ -7,9 +7,10 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
 
-from ..virtual_kernel import Trampoline
+from ..support.virtual_kernel import Trampoline
 
 
 def on_trampoline(main: Callable[[Engine], Awaitable[None]]) -> None:

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine import Slot, current_engine
-from asynchooks._work_thread import run_blocking
-from asynchooks.hooks._background import BackgroundWriter, Write
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
+from asynchooks._engine.threads import run_blocking
+from asynchooks.hooks.checkpoint._background import BackgroundWriter, Write
 
 from ..checkpoints.stores import run_python
-from ..helpers import settle
-from ..virtual_kernel import Trampoline
+from ..support.helpers import settle
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -212,8 +213,8 @@ def test_the_last_is_always_written_none_twice_and_no_two_at_once(
 
 EXIT = """
 import sys, anyio
-from asynchooks._engine import current_engine
-from asynchooks.hooks._background import BackgroundWriter
+from asynchooks._engine.current import current_engine
+from asynchooks.hooks.checkpoint._background import BackgroundWriter
 
 async def write():
     raise SystemExit(3)

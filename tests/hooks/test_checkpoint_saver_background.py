@@ -16,7 +16,7 @@ from asynchooks import (
     WhenBusy,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
 
 pytestmark = pytest.mark.anyio

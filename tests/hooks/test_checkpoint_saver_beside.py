@@ -18,7 +18,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .savers import Cell, CopyingSaver, Counter, PlainSaver, saved, threads_left, until
 from .test_checkpoint_saver_background import Held
 from .test_checkpoint_saver_refusals import session_on

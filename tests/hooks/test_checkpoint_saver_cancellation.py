@@ -20,7 +20,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,8 @@ class Two:
         self.may_run = anyio.Event()
         options = {"save_steps": 1, **options}
         self.hook = CheckpointSaverHook(path, saver=self.saver, **options)
-        self.shared = SharedSessionCreator(FunctionSessionCreator(self._step), num_workers=2)
+        creator = FunctionSessionCreator(self._step, thread_safe=True)
+        self.shared = SharedSessionCreator(creator, num_workers=2)
         self.scope = anyio.CancelScope()
         self.has_left = anyio.Event()
 

@@ -14,11 +14,12 @@ from asynchooks import (
     CheckpointSaverHook,
     FunctionSessionCreator,
     MonitoredSession,
+    SessionRunContext,
     SessionRunHook,
     StopTraining,
 )
 
-from ..helpers import Box, settle
+from ..support.helpers import Box, settle
 from .savers import Cell, CopyingSaver, PlainSaver, saved, threads_left
 from .test_checkpoint_saver_background import Held
 
@@ -48,7 +49,7 @@ async def check_that_training_goes_on(path: Path, begins_at: int) -> None:
     assert saved(path)[begins_at + 1] == str(begins_at + 1)
 
 
-async def test_it_stops_training_and_leaves_the_next_run_as_itself_once(tmp_path: Path) -> None:
+async def test_it_stops_training_and_leaves_the_end_as_itself_once(tmp_path: Path) -> None:
     error = ZeroDivisionError("in a write")
     held = failing(tmp_path, None, error)
     with pytest.raises(ZeroDivisionError) as caught:
@@ -58,15 +59,15 @@ async def test_it_stops_training_and_leaves_the_next_run_as_itself_once(tmp_path
             reason = held.session.stop_reason
             assert reason is not None
             assert (reason.who, reason.error) == ("CheckpointSaverHook", error)
-            await held.run(1)
+            await held.run(1)  # ends the block
     assert caught.value is error
     notes = caught.value.__notes__
     assert "in a checkpoint that was written in the background" in notes
-    assert "in before_run of CheckpointSaverHook" in notes
+    assert "in end of CheckpointSaverHook" in notes
     assert not any("then, in" in note for note in notes)
     assert held.cell.value == 1
-    assert saved(tmp_path) == {0: "0"}
-    await check_that_training_goes_on(tmp_path, 0)
+    assert saved(tmp_path) == {0: "0", 1: "1"}  # the end has tried again
+    await check_that_training_goes_on(tmp_path, 1)
 
 
 async def test_it_leaves_at_the_end_when_no_run_follows(tmp_path: Path) -> None:
@@ -79,14 +80,15 @@ async def test_it_leaves_at_the_end_when_no_run_follows(tmp_path: Path) -> None:
     await check_that_training_goes_on(tmp_path, 1)
 
 
-async def test_the_save_at_creation_fails_the_next_run_too(tmp_path: Path) -> None:
+async def test_the_save_at_creation_stops_training_too(tmp_path: Path) -> None:
     held = failing(tmp_path, ZeroDivisionError("at once"))
     with pytest.raises(ZeroDivisionError, match="at once"):
         async with held.session:
             await held.hook.checkpointer.writer.wait_idle()
             assert held.session.should_stop()
             await held.run(1)
-    assert saved(tmp_path) == {}
+    assert held.cell.value == 0
+    assert saved(tmp_path) == {0: "0"}
 
 
 async def test_waits_for_a_step_and_foreign_waits_end_when_a_write_fails(tmp_path: Path) -> None:
@@ -122,7 +124,9 @@ async def test_an_error_of_the_body_leaves_and_the_saves_is_a_note(tmp_path: Pat
     await check_that_training_goes_on(tmp_path, 0)
 
 
-async def test_an_error_of_a_later_hooks_end_leaves_after_the_saves(tmp_path: Path) -> None:
+async def test_an_error_of_a_later_hooks_end_leaves_after_the_saves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Fails(SessionRunHook):
         async def end(self, session: Any) -> None:
             raise KeyError("mine")
@@ -136,7 +140,10 @@ async def test_an_error_of_a_later_hooks_end_leaves_after_the_saves(tmp_path: Pa
             async with MonitoredSession(hooks, FunctionSessionCreator(cell.step)) as session:
                 await session.run([])
         other = KeyError("mine") if place else ZeroDivisionError("in a write")
-        assert len([note for note in caught.value.__notes__ if repr(other) in note]) == 1
+        said = [*caught.value.__notes__, *(each.getMessage() for each in caplog.records)]
+        assert len([each for each in said if "then, in end of" in each]) == 1
+        assert repr(other) in next(each for each in said if "then, in end of" in each)
+        caplog.clear()
         await check_that_training_goes_on(path, 0)
 
 
@@ -184,11 +191,18 @@ async def test_a_step_whose_write_failed_is_made_good_at_the_end_once_the_error_
     background: bool, tmp_path: Path
 ) -> None:
     held = failing(tmp_path, None, ZeroDivisionError("in a write"), background=background)
+
+    class WaitsForTheWrite(SessionRunHook):
+        """So that it fails while a run is under way: afterwards none begins."""
+
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            await held.hook.checkpointer.writer.wait_idle()
+
+    hooks = [WaitsForTheWrite(), held.hook]
+    held.session = MonitoredSession(hooks, FunctionSessionCreator(held.cell.step))
     async with held.session:
         with pytest.raises(ZeroDivisionError, match="in a write"):
-            await held.run(1)
-            await held.hook.checkpointer.writer.wait_idle()
-            await held.run(1)
+            await held.run(2)
     assert saved(tmp_path) == {0: "0", 1: "1"}
 
 

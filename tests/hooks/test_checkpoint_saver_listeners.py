@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from asynchooks import CheckpointSaverListener
+from asynchooks import CheckpointSaverListener, FunctionSessionCreator, MonitoredSession
 
+from .preemptions import Counter, saving
 from .savers import CopyingSaver, PlainSaver, saved, threads_left
 from .test_checkpoint_saver_background import Held
 from .test_checkpoint_saver_errors import check_that_training_goes_on
@@ -30,6 +32,22 @@ class Plays(CheckpointSaverListener):
         self.log.append((moment, step, threading.get_ident() == self.loop_thread))
         if self.at == (moment, sum(each[0] == moment for each in self.log)):
             raise ZeroDivisionError(moment)
+
+
+@pytest.mark.parametrize("num_listeners", [0, 1, 2])
+async def test_the_log_speaks_of_listeners_only_where_there_are_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, num_listeners: int
+) -> None:
+    model = Counter()
+    listeners = [Methods() for _ in range(num_listeners)]
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        hooks = [saving(tmp_path, model, listeners=listeners or None)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
+            await session.run([])
+    spoken = [each for each in caplog.messages if "listeners" in each]
+    when = ["before saving checkpoint 0", "after saving checkpoint 0"]
+    when += ["before saving checkpoint 1", "after saving checkpoint 1"]
+    assert spoken == [f"Calling checkpoint listeners {each}..." for each in when if listeners]
 
 
 class Coroutines(Plays):

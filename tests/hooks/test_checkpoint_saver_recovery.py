@@ -16,7 +16,7 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .savers import Cell, CopyingSaver, Counter, PlainSaver, saved, until
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import pytest
 
 from asynchooks import CheckpointSaverListener, StopTraining
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .savers import saved, threads_left
 from .test_checkpoint_saver_background import Held
 

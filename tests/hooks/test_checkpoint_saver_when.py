@@ -20,7 +20,8 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
 from asynchooks.checkpoints import CheckpointDirectory
 
 from .savers import Cell, PlainSaver, saved

@@ -18,12 +18,15 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     Retention,
+    SessionRunHook,
     SharedSessionCreator,
+    StepContext,
     WhenBusy,
 )
 from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks.testing import RecordingHook
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .savers import Cell, CopyingSaver, Counter, Latch, saved, until
 
 pytestmark = pytest.mark.anyio
@@ -167,6 +170,109 @@ async def test_it_waits_for_a_run_under_way_before_the_steps_go_back(tmp_path: P
             assert late.saver.log == []
             late.steps.open()
     assert late.saver.log[0] == "restore 1"
+
+
+class SlowCopyingSaver(CopyingSaver):
+    """Waits in the midst of a restore while its latch is closed."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.restores = Latch()
+
+    def restore(self, path: str) -> None:
+        self.restores.pass_by()
+        super().restore(path)
+
+
+async def test_model_and_step_go_back_together_when_the_worker_that_restores_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    first = Late(tmp_path)
+    async with MonitoredSession([first.hook], first.shared) as session:
+        for _ in range(5):
+            await session.run([])
+    late = Late(tmp_path)
+    saver = SlowCopyingSaver(late.cell)
+    saver.restores.close()
+    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=saver)
+    async with MonitoredSession([], late.shared) as early:
+        for _ in range(3):
+            await early.run([])
+        async with anyio.create_task_group() as group:
+            group.start_soon(MonitoredSession([hook], late.shared).__aenter__)
+            await saver.restores.wait_for_arrival()
+            group.cancel_scope.cancel()
+            saver.restores.open()
+        assert (late.cell.value, early.global_step.value) == (5, 5)
+        assert await early.run("value") == early.global_step.value == 6
+
+
+async def test_a_worker_goes_on_from_the_checkpoint_that_another_was_cancelled_in_restoring(
+    tmp_path: Path,
+) -> None:
+    first = Late(tmp_path)
+    async with MonitoredSession([first.hook], first.shared) as session:
+        for _ in range(5):
+            await session.run([])
+    late = Late(tmp_path)
+    saver = SlowCopyingSaver(late.cell)
+    saver.restores.close()
+    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=saver)
+    async with anyio.create_task_group() as group:
+        group.start_soon(MonitoredSession([hook], late.shared).__aenter__)
+        await saver.restores.wait_for_arrival()
+        group.cancel_scope.cancel()
+        saver.restores.open()
+    async with MonitoredSession([], late.shared) as other:
+        assert await other.run("value") == other.global_step.value == 6
+
+
+async def test_a_run_after_a_step_fn_that_met_a_restore_calls_its_hooks_once(
+    tmp_path: Path,
+) -> None:
+    first = Late(tmp_path)
+    async with MonitoredSession([first.hook], first.shared) as session:
+        await session.run([])
+    late, hook = Late(tmp_path), RecordingHook("hook")
+    async with MonitoredSession([hook], late.shared) as early:
+
+        async def step_fn(step_context: StepContext) -> None:
+            await step_context.run_with_hooks([])
+            async with MonitoredSession([late.hook], late.shared):
+                pass
+
+        await early.run_step_fn(step_fn)
+        hook.log.clear()
+        await early.run([])
+    assert [moment for _, moment in hook.log] == ["before_run", "after_run", "end"]
+
+
+async def test_workers_that_restore_late_together_do_not_keep_each_other_waiting(
+    tmp_path: Path,
+) -> None:
+    late, opened = Late(tmp_path / "a"), anyio.Event()
+    other = CheckpointSaverHook(tmp_path / "b", save_steps=9, saver=late.saver)
+    begun: list[object] = []
+
+    class LogBegin(SessionRunHook):
+        async def begin(self) -> None:
+            begun.append(self)
+
+    async def open_late(hook: CheckpointSaverHook) -> None:
+        async with MonitoredSession([hook, LogBegin()], late.shared):
+            await opened.wait()
+
+    async with MonitoredSession([], late.shared) as early, anyio.create_task_group() as group:
+        batches = early.batches(range(9))
+        await anext(batches)
+        group.start_soon(open_late, late.hook)
+        group.start_soon(open_late, other)
+        await until(lambda: len(begun) == 2)
+        await settle()
+        await early.run([])
+        with anyio.fail_after(10):  # not for the 30 s of a loop that keeps its item
+            await until(lambda: len(saved(tmp_path / "a")) + len(saved(tmp_path / "b")) == 2)
+        opened.set()
 
 
 async def test_a_worker_that_opens_first_without_a_checkpoint_to_come_keeps_its_steps(

@@ -20,7 +20,8 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
 from asynchooks.data import prefetch
 from asynchooks.data._draws import draws_of
 
@@ -213,7 +214,7 @@ def test_only_a_stage_can_be_watched(source: Any) -> None:
     "arguments", [{"every_n_steps": None}, {"every_n_secs": 1.0}, {"every_n_steps": -1}]
 )
 def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give exactly one|interval is -1"):
+    with pytest.raises(ValueError, match="give exactly one|every_n_(steps|secs) is -1"):
         DataWaitHook(prefetch([], 1), **arguments)
 
 

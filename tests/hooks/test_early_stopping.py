@@ -21,7 +21,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .preemptions import Counter, saving
 
 pytestmark = pytest.mark.anyio
@@ -184,7 +184,7 @@ async def test_what_is_no_number_fails_the_run() -> None:
 BAD: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (TypeError, "metric is None", lambda: EarlyStoppingHook(None, 1)),
     (ValueError, "patience is 0; give a number of looks", lambda: EarlyStoppingHook("loss", 0)),
-    (TypeError, "integer", lambda: EarlyStoppingHook("loss", 1.5)),  # type: ignore[arg-type]
+    (TypeError, "patience is 1.5; give an int", lambda: EarlyStoppingHook("loss", 1.5)),  # type: ignore
     (ValueError, "min_delta is -1", lambda: EarlyStoppingHook("loss", 1, min_delta=-1)),
     (ValueError, "min_delta is nan", lambda: EarlyStoppingHook("loss", 1, min_delta=float("nan"))),
     (TypeError, "mode is 'max'", lambda: EarlyStoppingHook("loss", 1, mode="max")),  # type: ignore

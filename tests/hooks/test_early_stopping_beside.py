@@ -19,7 +19,7 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .preemptions import saving
 from .savers import Cell, CopyingSaver, Latch, until
 from .test_early_stopping import Losses, train

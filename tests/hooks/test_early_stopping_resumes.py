@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
+    Retention,
+    SharedSessionCreator,
 )
 
 from .preemptions import saving
@@ -125,9 +128,50 @@ def test_the_order_of_saver_and_early_stopping_does_not_matter(kind: str, tmp_pa
     anyio.run(main)
 
 
-def test_a_training_that_had_stopped_stops_again_after_one_more_look(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["fetch", "function", "evaluation"])
+@pytest.mark.parametrize("saver_first", [False, True])
+def test_a_training_that_had_stopped_stops_at_once_when_it_is_resumed(
+    tmp_path: Path, kind: str, saver_first: bool
+) -> None:
     async def main() -> None:
-        assert await train(tmp_path, [5, 6, 6], "fetch") == (3, 5, 1)
-        assert await train(tmp_path, [5, 6, 6], "fetch") == (4, 5, 1)
+        stopped = await train(tmp_path, [5, 5, 6, 6, 6, 6], kind, saver_first=saver_first)
+        assert stopped[0] in (3, 6)
+        assert await train(tmp_path, [], kind, saver_first=saver_first) == stopped
 
     anyio.run(main)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
+    tmp_path: Path, num_workers: int
+) -> None:
+    async def life(model: Losses, patience: int) -> set[str]:
+        creator = SharedSessionCreator(FunctionSessionCreator(model.step))
+        best = {"retention": Retention(max_to_keep=1, keep_best=1), "metric": "loss"}
+        hooks = [
+            EarlyStoppingHook("loss", patience, restore_best=True),
+            saving(tmp_path, model, 1, **best),
+        ]
+        sessions = [MonitoredSession(hooks, creator)]
+        sessions += [MonitoredSession([], creator) for _ in range(num_workers - 1)]
+        async with AsyncExitStack() as stack:
+            for session in sessions:
+                await stack.enter_async_context(session)
+            while not sessions[0].should_stop():
+                await sessions[0].run([])
+            assert all(session.should_stop() for session in sessions)
+            for session in reversed(sessions):  # the last one brings the best back
+                await session.close()
+        return {str(session.stop_reason) for session in sessions}
+
+    reason = {"EarlyStoppingHook: no better than 2 of step 2 for 3 looks"}
+    model = Losses(5, 2, 4, 6, 7, 8, 9)
+    assert await life(model, patience=3) == reason
+    assert model.count == 2
+    resumed = Losses(5, 2, 4, 6, 7, 8, 9)
+    assert await life(resumed, patience=3) == reason
+    assert resumed.count == 2
+    model = Losses(5, 2, 4, 6, 7, 1, 9)
+    await life(model, patience=4)  # a greater patience trains on
+    assert model.count == 6

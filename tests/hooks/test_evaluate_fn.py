@@ -12,7 +12,7 @@ import pytest
 
 from asynchooks import Evaluate, EvaluationHook, MonitoredSession
 
-from ..helpers import counting_creator
+from ..support.helpers import counting_creator
 
 pytestmark = pytest.mark.anyio
 

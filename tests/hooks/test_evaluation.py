@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,12 +19,13 @@ from asynchooks import (
     EvaluationHook,
     FunctionSessionCreator,
     MonitoredSession,
+    OnFailure,
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine import Engine, Slot
+from asynchooks._engine.base import Engine, Slot
 
-from ..helpers import counting_creator, counting_step, settle
+from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Gated, Notes, run_to
 from .test_step_counter import Writer, on_trampoline, slow_step
 
@@ -235,3 +237,48 @@ async def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() 
         async with MonitoredSession([hook], counting_creator()):
             raise ValueError("in the block")
     assert writer.flushes == 2
+
+
+async def test_a_plain_function_evaluates_between_steps_unless_beside_is_asked_for() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def evaluate(session: Any, step: int) -> dict[str, float]:
+        begun.set()
+        assert release.wait(30)
+        return {"step": step}
+
+    for mode, goes_on in ((None, False), (Evaluate.BESIDE, True)):
+        begun.clear()
+        release.clear()
+        hook = EvaluationHook(evaluate, every_n_steps=2, at_end=False, mode=mode)
+        creator = SharedSessionCreator(counting_creator())
+        async with (
+            MonitoredSession([hook], creator, step_runner="inline") as session,
+            MonitoredSession([], creator, step_runner="inline") as other,
+        ):
+            async with anyio.create_task_group() as group:
+                group.start_soon(run_to, session, 2)
+                await anyio.to_thread.run_sync(begun.wait, 30)
+                group.start_soon(other.run, "calls")
+                await settle()
+                assert (other.global_step.value == 3) == goes_on
+                release.set()
+        assert hook.latest == {"step": 2.0}
+
+
+async def test_a_coroutine_function_evaluates_beside_training_by_default() -> None:
+    gated = Gated()
+    hook = EvaluationHook(gated, every_n_steps=2, at_end=False)
+    async with MonitoredSession([hook], counting_creator()) as session:
+        await run_to(session, 3)
+        assert (gated.begun, gated.ended) == ([2], [])
+        gated.let(2)
+
+
+def test_a_failure_that_is_to_be_logged_needs_a_plain_function_beside_training() -> None:
+    def evaluate(session: Any, step: int) -> dict[str, float]:
+        return {}
+
+    with pytest.raises(ValueError, match=r"plain function evaluates by default, .*mode=Evaluate.B"):
+        EvaluationHook(evaluate, every_n_steps=1, on_failure=OnFailure.LOG)
+    EvaluationHook(evaluate, 1, on_failure=OnFailure.LOG, mode=Evaluate.BESIDE)

@@ -18,7 +18,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from ..helpers import counting_creator, counting_step, settle
+from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Failing, Gated, Notes, run_to, stop_when_settled
 from .test_step_counter import Writer
 

@@ -15,9 +15,9 @@ from asynchooks import (
     OnFailure,
     Restart,
 )
-from asynchooks._engine import Engine
+from asynchooks._engine.base import Engine
 
-from ..helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 from .evaluations import Failing, Notes, run_to, stop_when_settled
 from .test_step_counter import on_trampoline, slow_step
 
@@ -114,7 +114,7 @@ def test_a_policy_for_evaluations_between_steps_is_refused() -> None:
     [
         ({}, ValueError, "give exactly one"),
         ({"every_n_steps": 1, "every_n_secs": 1.0}, ValueError, "give exactly one"),
-        ({"every_n_steps": -1}, ValueError, "interval is -1"),
+        ({"every_n_steps": -1}, ValueError, "every_n_steps is -1"),
         ({"every_n_steps": 1, "max_at_once": 0}, ValueError, "max_at_once is 0"),
         ({"every_n_steps": 1, "max_at_once": 1.5}, ValueError, "max_at_once is 1.5"),
         ({"every_n_steps": 1, "mode": "beside"}, TypeError, "give Evaluate.BESIDE or"),

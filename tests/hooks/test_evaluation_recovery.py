@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anyio
 import pytest
 
 from asynchooks import (
+    Evaluate,
     EvaluationHook,
     MonitoredSession,
     PreemptionError,
+    SessionRunHook,
     SharedSessionCreator,
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .evaluations import Gated, Notes, run_to
 
 pytestmark = pytest.mark.anyio
@@ -67,3 +72,55 @@ async def test_a_shared_session_that_others_replace_stays_open_until_the_evaluat
         assert (lost.is_closed, new.num_runs) == (False, 1)
         gated.let(1)
     assert lost.is_closed
+
+
+class Loses(SessionRunHook):
+    """Loses the session in its first run, and says when there is a new one."""
+
+    def __init__(self) -> None:
+        self.may_lose, self.has_new = anyio.Event(), anyio.Event()
+        self._num_created = 0
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        self._num_created += 1
+        if self._num_created == 2:
+            self.has_new.set()
+
+    async def before_run(self, run_context: Any) -> None:
+        if not self.may_lose.is_set():
+            await self.may_lose.wait()
+            raise PreemptionError("lost")
+
+
+class EndsLater(SessionRunHook):
+    """At its end another worker loses and replaces the session."""
+
+    def __init__(self, other: Loses) -> None:
+        self._other = other
+
+    async def end(self, session: Any) -> None:
+        self._other.may_lose.set()
+        await self._other.has_new.wait()
+
+
+@pytest.mark.parametrize("mode", Evaluate)
+async def test_the_evaluation_at_the_end_is_of_the_session_that_replaced_a_shared_one(
+    mode: Evaluate,
+) -> None:
+    new = ScriptedSession()
+    creator = SharedSessionCreator(ScriptedSessionCreator([ScriptedSession(), new]))
+    evaluated: list[object] = []
+
+    def evaluate(session: object, step: int) -> dict[str, float]:
+        evaluated.append(session)
+        return {"loss": 0.0}
+
+    loses = Loses()
+    evaluation = EvaluationHook(evaluate, every_n_steps=100, mode=mode)
+    with anyio.fail_after(10):
+        async with MonitoredSession([loses], creator) as other:
+            async with anyio.create_task_group() as group:
+                group.start_soon(other.run, [])
+                async with MonitoredSession([EndsLater(loses), evaluation], creator) as ending:
+                    await ending.run([])
+    assert evaluated == [new.exposed]

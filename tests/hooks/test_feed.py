@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -20,7 +23,7 @@ from asynchooks import (
 from asynchooks.data import batch, prefetch
 from asynchooks.testing import RecordingHook
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .inputs import SHORT_SECS, Diary, Gate, gated, until_stopped
 from .savers import threads_left
 
@@ -235,3 +238,33 @@ async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing
             assert not session.should_stop()
             gate.set()
     assert diary.items == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("feeds", [True, False], ids=["feed", "loop"])
+async def test_an_item_whose_step_outlives_a_cancelled_run_in_a_thread_is_used(
+    feeds: bool,
+) -> None:
+    diary, source, scope = Diary(), prefetch(range(4), 2), anyio.CancelScope()
+    token = anyio.lowlevel.current_token()
+
+    def step(x: Any) -> dict[str, Any]:
+        if x == 1:
+            anyio.from_thread.run_sync(scope.cancel, token=token)
+        return diary.step(x)
+
+    hooks = [FeedHook(source, "x")] if feeds else []
+    creator = FunctionSessionCreator(step)
+    async with MonitoredSession(hooks, creator, step_runner="thread") as session:
+        if feeds:
+            await session.run("x")
+            with scope:
+                await session.run("x")
+            assert scope.cancelled_caught
+            assert diary.items == [0, 1]
+            await until_stopped(session)
+        else:
+            async for item in session.batches(source):
+                with scope if item == 1 else contextlib.nullcontext():
+                    await session.run("x", {"x": item})
+    assert diary.items == [0, 1, 2, 3]
+    assert session.global_step.value == 4

@@ -23,7 +23,7 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, map_concurrent, prefetch
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .inputs import SHORT_SECS, Diary, Gate, gated, until_stopped
 
 pytestmark = pytest.mark.anyio
@@ -253,7 +253,7 @@ async def test_a_source_that_fails_hangs_nobody(num_workers: int) -> None:
 
 
 async def test_an_empty_source_is_an_error_for_every_worker() -> None:
-    source, creator = prefetch([], 1), SharedSessionCreator(Diary().creator)
+    source, creator = prefetch(list[int](), 1), SharedSessionCreator(Diary().creator)
     with pytest.raises(InputError, match="has no items"):
         async with MonitoredSession([FeedHook(source, "x")], creator) as a:
             async with MonitoredSession([FeedHook(source, "x")], creator) as b:

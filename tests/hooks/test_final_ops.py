@@ -9,7 +9,7 @@ import pytest
 from asynchooks import FetchError, FinalOpsHook, FunctionSessionCreator, MonitoredSession
 from asynchooks.testing import RecordingHook
 
-from ..helpers import counting_creator, counting_step
+from ..support.helpers import counting_creator, counting_step
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from asynchooks.hooks._guard_thread import GuardThread
+from asynchooks.hooks.guards._thread import GuardThread
 
 
 def thread_named(name: str) -> threading.Thread | None:

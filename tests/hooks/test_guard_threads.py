@@ -20,7 +20,7 @@ from asynchooks import (
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..helpers import counting_creator
+from ..support.helpers import counting_creator
 from .guards import guard_threads
 
 pytestmark = pytest.mark.anyio
@@ -123,4 +123,5 @@ def test_of_a_session_that_nobody_closed(backend: str, options: dict[str, bool])
         await anyio.lowlevel.checkpoint()
         assert sorted(guard_threads()) == THREADS
 
-    anyio.run(forgets, backend=backend, backend_options=options)
+    with pytest.warns(ResourceWarning, match="dropped without being closed"):
+        anyio.run(forgets, backend=backend, backend_options=options)

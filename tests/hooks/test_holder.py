@@ -12,7 +12,7 @@ import time
 import anyio.to_thread
 import pytest
 
-from asynchooks.hooks._holder import NOBODY, holder_of, loop_code
+from asynchooks.hooks.guards._holder import NOBODY, holder_of, loop_code
 
 
 @pytest.fixture(params=["asyncio", "uvloop", "trio"])

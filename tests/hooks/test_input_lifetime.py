@@ -19,8 +19,8 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, batch, prefetch
 
-from ..afterwards import nothing_left
-from ..helpers import settle
+from ..support.afterwards import nothing_left
+from ..support.helpers import settle
 from .inputs import SHORT_SECS, Counted, Diary, FromFunction, gated, saving, until_stopped
 
 pytestmark = pytest.mark.anyio

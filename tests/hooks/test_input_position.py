@@ -174,7 +174,7 @@ async def test_a_batch_counts_as_used_when_the_run_behind_it_has_ended() -> None
         assert hook.state_dict()["items"] == 2
 
 
-async def test_a_run_of_another_session_uses_nothing_of_this_one() -> None:
+async def test_a_run_uses_the_items_of_its_own_session_s_loops_whoever_has_the_hook() -> None:
     source = prefetch(range(9), 4)
     creator = SharedSessionCreator(Diary().creator)
     hook = InputPositionHook(source)
@@ -182,9 +182,9 @@ async def test_a_run_of_another_session_uses_nothing_of_this_one() -> None:
         await anext(a.batches(source))
         await anext(b.batches(source))
         await b.run([], {"x": 5})
-        assert hook.state_dict() == {"stage": "sequence", "items": 0}
+        assert hook.state_dict() == {"stage": "sequence", "items": 0, "used_beyond": [1]}
         await a.run([], {"x": 5})
-        assert hook.state_dict()["items"] == 1
+        assert hook.state_dict() == {"stage": "sequence", "items": 2}
 
 
 async def test_a_pipeline_without_order_says_so_once_and_is_not_in_the_checkpoint(

@@ -11,16 +11,19 @@ import pytest
 
 from asynchooks import (
     FeedHook,
+    FunctionSessionCreator,
     InputPositionHook,
     MonitoredSession,
     PreemptionError,
     Recovery,
+    SessionRunContext,
+    SessionRunHook,
     SharedSessionCreator,
 )
 from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.data import prefetch
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .inputs import (
     PIPELINES,
     SHORT_SECS,
@@ -204,3 +207,38 @@ async def test_what_was_read_before_the_way_back_is_closed(tmp_path: Path) -> No
         assert source.log == ["open", "closed", "open"]
     assert source.log == ["open", "closed", "open", "closed"]
     assert diary.items == [0], "the last run began anew"
+
+
+async def test_a_save_that_waits_for_steps_does_not_hold_up_the_way_back_of_another_worker(
+    tmp_path: Path,
+) -> None:
+    diary, events = Diary(), {"saves": anyio.Event(), "slow": anyio.Event()}
+    errors = [PreemptionError("lost")]
+
+    async def step(x: int) -> dict[str, Any]:
+        if x == 1:
+            await events["slow"].wait()
+        if x == 2 and errors:
+            raise errors.pop()
+        return diary.step(x)
+
+    class Waits(SessionRunHook):
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            await events["saves"].wait()
+
+    shared = SharedSessionCreator(FunctionSessionCreator(step))
+
+    async with MonitoredSession([Waits(), saving(tmp_path, diary, every=1)], shared) as saves:
+        async with MonitoredSession([], shared) as slow, MonitoredSession([], shared) as lost:
+            with anyio.fail_after(SHORT_SECS):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(saves.run, [], {"x": 0})
+                    await anyio.wait_all_tasks_blocked()
+                    group.start_soon(slow.run, [], {"x": 1})
+                    await anyio.wait_all_tasks_blocked()
+                    group.start_soon(lost.run, [], {"x": 2})
+                    await anyio.wait_all_tasks_blocked()  # until the slow step has ended
+                    for name in ("saves", "slow"):
+                        events[name].set()
+                        await anyio.wait_all_tasks_blocked()
+    assert diary.items == [2]  # the others were made before the way back

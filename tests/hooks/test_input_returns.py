@@ -9,8 +9,8 @@ import pytest
 from asynchooks import FeedHook, MonitoredSession, SharedSessionCreator
 from asynchooks.data import batch, prefetch
 
-from ..afterwards import nothing_left
 from ..data.sources import Source
+from ..support.afterwards import nothing_left
 from .inputs import Diary, until_stopped
 
 pytestmark = pytest.mark.anyio

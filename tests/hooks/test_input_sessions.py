@@ -25,7 +25,7 @@ from asynchooks import (
 )
 from asynchooks.data import batch, prefetch
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .inputs import SHORT_SECS, Counted, Diary, gated, saving, until_stopped
 
 pytestmark = pytest.mark.anyio
@@ -111,7 +111,7 @@ async def test_a_step_that_has_ended_in_its_thread_counts_before_its_task_comes_
             assert go.wait(SHORT_SECS)
         return diary.step(x)
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
     slow = MonitoredSession([FeedHook(source, "x")], creator, step_runner="thread")
     fast = MonitoredSession([FeedHook(source, "x")], creator, step_runner="inline")
     async with slow, fast, anyio.create_task_group() as group:

@@ -16,9 +16,10 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
 
-from ..helpers import counting_creator, counting_step
+from ..support.helpers import counting_creator, counting_step
 from .test_step_counter import on_trampoline
 
 pytestmark = pytest.mark.anyio
@@ -238,7 +239,7 @@ def test_every_n_iter_is_at_least_one(runs: int) -> None:
 
 
 def test_seconds_are_not_negative() -> None:
-    with pytest.raises(ValueError, match="interval is -1"):
+    with pytest.raises(ValueError, match="^every_n_secs is -1"):
         LoggingTensorHook(["a"], every_n_secs=-1)
 
 

@@ -23,9 +23,9 @@ from asynchooks import (
     SharedSessionCreator,
     StepContext,
 )
-from asynchooks._engine import Engine
+from asynchooks._engine.base import Engine
 
-from ..helpers import counting_creator
+from ..support.helpers import counting_creator
 from .guards import guard_threads, on_trampoline
 
 MAX_LAG_SECS = 0.03

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks import MetricError, SessionRunArgs
+from asynchooks import EvaluationHook, MetricError, SessionRunArgs
 from asynchooks.hooks._metrics import Metric, MetricReader, as_number
+from asynchooks.hooks._results import Results
 
 
 def test_fetches_are_read_from_the_results_of_each_run() -> None:
@@ -29,22 +30,45 @@ def test_a_function_is_called_for_each_look_and_none_is_no_look() -> None:
 
 
 def test_a_value_of_a_metric_is_seen_once_at_the_step_at_which_it_was_taken() -> None:
-    newest: list[tuple[int, float] | None] = [None]
-    metric = Metric(lambda: newest[0])
+    results = Results("eval")
+    metric = Metric(results, "loss", "the hook")
     one, other = MetricReader(metric), MetricReader(metric)
     assert one.args is None
     assert metric() is None
     assert one.read(None, 1) is None
-    newest[0] = (1, 0.5)
+    results.add(1, {"loss": 0.5})
     assert metric() == 0.5
     assert [one.read(None, 2), one.read(None, 2), one.read(None, 9)] == [(1, 0.5), None, None]
     assert other.read(None, 3) == (1, 0.5)
-    newest[0] = (4, 0.5)
+    results.add(4, {"loss": 0.5})
     assert one.read(None, 9) == (4, 0.5)
 
 
+def test_a_value_belongs_to_the_step_that_was_evaluated_and_to_no_other() -> None:
+    results = Results("eval")
+    reader = MetricReader(Metric(results, "loss", "the hook"))
+    assert reader.at(4) is None
+    results.add(4, {"loss": 0.5})
+    assert [reader.at(step) for step in (3, 4, 4, 5)] == [None, 0.5, 0.5, None]
+    results.begin_anew()  # a session that may come to the same step with other weights
+    assert reader.at(4) is None
+    assert MetricReader("loss").at(4) is None
+
+
+def test_a_metric_says_of_which_evaluations_it_is() -> None:
+    evaluation = EvaluationHook(evaluate, every_n_steps=5, name="test")
+    expected = "EvaluationHook(evaluate=evaluate, every_n_steps=5, name='test').metric('loss')"
+    assert repr(evaluation.metric("loss")) == expected
+
+
+def evaluate(session: Any, step: int) -> dict[str, float]:
+    return {"loss": 0.5}
+
+
 def test_a_reader_goes_on_where_its_state_was_taken() -> None:
-    metric = Metric(lambda: (7, 0.5))
+    results = Results("eval")
+    metric = Metric(results, "loss", "the hook")
+    results.add(7, {"loss": 0.5})
     reader, resumed = MetricReader(metric), MetricReader(metric)
     assert reader.read(None, 8) == (7, 0.5)
     resumed.load_state_dict(reader.state_dict())
@@ -81,6 +105,28 @@ def test_what_is_no_number_is_an_error(value: Any) -> None:
 def test_nan_is_an_error(value: Any) -> None:
     with pytest.raises(MetricError, match="the metric 'loss' is NaN, which is neither better"):
         as_number(value, "loss")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "is None"),
+        (np.zeros((4, 2)), r"is an array of shape \(4, 2\) and float64"),
+        ({"a": "x" * 300}, r"is {'a': 'x{190}\.\.\."),
+    ],
+    ids=["none", "array", "long"],
+)
+def test_what_is_no_number_is_described_in_a_line(value: Any, said: str) -> None:
+    with pytest.raises(MetricError, match=f"the metric 'loss' {said}; give one number"):
+        as_number(value, "loss")
+
+
+def test_a_fetch_that_has_a_name_is_called_by_it() -> None:
+    class Tensor:
+        name = "loss:0"
+
+    with pytest.raises(MetricError, match="the metric 'loss:0' is None; give one number"):
+        as_number(None, Tensor())
 
 
 @pytest.mark.parametrize("value", ["0.5", b"0.5"], ids=repr)

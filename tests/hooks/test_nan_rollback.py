@@ -111,8 +111,8 @@ async def test_the_checkpoint_of_weights_that_are_nan_is_moved_aside(
     good = str(tmp_path / f"model.ckpt-{kept[-1]}")
     assert caught.value.checkpoint == good
     assert str(caught.value) == (
-        f"NaN loss during training. The last good checkpoint is {good}: the next session goes on "
-        "from there"
+        "NaN loss during training: the loss 'loss' is NaN at step 6. The last good checkpoint is "
+        f"{good}: the next session goes on from there"
     )
     model = Weights()
     await train(tmp_path, model, save_steps=save_steps)
@@ -123,7 +123,7 @@ async def test_the_checkpoint_of_weights_that_are_nan_is_moved_aside(
 async def test_nan_in_the_first_run_leaves_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(NanLossDuringTrainingError, match="NaN loss") as caught:
         await train(tmp_path, Weights(odd=(1,)))
-    assert str(caught.value) == "NaN loss during training."
+    assert str(caught.value) == "NaN loss during training: the loss 'loss' is NaN at step 1."
     assert caught.value.checkpoint is None
     assert steps_in(tmp_path) == ([0], [])
 

@@ -72,7 +72,10 @@ NO_SCALARS = [
 @pytest.mark.parametrize("loss", NANS, ids=repr)
 async def test_nan_fails_the_training(loss: Any, caplog: pytest.LogCaptureFixture) -> None:
     other = RecordingHook("other")
-    with pytest.raises(NanLossDuringTrainingError, match="NaN loss during training") as caught:
+    with pytest.raises(
+        NanLossDuringTrainingError,
+        match="NaN loss during training: the loss 'loss' is NaN at step 2",
+    ) as caught:
         async with session_of([NanTensorHook("loss"), other], 0.5, loss) as session:
             assert await session.run("loss") == 0.5
             await session.run([])
@@ -110,12 +113,28 @@ async def test_numbers_and_infinity_pass(loss: Any, fails: bool) -> None:
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("loss", NO_SCALARS, ids=repr)
 async def test_what_is_no_scalar_is_an_error(loss: Any, fails: bool) -> None:
-    with pytest.raises(ValueError, match="the loss 'loss' came to .*; give a scalar"):
+    with pytest.raises(ValueError, match="the loss 'loss' is .*; give one number, on a graph"):
         async with session_of([NanTensorHook("loss", fail_on_nan_loss=fails)], loss) as session:
             await session.run([])
 
 
 async def test_an_output_that_is_missing_fails_the_run() -> None:
-    with pytest.raises(FetchError, match="fetch 'nobody' is not among"):
+    with pytest.raises(FetchError, match="fetch 'nobody' is not among") as raised:
         async with session_of([NanTensorHook("nobody")], 0.5) as session:
             await session.run([])
+    assert raised.value.__notes__ == ["fetched in before_run of NanTensorHook, as the loss"]
+
+
+async def test_an_array_that_is_no_loss_is_described_by_its_shape() -> None:
+    message = r"the loss 'loss' is an array of shape \(32, 2\) and float32; give one number"
+    with pytest.raises(ValueError, match=message):
+        async with session_of([NanTensorHook("loss")], np.zeros((32, 2), np.float32)) as session:
+            await session.run([])
+
+
+async def test_the_reason_of_a_stop_names_the_loss_and_the_step() -> None:
+    hook = NanTensorHook("loss", fail_on_nan_loss=False)
+    async with session_of([hook], 0.5, float("nan")) as session:
+        await session.run([])
+        await session.run([])
+        assert str(session.stop_reason).endswith("the loss 'loss' is NaN at step 2")

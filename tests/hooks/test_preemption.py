@@ -21,10 +21,10 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine import current_engine
+from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook
 
-from ..helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 from .preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm, train
 
 pytestmark = pytest.mark.anyio
@@ -78,8 +78,8 @@ async def test_the_signal_leaves_after_the_end_of_all_hooks(
     assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == [
-        f"{number.name}: training stops, and what there is to save is saved, within 25 s. A second "
-        "signal ends the process at once"
+        f"{number.name}: training stops, and what there is to save is saved, within 25 s. Another "
+        "signal, after 1 s, ends the process at once"
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,42 @@ def test_what_leaves_a_task_group_is_the_loops_own_way(number: signal.Signals) -
     with handlers_are_kept(), pytest.raises(BaseExceptionGroup) as caught:
         anyio.run(main, backend="trio")
     assert [type(each) for each in caught.value.exceptions] == [kind]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("group", ["asyncio.TaskGroup()", "anyio.create_task_group()"])
+@pytest.mark.parametrize("is_uvloop", [False, True])
+def test_a_signal_leaves_asyncios_task_groups_without_a_report_of_tasks(
+    number: signal.Signals, group: str, is_uvloop: bool
+) -> None:
+    if is_uvloop:
+        pytest.importorskip("uvloop")
+    program = f"""
+import asyncio, gc, signal, anyio
+from asynchooks import FunctionSessionCreator, MonitoredSession, PreemptionHook
+
+async def train():
+    creator = FunctionSessionCreator(lambda: dict(loss=0.0))
+    async with MonitoredSession([PreemptionHook()], creator) as session:
+        signal.raise_signal({int(number)})
+        await session.or_stop(anyio.sleep_forever)
+
+async def main():
+    async with {group} as group:
+        start = getattr(group, "start_soon", None)
+        for fn in (train, anyio.sleep_forever):
+            start(fn) if start else group.create_task(fn())
+
+try:
+    anyio.run(main, backend_options=dict(use_uvloop={is_uvloop}))
+except (SystemExit, KeyboardInterrupt) as left:
+    print(type(left).__name__, *left.args)
+gc.collect()
+"""
+    expected = "KeyboardInterrupt" if number is signal.SIGINT else f"SystemExit {128 + number}"
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [expected]
+    warning = f"{number.name}: training stops, and what there is to save is saved"
+    assert done.stderr.startswith(warning)
+    assert len(done.stderr.splitlines()) == 1

@@ -18,11 +18,11 @@ from asynchooks import (
     MonitoredSession,
     PreemptionError,
 )
-from asynchooks._engine import Engine
+from asynchooks._engine.base import Engine
 from asynchooks.hooks._results import Results
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..helpers import counting_creator, counting_step, settle
+from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Gated, Notes, run_to
 from .test_step_counter import on_trampoline, slow_step
 

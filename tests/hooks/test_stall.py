@@ -23,10 +23,11 @@ from asynchooks import (
     StallHook,
     StopTraining,
 )
-from asynchooks._engine import Engine, current_engine
+from asynchooks._engine.base import Engine
+from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook
 
-from ..helpers import counting_creator
+from ..support.helpers import counting_creator
 from .guards import guard_threads, logged_at, on_trampoline, pause, quarter_step
 
 
@@ -62,7 +63,7 @@ def test_a_stall_is_told_of_and_stops_training_that_long_after_the_last_run() ->
                 assert session.should_stop()
         assert engine.now() == 3.5
         assert session.stop_reason is not None
-        assert str(session.stop_reason).startswith("StallHook: no run of this session has ended")
+        assert str(session.stop_reason).startswith("StallHook: no run of its session has ended")
         assert [type(error) for error in log.errors] == [StallError]
 
     assert dumps_of(main) == [3.5]
@@ -172,7 +173,9 @@ def test_of_two_workers_the_one_that_stalls_fails_and_the_other_stops() -> None:
                 await healthy.run([])
         await task.wait()
         assert healthy.stop_reason is not None
-        assert healthy.stop_reason.who == "another worker"
+        assert str(healthy.stop_reason) == (
+            "StallHook: no run of its session has ended for 2 s, since global step 9"
+        )
         assert engine.now() < 3
 
     assert len(dumps_of(main)) == 1

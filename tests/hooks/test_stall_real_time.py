@@ -22,7 +22,7 @@ from asynchooks import (
     StopTraining,
 )
 
-from ..helpers import counting_creator
+from ..support.helpers import counting_creator
 from .guards import guard_threads
 
 pytestmark = pytest.mark.anyio

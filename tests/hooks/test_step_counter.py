@@ -7,14 +7,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, StepCounterHook
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
+from asynchooks.protocols import KBatchAsync, ParameterServer, ProtocolHook
 
-from ..helpers import counting_creator
-from ..virtual_kernel import Trampoline
+from ..support.helpers import counting_creator
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -94,6 +97,25 @@ def test_a_step_that_stands_still_is_warned_of_five_times(
     assert len(warnings) == 5
 
 
+@pytest.mark.anyio
+async def test_a_step_that_a_protocol_moves_may_stand_still(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = ParameterServer(np.zeros(1), KBatchAsync(3), num_workers=1)
+
+    async def step() -> dict[str, int]:
+        server.push(0, np.ones(1), server.pull(0).version)
+        return {}
+
+    creator = FunctionSessionCreator(step, global_step=server.global_step)
+    hooks = [ProtocolHook(server, 0), StepCounterHook()]
+    async with MonitoredSession(hooks, creator) as session:
+        for _ in range(7):
+            await session.run([])
+    assert server.version == 2
+    assert "has not been increased" not in caplog.text
+
+
 class Writer:
     """Any object with the two methods will do; this one only keeps what it is given."""
 
@@ -142,5 +164,5 @@ async def test_in_real_time_the_rate_is_finite_and_positive(tmp_path: Path) -> N
     "arguments", [{"every_n_steps": None}, {"every_n_secs": 1.0}, {"every_n_steps": -1}]
 )
 def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give exactly one|interval is -1"):
+    with pytest.raises(ValueError, match="give exactly one|every_n_(steps|secs) is -1"):
         StepCounterHook(**arguments)

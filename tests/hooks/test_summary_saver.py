@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asynchooks import FetchError, FunctionSessionCreator, MonitoredSession, SummarySaverHook
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -109,6 +111,29 @@ async def test_several_are_written_in_order_as_messages_or_bytes(kind: Any) -> N
     ops = kind(["bytes", "message"])
     await run(SummarySaverHook(save_steps=9, summary_writer=writer, summary_op=ops), 2)
     assert writer.written[1:-1] == [(1, "bytes", 1.0), (1, "message", 1.0)]
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array(0.5), 1 / np.array(2)])
+async def test_a_number_is_written_as_a_scalar_of_its_name(loss: Any) -> None:
+    writer = Writer()
+    ops = ["loss", "message"]
+    step = {"loss": loss, "message": summary("message", 2)}
+    hook = SummarySaverHook(save_steps=2, summary_writer=writer, summary_op=ops)
+    await run(hook, 3, lambda: step)
+    assert writer.written[1:-1] == [
+        (1, "loss", 0.5),
+        (1, "message", 2.0),
+        (3, "loss", 0.5),
+        (3, "message", 2.0),
+    ]
+
+
+@pytest.mark.parametrize("given", ["0.5", None, [0.5, 0.5], np.zeros(2), {"loss": 0.5}])
+async def test_what_is_no_summary_is_refused(given: Any) -> None:
+    hook = SummarySaverHook(save_steps=2, summary_writer=Writer(), summary_op="loss")
+    with pytest.raises(ValueError, match="summary_op 'loss' gave .*; expected a number") as caught:
+        await run(hook, 1, lambda: {"loss": given})
+    assert caught.value.__notes__ == ["in after_run of SummarySaverHook"]
 
 
 async def test_the_scaffolds_op_is_used() -> None:
@@ -233,5 +258,5 @@ def test_exactly_one_of_each_pair_is_wanted(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("arguments", [{"save_steps": -1}, {"save_secs": -0.5}])
 def test_a_negative_interval_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="interval is -"):
+    with pytest.raises(ValueError, match="^save_(steps|secs) is -"):
         SummarySaverHook(summary_op="a", **arguments)

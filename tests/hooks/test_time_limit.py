@@ -23,10 +23,10 @@ from asynchooks import (
     StopTraining,
     TimeLimitHook,
 )
-from asynchooks._engine import Engine
+from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook
 
-from ..helpers import counting_creator
+from ..support.helpers import counting_creator
 from .guards import on_trampoline, pause, quarter_step
 
 REASON = StopReason("TimeLimitHook", "1 s have passed")
@@ -149,17 +149,18 @@ def test_a_session_that_is_recreated_after_the_time_stops_at_once() -> None:
     on_trampoline(main)
 
 
-def test_each_worker_of_a_shared_session_has_its_own_time() -> None:
+def test_the_shortest_time_ends_all_workers_of_a_shared_session() -> None:
     async def main(engine: Engine) -> None:
         creator = SharedSessionCreator(FunctionSessionCreator(quarter_step))
         long = MonitoredSession([TimeLimitHook(2)], creator)
         async with long, MonitoredSession([TimeLimitHook(1)], creator) as short:
             with pytest.raises(StopTraining):
                 await short.or_stop(pause, 100.0)
-            assert (engine.now(), long.should_stop()) == (1.0, False)
+            assert (engine.now(), long.should_stop()) == (1.0, True)
             with pytest.raises(StopTraining):
                 await long.or_stop(pause, 100.0)
-            assert engine.now() == 2.0
+            assert engine.now() == 1.0
+            assert long.stop_reason == short.stop_reason == REASON
 
     on_trampoline(main)
 

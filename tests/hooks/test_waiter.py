@@ -20,7 +20,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
-from ..helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from asynchooks._engine import now
+from asynchooks._engine.current import now
 
 LAUNCH = [sys.executable, "-m", "asynchooks", "launch"]
 START = """

@@ -1,4 +1,4 @@
-"""The first failure ends all and is what is said last; nothing that was started stays behind."""
+"""The first failure ends all and is reported last; no process is left."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_failure_that_the_first_one_causes_is_not_reported(
     assert "worker:1" in launched.errors()
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace_period(
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(
     launch: Launch, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "fifo")

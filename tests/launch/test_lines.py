@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._engine import now
+from asynchooks._engine.current import now
 from asynchooks.launch import _output
 from asynchooks.launch._output import Lines
 
@@ -20,25 +21,25 @@ from .launched import is_gone
 WORKER = 'if task["type"] == "ps": sys.exit()\n'
 
 
-def test_each_process_is_told_what_it_is(launch: Launch) -> None:
+def test_each_process_gets_its_task(launch: Launch) -> None:
     launched = launch(
         'print(json.dumps([name, os.environ["TF_CONFIG"]]))',
         "--ps 2 --workers 3 --workers-per-process 8",
     )
     assert launched.end() == 0
     assert launched.errors() == ""
-    told = {}
+    configs = {}
     for line in launched.printed.decode().splitlines():
         prefix, _, rest = line.partition(" | ")
         name, config = json.loads(rest)
         assert prefix.strip() == name
-        told[name] = json.loads(config)
-    assert sorted(told) == ["ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
-    cluster = told["ps:0"]["cluster"]
+        configs[name] = json.loads(config)
+    assert sorted(configs) == ["ps:0", "ps:1", "worker:0", "worker:1", "worker:2"]
+    cluster = configs["ps:0"]["cluster"]
     assert {kind: len(addresses) for kind, addresses in cluster.items()} == {"ps": 2, "worker": 3}
     assert len({*cluster["ps"], *cluster["worker"]}) == 5
     assert all(each.startswith("127.0.0.1:") for each in cluster["ps"] + cluster["worker"])
-    for name, config in told.items():
+    for name, config in configs.items():
         kind, _, index = name.partition(":")
         assert config == {
             "cluster": cluster,
@@ -122,13 +123,14 @@ def test_without_a_reader_all_end_and_the_exit_code_is_1(launch: Launch) -> None
     assert is_gone(launched.numbers("pid")["worker:0"])
 
 
-def test_ctrl_c_twice_ends_a_launcher_whose_lines_nobody_reads(launch: Launch) -> None:
+def test_ctrl_c_twice_ends_a_launcher_whose_lines_are_not_read(launch: Launch) -> None:
     script = "signal.signal(2, signal.SIG_IGN); print('pid', os.getpid())\nprint('x' * 10**7)"
     launched = launch(WORKER + script + "\nidle()")
     launched.read_until("pid ")
     launched.interrupt()
     while "SIGINT" not in launched.errors():
         assert launched.process.poll() is None
+    time.sleep(1.1)  # longer than signals count as the same
     launched.interrupt()
     assert launched.process.wait(20) == 130
     assert is_gone(launched.numbers("pid")["worker:0"])

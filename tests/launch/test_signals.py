@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_at_ctrl_c_the_workers_end_and_then_the_ps(launch: Launch) -> None:
     assert got["ps:0"] > max(ends["worker:0"], ends["worker:1"])
     assert b"SIGINT" not in launched.printed
     assert launched.errors().splitlines() == [
-        "asynchooks launch: SIGINT; all end in order, a second one kills them",
+        "asynchooks launch: SIGINT; all end in order, another one after 1 s kills them",
         "asynchooks launch: interrupted",
     ]
     assert all(is_gone(pid) for pid in launched.numbers("pid").values())
@@ -70,6 +71,10 @@ def test_a_second_ctrl_c_kills_all_at_once(launch: Launch) -> None:
     launched.interrupt()
     wait_for_error(launched, "SIGINT")
     launched.interrupt()
+    launched.interrupt(signal.SIGTERM)
+    time.sleep(1.1)  # longer than signals count as the same
+    assert launched.process.poll() is None
+    launched.interrupt()
     assert launched.end() == 130
     assert all(is_gone(pid) for pid in launched.numbers("pid").values())
     assert launched.errors().endswith("\nasynchooks launch: interrupted\n")
@@ -87,7 +92,7 @@ def test_workers_that_ignore_ctrl_c_are_killed_after_the_grace_period(launch: La
     ]
 
 
-def test_ctrl_c_while_a_failure_ends_all_kills_them_and_the_failure_is_said(
+def test_ctrl_c_while_a_failure_ends_all_kills_them_and_the_failure_is_reported(
     launch: Launch, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
@@ -101,6 +106,64 @@ def test_ctrl_c_while_a_failure_ends_all_kills_them_and_the_failure_is_said(
         str(tmp_path / "fifo"),
     )
     launched.read_until("worker:0 | not yet", "worker:1 | the cause")
+    time.sleep(1.1)
     launched.interrupt()
     assert launched.end() == 1
     assert launched.errors().endswith(" with exit code 1; its stderr ended so:\nthe cause\n")
+
+
+SAVES_FOR_LONG = """
+import anyio
+from asynchooks import CheckpointSaverHook, FunctionSessionCreator, MonitoredSession, PreemptionHook
+from asynchooks.testing import RecordingHook
+
+class Saver:
+    def save(self, path):
+        time.sleep(0.5 if count else 0.0)
+        open(path, "w").write(str(count))
+
+    def restore(self, path):
+        raise NotImplementedError
+
+count = 0
+
+def step():
+    global count
+    count += 1
+    return {}
+
+async def train():
+    hooks = [PreemptionHook(), CheckpointSaverHook(sys.argv[1], save_steps=10**9, saver=Saver())]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        await session.run([])
+        print(f"pid {os.getpid()}")
+        await session.global_step.wait_for(10**9)
+
+if name == "worker:0":
+    anyio.run(train)
+else:
+    idle()
+"""
+
+
+@pytest.mark.parametrize("is_launcher_first", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_trained_is_saved_where_all_processes_of_a_group_get_the_signal(
+    launch: Launch, tmp_path: Path, number: signal.Signals, is_launcher_first: bool
+) -> None:
+    """As a service manager or a batch system does; the launcher sends it to the workers again."""
+    launched = launch(SAVES_FOR_LONG, "--workers 2", str(tmp_path / "saved"))
+    launched.read_until(*ALL)
+    processes = list(launched.numbers("pid").values())
+    pids = [launched.process.pid, *processes] if is_launcher_first else processes
+    for pid in pids:
+        os.kill(pid, number)
+    if not is_launcher_first:
+        time.sleep(0.1)  # the workers without a hook have ended by then
+        launched.interrupt(number)
+    assert launched.end() == 128 + number
+    assert (tmp_path / "saved" / "model.ckpt-1" / "model.ckpt-1").read_text() == "1"
+    assert all(is_gone(pid) for pid in processes)
+    is_ctrl_c = number is signal.SIGINT
+    last = "interrupted" if is_ctrl_c else f"ended by {number.name}"
+    assert launched.errors().splitlines()[-1] == f"asynchooks launch: {last}"

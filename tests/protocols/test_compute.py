@@ -8,10 +8,11 @@ import anyio
 import numpy as np
 import pytest
 
-from asynchooks._engine import Slot, current_engine
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
 from asynchooks.protocols import ABANDONED, Asynchronous, KSync, Protocol, Synchronous
 
-from ..virtual_kernel import Trampoline
+from ..support.virtual_kernel import Trampoline
 from .worlds import make_server, pause
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine import EngineTask, current_engine
+from asynchooks._engine.base import EngineTask
+from asynchooks._engine.current import current_engine
 from asynchooks.protocols import (
     Asynchronous,
     KAsync,
@@ -209,7 +210,7 @@ def test_all_may_come_back_after_all_have_left() -> None:
     for worker in (0, 1):
         server.leave(worker)
     server.join(0)
-    assert server.num_present == 2  # nobody trains alone while the other one still opens
+    assert server.num_present == 2  # no worker trains alone while the other still opens
     assert server.push(0, np.ones(2), 0).is_collected
     server.join(1)
     assert server.push(1, np.ones(2), 0).is_applied
@@ -239,4 +240,4 @@ def test_a_cancelled_wait_leaves_nothing_behind(protocol: Protocol) -> None:
     assert not waits.for_next
     assert not waits.watchers
     assert len(waits._for_slowest) == 0
-    assert not any(waits._of.values())
+    assert not any(waits._parked.values())

@@ -13,7 +13,7 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
-from asynchooks._engine import current_engine
+from asynchooks._engine.current import current_engine
 from asynchooks.protocols import (
     Asynchronous,
     KSync,
@@ -23,7 +23,7 @@ from asynchooks.protocols import (
     Synchronous,
 )
 
-from ..virtual_kernel import Trampoline
+from ..support.virtual_kernel import Trampoline
 from .trainers import step_of, train
 from .worlds import ALL, make_server, pause
 
@@ -137,7 +137,7 @@ async def test_workers_may_share_a_session_creator() -> None:
 async def test_a_session_on_another_step_is_refused() -> None:
     server = make_server(Asynchronous(), 1)
     creator = FunctionSessionCreator(step_of(server, 0, anyio.lowlevel.checkpoint))
-    with pytest.raises(RuntimeError, match=r"expected one step for both: FunctionSessionCreator"):
+    with pytest.raises(RuntimeError, match=r"give both the same step: FunctionSessionCreator"):
         async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
             await session.run("loss")
 

@@ -24,7 +24,7 @@ from asynchooks.protocols import (
     Synchronous,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .trainers import step_of, train
 from .worlds import make_server
 

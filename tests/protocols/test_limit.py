@@ -15,7 +15,7 @@ from asynchooks.protocols import (
     Synchronous,
 )
 
-from ..helpers import settle
+from ..support.helpers import settle
 from .worlds import make_server
 
 pytestmark = pytest.mark.anyio

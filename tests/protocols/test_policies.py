@@ -78,7 +78,7 @@ def test_a_protocol_of_ones_own_may_need_fewer_gradients_as_training_goes_on() -
     protocol = Shrinking()
     server = make_server(protocol, 1)
     server.push(0, np.ones(2), 0)
-    protocol.k = 0  # at least one all the same
+    protocol.k = 1
     assert server.push(0, np.ones(2), 0).is_applied
     assert (server.version, server.num_applied, server.num_collected) == (1, 2, 0)
     assert server.push(0, np.ones(2), 1).is_applied
@@ -90,6 +90,29 @@ def test_kbatch_sync_takes_gradients_of_one_version_whoever_sent_them() -> None:
     applied = [sum(world.server.staleness_counts(worker).values()) for worker in range(4)]
     assert applied == [4, 2, 0, 0]
     assert world.server.staleness_counts() == {0: 6}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "updates"),
+    [
+        (KBatchAsync(5), [2, 3, 4]),
+        (KBatchSync(5), [2, 4, 6]),  # what the others compute at an update is abandoned
+    ],
+    ids=repr,
+)
+def test_a_batch_may_be_of_more_gradients_than_there_are_workers(
+    protocol: Protocol, updates: list[float]
+) -> None:
+    world = World(make_server(protocol, 4, limit=3), fixed(1, 1, 1, 1)).run()
+    assert world.updates == updates
+    assert world.server.num_applied == 15
+
+
+def test_a_batch_stays_as_large_when_workers_leave() -> None:
+    server = make_server(KBatchAsync(3), 2)
+    server.push(0, np.ones(2), 0)
+    server.leave(1)
+    assert [server.push(0, np.ones(2), 0).is_applied for _ in range(2)] == [False, True]
 
 
 def test_kasync_lets_the_pusher_wait_and_the_others_go_on() -> None:
@@ -173,8 +196,8 @@ def test_the_bound_of_stale_synchronous_is_never_broken(
 
 def test_discard_stale_drops_what_is_above_the_bound_only() -> None:
     world = World(make_server(DiscardStale(Asynchronous(), 1), 3, limit=6), fixed(1, 1, 1)).run()
-    fates = [what for _, _, what in world.log if what[:6] in ("applie", "discar")]
-    assert fates[:3] == ["applied 0", "applied 1", "discarded 2"]
+    outcomes = [what for _, _, what in world.log if what[:6] in ("applie", "discar")]
+    assert outcomes[:3] == ["applied 0", "applied 1", "discarded 2"]
     assert max(world.server.staleness_counts()) == 1
     check_counts(world)
 
@@ -219,7 +242,7 @@ def test_an_event_loop_gives_the_same_trace_as_none(protocol: Protocol, backend:
         (lambda: StaleSynchronous(-1), "staleness is -1; give a number of steps >= 0"),
         (lambda: DiscardStale(Asynchronous(), -2), "bound is -2; give a number of updates >= 0"),
         (lambda: DiscardStale(3, 2), "protocol is 3; give one"),  # type: ignore[arg-type]
-        (lambda: make_server(KBatchSync(5), 4), r"KBatchSync\(k=5\) for 4 workers.*from 1 to 4"),
+        (lambda: make_server(KAsync(5), 4), r"KAsync\(k=5\) for 4 workers.*from 1 to 4"),
         (lambda: make_server(DiscardStale(KSync(5), 1), 4), "for 4 workers"),
     ],
 )

@@ -19,8 +19,8 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
-from asynchooks._engine import EngineTask, Slot
-from asynchooks._hook_state import load_hooks, save_hooks
+from asynchooks._engine.base import EngineTask, Slot
+from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.protocols import (
     ABANDONED,
     Asynchronous,
@@ -33,8 +33,8 @@ from asynchooks.protocols import (
     staleness_aware,
 )
 
-from ..helpers import settle
-from ..virtual_kernel import Trampoline
+from ..support.helpers import settle
+from ..support.virtual_kernel import Trampoline
 from .worlds import ALL, World, fixed, make_server, pause
 
 PARAMETERS = {"w": np.zeros((2, 3), np.float32), "b": np.float64(1.0)}
@@ -140,8 +140,8 @@ def test_what_was_computed_on_a_version_that_is_undone_comes_to_nothing() -> Non
         assert (server.version, server.global_step.value) == (0, 0)
         assert late.value is ABANDONED
         assert not early.is_woken
-        fate, staleness = server.push(1, np.ones(2), 1)
-        assert (fate.value, staleness) == ("discarded", -1)
+        outcome, staleness = server.push(1, np.ones(2), 1)
+        assert (outcome.value, staleness) == ("discarded", -1)
 
     engine = Trampoline()
     engine.run(main)

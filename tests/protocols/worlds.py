@@ -9,22 +9,23 @@ import anyio
 import numpy as np
 
 from asynchooks import StopTraining
-from asynchooks._engine import EngineTask, Slot, current_engine
+from asynchooks._engine.base import EngineTask, Slot
+from asynchooks._engine.current import current_engine
 from asynchooks.protocols import (
     Asynchronous,
     DiscardStale,
-    Fate,
     KAsync,
     KBatchAsync,
     KBatchSync,
     KSync,
+    Outcome,
     ParameterServer,
     Protocol,
     StaleSynchronous,
     Synchronous,
 )
 
-from ..virtual_kernel import AnyioKernel, Trampoline
+from ..support.virtual_kernel import AnyioKernel, Trampoline
 
 Delay = Callable[[int, int], float]
 """(worker, how many computations it began before) -> seconds."""
@@ -51,7 +52,7 @@ class World:
         self.num_steps = num_steps
         self.log: list[tuple[float, int, str]] = []
         self.updates: list[float] = []  # when each came
-        self.fates = dict.fromkeys(Fate, 0)
+        self.outcomes = dict.fromkeys(Outcome, 0)
         self.num_begun = [0] * server.num_workers
         self.num_done = [0] * server.num_workers
         self.ended: set[int] = set()
@@ -86,9 +87,9 @@ class World:
             self.note(worker, "abandoned")
             return
         before = server.version
-        fate, staleness = server.push(worker, 2.0 * parameters - worker, version)
-        self.fates[fate] += 1
-        self.note(worker, f"{fate.value} {staleness}")
+        outcome, staleness = server.push(worker, 2.0 * parameters - worker, version)
+        self.outcomes[outcome] += 1
+        self.note(worker, f"{outcome.value} {staleness}")
         self.updates += [current_engine().now()] * (server.version - before)
         await server.end_step(worker)
 
@@ -131,11 +132,11 @@ def fixed(*secs: float) -> Delay:
 
 
 def check_counts(world: World) -> None:
-    """Every gradient has one fate, and the counts of the server say so."""
+    """Every gradient has one outcome, and the counts of the server say so."""
     server = world.server
-    num_pushed = sum(world.fates.values())
+    num_pushed = sum(world.outcomes.values())
     assert num_pushed == server.num_applied + server.num_collected + server.num_discarded
-    assert server.num_discarded == world.fates[Fate.DISCARDED]
+    assert server.num_discarded == world.outcomes[Outcome.DISCARDED]
     assert sum(server.staleness_counts().values()) == server.num_applied
     each = [server.staleness_counts(worker) for worker in range(server.num_workers)]
     assert sum(sum(counts.values()) for counts in each) == server.num_applied

@@ -16,7 +16,7 @@ from asynchooks import (
     StopReason,
 )
 
-from .helpers import counting_creator
+from ..support.helpers import counting_creator
 
 pytestmark = pytest.mark.anyio
 
@@ -121,9 +121,7 @@ async def test_a_plain_hook_may_ask_for_it_from_its_thread() -> None:
         calls.append(True)
 
     class Plain(SessionRunHook):
-        def after_run(  # type: ignore[override]
-            self, run_context: SessionRunContext, run_values: SessionRunValues
-        ) -> None:
+        def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
             run_context.finish_with(last)
 
     async with MonitoredSession([Plain()], counting_creator()) as session:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asynchooks import CheckpointError, DamagedCheckpointError, SessionRunHook
-from asynchooks._hook_state import load_hooks, save_hooks
+from asynchooks import (
+    CheckpointError,
+    CheckpointSaverHook,
+    DamagedCheckpointError,
+    EarlyStoppingHook,
+    EvaluationHook,
+    LoggingTensorHook,
+    NanTensorHook,
+    SessionRunHook,
+    StateDictSaver,
+    StepCounterHook,
+)
+from asynchooks._running.hook_state import have_more_than_timers, load_hooks, save_hooks
+
+from ..hooks.forwarding import Forwards
 
 
 class Holds(SessionRunHook):
@@ -169,7 +184,127 @@ def test_a_hook_that_refuses_its_state_is_named() -> None:
         load_hooks([Refuses()], save_hooks([Holds({"n": 1})]))
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b'{"Holds": {"asynchooks.ndarray": [1]}}'])
+DEEP = 100_000
+
+
+def an_array(*described: Any) -> bytes:
+    return json.dumps({"Holds": {"a": {"asynchooks.ndarray": described}}}).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"\xff", b'{"Holds": {"asynchooks.ndarray": [1]}}',
+        b'{"Holds": ' + b'{"a": ' * DEEP + b"1" + b"}" * DEEP + b"}",
+        b'{"Holds": {"a": ' + b"[" * DEEP + b"]" * DEEP + b"}}",
+        b'{"Holds": {"a": ' + b"9" * 5000 + b"}}",
+        b'{"Holds": {"a": 1, "a": 2}}', b'{"Holds": {"n": 1}, "Holds": {"n": 2}}',
+        b'{"Holds": {"asynchooks.ndarray": 3}}', b'{"asynchooks.ndarray": ["<i4", [0], "", false]}',
+        b'{"Holds": {"a": {"asynchooks.ndarray": ["<i4", [0], "", false], "b": 1}}}',
+        an_array("|O", [1], "AAAAAAAAAAA=", False), an_array("nonsense", [0], "", False),
+        an_array({"names": ["a"]}, [0], "", False), an_array(["<i4"], [0], "", False),
+        an_array("i4", [0], "", False), an_array("<i4", [-1], "AAAAAA==", False),
+        an_array("<i4", [10**30], "AAAAAA==", False), an_array("<i4", [2**62, 0], "", False),
+        an_array("<i4", [1e400], "AAAAAA==", False), an_array("<i4", [True], "AAAAAA==", False),
+        an_array("<i4", 1, "AAAAAA==", False), an_array("<i4", None, "AAAAAA==", False),
+        an_array("<i4", [1], "A", False), an_array("<i4", [1], "%%%%AAAAAA==", False),
+        an_array("<i4", [1], 7, False), an_array("<i4", [1], "AAAAAA==", True),
+        an_array("<i4", [], "AAAAAA==", 1), an_array("<i4", [2], "AAAAAA==", False),
+        an_array("<i4", [1] * 99, "AAAAAA==", False),
+    ],
+    ids=lambda text: text[:60].decode(errors="replace"),
+)  # fmt: skip
 def test_what_is_no_state_is_damage(text: bytes) -> None:
     with pytest.raises(DamagedCheckpointError, match="saved state of the hooks is damaged"):
         load_hooks([Holds()], text)
+
+
+@pytest.mark.parametrize("text", [b"3", b"[]", b"null", b'"Holds"', b"NaN", b"1e400"])
+def test_a_state_of_hooks_that_is_no_dict_is_damage(text: bytes) -> None:
+    with pytest.raises(DamagedCheckpointError, match="state of the hooks is damaged: it is a"):
+        load_hooks([Holds()], text)
+
+
+@pytest.mark.parametrize("state", ["3", "[]", "null", "1e400", '"text"'])
+@pytest.mark.parametrize("name", ["Holds", "AbsentHook"])
+def test_a_state_that_is_no_dict_is_damage_of_that_hook(name: str, state: str) -> None:
+    with pytest.raises(DamagedCheckpointError, match=f"state of the hook {name} is damaged"):
+        load_hooks([Holds()], b'{"%s": %s}' % (name.encode(), state.encode()))
+
+
+TIMER = {"last_step": 3, "secs_since_last": 0.5}
+NO_NUMBERS: list[Any] = [True, "3", [1], {}, [[1]]]
+NO_COUNTS: list[Any] = [*NO_NUMBERS, None, -1, 1.5, 1e400, math.nan]
+
+
+def early_stopping() -> SessionRunHook:
+    return EarlyStoppingHook("loss", patience=3)
+
+
+def evaluation() -> SessionRunHook:
+    return EvaluationHook(lambda session, step: {}, every_n_steps=3)
+
+
+def step_counter() -> SessionRunHook:
+    return StepCounterHook(every_n_steps=3)
+
+
+def a_saver() -> SessionRunHook:
+    weights = StateDictSaver(weights={"w": np.zeros(2)})
+    return CheckpointSaverHook("unused", save_secs=3, saver=weights, metric="loss")
+
+
+def without(key: str, state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != key}
+
+
+STOPPING = {"best": 0.5, "best_step": 3, "num_worse": 0, "metric": {"last_taken": None}}
+CRAFTED = [
+    *((lambda: NanTensorHook("loss"), {"num_rollbacks": each}) for each in NO_COUNTS),
+    *(
+        (lambda: LoggingTensorHook(["loss"], every_n_iter=3), {"num_runs": each, "timer": TIMER})
+        for each in NO_COUNTS
+    ),
+    *((early_stopping, {**STOPPING, "num_worse": each}) for each in NO_COUNTS),
+    *((early_stopping, {**STOPPING, "best_step": each}) for each in NO_COUNTS),
+    *((early_stopping, {**STOPPING, "best": each}) for each in NO_NUMBERS),
+    *((early_stopping, {**STOPPING, "metric": {"last_taken": each}}) for each in NO_NUMBERS),
+    *((early_stopping, without(key, STOPPING)) for key in STOPPING),
+    *((evaluation, {"timer": TIMER, "latest": each, "latest_step": 3}) for each in NO_NUMBERS[:3]),
+    *((evaluation, {"timer": TIMER, "latest": {}, "latest_step": each}) for each in NO_COUNTS),
+    *(
+        (evaluation, {"timer": TIMER, "latest": {"loss": each}, "latest_step": 3})
+        for each in NO_NUMBERS
+    ),
+    *((step_counter, {"timer": each}) for each in (*NO_NUMBERS[:3], None)),
+    *((step_counter, {"timer": {**TIMER, "last_step": each}}) for each in (*NO_NUMBERS, 1.5)),
+    *(
+        (step_counter, {"timer": {**TIMER, "secs_since_last": each}})
+        for each in (*NO_NUMBERS, -1, 1e400, math.nan, 10**400)
+    ),
+    (a_saver, {"timer": TIMER, "metric": {"last_taken": "3"}}),
+    (a_saver, {"timer": TIMER, "metric": 3}),
+    (a_saver, {"metric": None}),
+    (a_saver, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "state"), CRAFTED, ids=lambda each: repr(each)[-60:])
+def test_a_crafted_state_is_refused_before_training_and_not_in_the_midst_of_it(
+    make: Callable[[], SessionRunHook], state: dict[str, Any]
+) -> None:
+    hook = make()
+    text = json.dumps({type(hook).__name__: state}).encode()
+    with pytest.raises(CheckpointError, match=f"hook {type(hook).__name__} cannot go on from its"):
+        load_hooks([hook], text)
+
+
+def test_a_timer_is_known_by_its_state_in_wrappers_and_in_classes_made_of_it() -> None:
+    class Adds(StepCounterHook):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "seen": 3}
+
+    assert not have_more_than_timers([StepCounterHook(), Forwards(StepCounterHook()), Holds()])
+    assert have_more_than_timers([StepCounterHook(), Adds()])
+    assert have_more_than_timers([Forwards(Adds())])
+    assert have_more_than_timers([Holds({"seen": 3})])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks import SessionRunArgs, SessionRunHook
-from asynchooks._function_session import pick
-from asynchooks._merge import MergedRun
+from asynchooks._running.merge import MergedRun
+from asynchooks.backends._function import pick
 from asynchooks.testing import ScriptedSession
 
 NAMES = st.sampled_from(["a", "b", "c"])

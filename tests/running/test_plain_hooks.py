@@ -19,7 +19,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
-from .helpers import counting_creator
+from ..support.helpers import counting_creator
 
 pytestmark = pytest.mark.anyio
 
@@ -38,24 +38,24 @@ class Plain(SessionRunHook):
         self.log.append((self.name, moment))
         self.threads.append((moment, threading.get_ident()))
 
-    def begin(self) -> None:  # type: ignore[override]
+    def begin(self) -> None:
         self.note("begin")
 
-    def after_create_session(self, session: Any, coord: Any) -> None:  # type: ignore[override]
+    def after_create_session(self, session: Any, coord: Any) -> None:
         self.note("after_create_session")
 
     def before_run(self, run_context: Any) -> Any:
         self.note("before_run")
         return None if self.fetches is None else SessionRunArgs(self.fetches)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+    def after_run(self, run_context: Any, run_values: Any) -> None:
         self.note("after_run")
         self.results.append(run_values.results)
 
-    def end(self, session: Any) -> None:  # type: ignore[override]
+    def end(self, session: Any) -> None:
         self.note("end")
 
-    def on_error(self, session: Any, exception: BaseException) -> None:  # type: ignore[override]
+    def on_error(self, session: Any, exception: BaseException) -> None:
         self.note("on_error")
 
 
@@ -110,9 +110,9 @@ async def test_neighbouring_plain_hooks_share_one_hop(monkeypatch: pytest.Monkey
     async with session:
         call: Any = session._hooks.call_plain
 
-        async def counted(fn: Any, kind: Any) -> Any:
+        async def counted(fn: Any, kind: Any, ends_at_stop: bool) -> Any:
             hops.append(kind)
-            return await call(fn, kind)
+            return await call(fn, kind, ends_at_stop)
 
         session._hooks.call_plain = counted
         await session.run([])
@@ -130,7 +130,7 @@ async def test_what_a_plain_method_returns_to_be_awaited_is_awaited_in_its_place
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def after_run(self, run_context: Any, run_values: Any) -> Awaitable[None]:  # type: ignore[override]
+        def after_run(self, run_context: Any, run_values: Any) -> Awaitable[None]:
             log.append(f"{self.name} called")
             return later(f"{self.name} done")
 
@@ -185,7 +185,7 @@ async def test_a_plain_hook_s_preemption_recovers_the_session() -> None:
     errors = iter([PreemptionError("lost"), None, None])
 
     class Lossy(SessionRunHook):
-        def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+        def after_run(self, run_context: Any, run_values: Any) -> None:
             error = next(errors)
             if error is not None:
                 raise error
@@ -200,7 +200,7 @@ async def test_a_plain_hook_s_preemption_recovers_the_session() -> None:
 
 async def test_a_plain_hook_may_stop_training() -> None:
     class Stop(SessionRunHook):
-        def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+        def after_run(self, run_context: Any, run_values: Any) -> None:
             run_context.request_stop()
 
     async with MonitoredSession([Stop()], counting_creator()) as session:
@@ -212,7 +212,7 @@ async def test_a_plain_hook_that_blocks_at_first_does_not_hold_the_event_loop() 
     released = threading.Event()
 
     class Blocks(SessionRunHook):
-        def before_run(self, run_context: Any) -> None:  # type: ignore[override]
+        def before_run(self, run_context: Any) -> None:
             assert released.wait(30)
 
     async with MonitoredSession([Blocks()], counting_creator()) as session:
@@ -220,3 +220,18 @@ async def test_a_plain_hook_that_blocks_at_first_does_not_hold_the_event_loop() 
             group.start_soon(session.run, [])
             await anyio.wait_all_tasks_blocked()
             released.set()  # reached although the hook blocks
+
+
+async def test_a_method_with_a_yield_in_it_is_refused() -> None:
+    class Generator(SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> Any:
+            yield run_values
+
+    class AsyncGenerator(SessionRunHook):
+        async def end(self, session: Any) -> Any:
+            yield session
+
+    for hook, moment in ((Generator(), "after_run"), (AsyncGenerator(), "end")):
+        words = rf"{moment} of hooks\[1\], a {type(hook).__name__}, holds a `yield`"
+        with pytest.raises(TypeError, match=words):
+            MonitoredSession([RecordingHook("a"), hook], counting_creator())

@@ -17,6 +17,7 @@ from asynchooks import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    StopTraining,
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
@@ -175,7 +176,11 @@ async def test_every_hook_gets_what_it_asks_for_in_every_run_and_mixture(
 async def test_a_request_made_of_the_same_objects_gives_fresh_results_each_time(
     backend: str, fetches: Any
 ) -> None:
-    hooks = [AsyncHook([fetches] * 20), AsyncHook([None] * 20), PlainHook([fetches] * 20)]
+    hooks: list[Any] = [
+        AsyncHook([fetches] * 20),
+        AsyncHook([None] * 20),
+        PlainHook([fetches] * 20),
+    ]
     async with MonitoredSession(hooks, creator_of(backend)) as session:
         for run in range(1, 21):
             assert await session.run(fetches) == picked(fetches, run)
@@ -210,7 +215,7 @@ async def test_a_stop_asked_for_is_seen_by_later_hooks_and_ends_after_the_run(
     async with MonitoredSession(hooks, creator_of("function")) as session:
         assert [await session.run("a"), session.should_stop()] == [1, False]
         assert [await session.run("a"), session.should_stop()] == [2, True]
-        with pytest.raises(RuntimeError, match="Run called even after should_stop requested"):
+        with pytest.raises(StopTraining, match="no run begins after a stop, by before_run of St"):
             await session.run("a")
     assert [each.stop_requested for each in hooks[0].seen] == [False] * 3 + [True]
     assert [each.stop_requested for each in hooks[2].seen] == [False] * 2 + [True] * 2

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from asynchooks import (
+    FetchError,
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionError,
     Recovery,
     SessionCreator,
+    SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -23,7 +26,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import settle
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -297,3 +300,19 @@ async def test_attempts_are_bounded_and_counted_anew_after_a_run_that_worked() -
         assert "given up after 2 attempts" in raised.value.__notes__[-1]
         assert (hook.num_runs, session.should_stop()) == (6, True)
         assert session.global_step.statistics().tickets == 0
+
+
+async def test_a_fetch_that_is_no_name_does_not_hide_which_one_is_missing() -> None:
+    class Asks(SessionRunHook):
+        def __init__(self, fetches: Any) -> None:
+            self._args = SessionRunArgs(fetches)
+
+        async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+            return self._args
+
+    creator = FunctionSessionCreator(lambda: {"loss": 1.0})
+    hooks = [Asks(["missing"]), Asks([np.zeros(2)])]  # comparing that one gives an array
+    async with MonitoredSession(hooks, creator) as session:
+        with pytest.raises(FetchError, match="'missing' is not among") as caught:
+            await session.run("loss")
+    assert caught.value.__notes__ == ["fetched in before_run of Asks"]

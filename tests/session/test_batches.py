@@ -9,17 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import (
-    InputPositionHook,
-    MonitoredSession,
-    SharedSessionCreator,
-    StopAtStepHook,
-)
+from asynchooks import InputPositionHook, MonitoredSession, SharedSessionCreator, StopAtStepHook
 from asynchooks.data import batch, prefetch
 
-from .helpers import settle
-from .hooks.inputs import SHORT_SECS, Counted, Diary, FromFunction, gated
-from .hooks.savers import threads_left
+from ..hooks.inputs import SHORT_SECS, Counted, Diary, FromFunction, gated
+from ..hooks.savers import threads_left
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 
 from asynchooks import InputError, MonitoredSession
 
-from .hooks.inputs import Counted, Diary
+from ..hooks.inputs import Counted, Diary
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +56,6 @@ async def test_it_needs_an_open_session() -> None:
     async with session:
         for nonsense in (5, "text", None, {"a": 1}):
             with pytest.raises(TypeError, match="give a stage, an iterable or async iterable"):
-                session.batches(nonsense)
+                session.batches(nonsense)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"batches\(\) after the session was closed"):
         session.batches([1])

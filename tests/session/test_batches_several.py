@@ -10,7 +10,7 @@ import pytest
 from asynchooks import InputPositionHook, MonitoredSession, SharedSessionCreator
 from asynchooks.data import prefetch
 
-from .hooks.inputs import Counted, Diary
+from ..hooks.inputs import Counted, Diary
 
 pytestmark = pytest.mark.anyio
 

@@ -24,11 +24,11 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine import current_engine
+from asynchooks._engine.current import current_engine
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, settle
-from .virtual_kernel import Trampoline
+from ..support.helpers import counting_creator, settle
+from ..support.virtual_kernel import Trampoline
 
 
 class Awaits(SessionRunHook):

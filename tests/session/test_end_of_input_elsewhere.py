@@ -10,7 +10,7 @@ import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession
 
-from .faults import Fault, Kind, Witness, current_worker
+from ..support.faults import Fault, Kind, Witness, current_worker
 from .test_failure_matrix_savers import IN_A_RUN, hook_of, save_one
 
 pytestmark = pytest.mark.anyio

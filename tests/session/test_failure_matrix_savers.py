@@ -10,15 +10,17 @@ import pytest
 
 from asynchooks import CheckpointSaverHook, CheckpointSaverListener, SessionRunHook
 
-from .afterwards import check_gate, check_others, nothing_left
-from .checkpoints.stores import names_in, opened
-from .faults import Fault, Kind, Witness, Worker, play
+from ..checkpoints.stores import names_in, opened
+from ..support.afterwards import check_gate, check_others, nothing_left
+from ..support.faults import EXCEPTIONS, LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
 
 pytestmark = pytest.mark.anyio
 
 LISTENER = ["listener's begin", "listener's end"]
 LISTENER_AT_SAVES = ["listener's before_save", "listener's after_save"]
 SAVER = ["snapshot", "write", "save"]
+IN_A_SAVE = [(place, each) for place in [*LISTENER_AT_SAVES, *SAVER] for each in (False, True)][:-1]
+"""Places, and whether it is saved in the background, which "save" never is."""
 OPENING, IN_A_RUN, AT_END = 1, 2, 3
 """Which save it is, of three: at steps 0, 2 and 3."""
 
@@ -98,22 +100,31 @@ def hook_of(
     )
 
 
-async def check(fault: Fault, num_workers: int, directory: pathlib.Path, **options: bool) -> None:
+async def check(
+    fault: Fault,
+    num_workers: int,
+    directory: pathlib.Path,
+    *,
+    start: Start = Start.TOGETHER,
+    **options: bool,
+) -> None:
     """Play the fault; whatever it is, no end of an input among them is a clean end."""
     workers = [Worker([Witness(), Witness()]) for _ in range(num_workers)]
     faulty = workers[fault.worker]
     faulty.hooks.insert(1, hook_of(directory, fault, **options))
     is_cancel = fault.kind is Kind.CANCEL
     async with nothing_left():
-        creator = await play(fault, workers, num_steps=3, waits_for_stop=not is_cancel)
+        creator = await play(fault, workers, num_steps=3, waits_for_stop=not is_cancel, start=start)
     assert fault.num_played == 1
     if fault.place == "restore" and not is_cancel:
         (faulty,) = [worker for worker in workers if worker.left is not None]
     if is_cancel:
         assert fault.scope.cancelled_caught
-        assert not isinstance(faulty.left, Exception)
-    elif fault.kind is Kind.ERROR:
+        assert faulty.is_cancelled
+    elif fault.kind.is_error:
         assert faulty.left is fault.error
+        if "listener" in fault.place and fault.place != "listener's begin":
+            assert any(fault.place.split()[1] in note for note in fault.error.__notes__)
     assert faulty.left is not None
     assert not isinstance(faulty.left, BaseExceptionGroup)
     assert faulty.told == faulty.begun
@@ -127,19 +138,16 @@ async def check(fault: Fault, num_workers: int, directory: pathlib.Path, **optio
     assert [each for each in names_in(directory) if each.startswith(".")] == []
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize("nth", [OPENING, IN_A_RUN, AT_END])
-@pytest.mark.parametrize(
-    ("place", "background"),
-    [(place, each) for place in [*LISTENER_AT_SAVES, *SAVER] for each in (False, True)][:-1],
-)
+@pytest.mark.parametrize(("place", "background"), IN_A_SAVE)
 async def test_a_fault_in_a_save(
     place: str, background: bool, nth: int, kind: Kind, tmp_path: pathlib.Path
 ) -> None:
     await check(Fault(place, kind, nth=nth), 1, tmp_path, background=background)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize(
     ("place", "background"),
     [("listener's after_save", True), ("snapshot", True), ("write", True), ("save", False)],
@@ -150,8 +158,38 @@ async def test_a_fault_in_a_save_of_one_of_eight_workers(
     await check(Fault(place, kind, 4, IN_A_RUN), 8, tmp_path, background=background)
 
 
+@pytest.mark.parametrize(
+    ("at", "nth", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
+    covering(IN_A_SAVE, [OPENING, IN_A_RUN, AT_END], Kind, [1, 2, 8], [0, 1, 7], Start, LOOPS),
+)
+async def test_a_fault_of_any_kind_in_a_save_in_any_order_of_workers(
+    at: tuple[str, bool], nth: int, kind: Kind, num_workers: int, nth_worker: int, start: Start,
+    tmp_path: pathlib.Path,
+) -> None:  # fmt: skip
+    place, background = at
+    fault = Fault(place, kind, nth_worker % num_workers, nth)
+    await check(fault, num_workers, tmp_path, start=start, background=background)
+
+
+@pytest.mark.parametrize(
+    ("place", "is_plain", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
+    covering(
+        [*LISTENER, *LISTENER_AT_SAVES, "restore"], [False, True], Kind, [1, 2, 8], [0, 1, 7],
+        Start, LOOPS,
+    ),
+)  # fmt: skip
+async def test_a_fault_of_any_kind_in_a_listener_or_restore_in_any_order_of_workers(
+    place: str, is_plain: bool, kind: Kind, num_workers: int, nth_worker: int, start: Start,
+    tmp_path: pathlib.Path,
+) -> None:  # fmt: skip
+    if place == "restore":
+        await save_one(tmp_path)
+    fault = Fault(place, kind, nth_worker % num_workers)
+    await check(fault, num_workers, tmp_path, start=start, background=True, is_plain=is_plain)
+
+
 @pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize("place", LISTENER)
 async def test_a_fault_in_a_listeners_begin_and_end(
     place: str, kind: Kind, num_workers: int, tmp_path: pathlib.Path
@@ -160,7 +198,7 @@ async def test_a_fault_in_a_listeners_begin_and_end(
     await check(fault, num_workers, tmp_path, background=True)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", EXCEPTIONS)
 @pytest.mark.parametrize("place", [*LISTENER, *LISTENER_AT_SAVES])
 async def test_a_fault_in_a_plain_listener(place: str, kind: Kind, tmp_path: pathlib.Path) -> None:
     fault = Fault(place, kind, nth=1 if place in LISTENER else IN_A_RUN)
@@ -175,7 +213,7 @@ async def save_one(directory: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", EXCEPTIONS)
 async def test_a_fault_in_restore(kind: Kind, num_workers: int, tmp_path: pathlib.Path) -> None:
     await save_one(tmp_path)
     await check(Fault("restore", kind, num_workers // 2), num_workers, tmp_path, background=False)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from .afterwards import check_gate, check_others, nothing_left
-from .faults import Fault, Kind, Witness, Worker, play
+from ..support.afterwards import check_gate, check_others, nothing_left
+from ..support.faults import EXCEPTIONS, LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
 
 pytestmark = pytest.mark.anyio
 
 STEPS = ["inline step", "step in a thread", "async step"]
 SIDE_TASKS = ["side task of coord", "side task of the session"]
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "finish_with", "end"]
+PLACES = [*MOMENTS, *STEPS, *SIDE_TASKS]
 READS_INPUT = ["before_run", *STEPS]
 
 
@@ -22,11 +23,13 @@ def check_what_left(fault: Fault, worker: Worker) -> None:
         assert left is None
         assert (worker.begun, worker.ended, worker.told) == ([1, 1, 1], [1, 1, 1], [0, 0, 0])
         return
-    if fault.kind is Kind.ERROR:
+    if fault.kind.is_error:
         assert left is fault.error
+        if place in MOMENTS:
+            moment = "after_run" if place == "finish_with" else place
+            assert f"in {moment} of Witness" in left.__notes__
     elif fault.kind is Kind.CANCEL:
-        assert left is not None
-        assert not isinstance(left, Exception)
+        assert worker.is_cancelled
         assert fault.scope.cancelled_caught
     elif place in SIDE_TASKS:
         assert isinstance(left, (StopAsyncIteration, RuntimeError))
@@ -37,8 +40,9 @@ def check_what_left(fault: Fault, worker: Worker) -> None:
     assert not isinstance(left, BaseExceptionGroup)
     assert worker.begun == ([1, 1, 0] if place == "begin" else [1, 1, 1])
     assert worker.told == worker.begun
-    if place == "end":  # every end runs, also after one that failed; a cancellation ends the round
-        assert worker.ended == ([1, 1, 0] if fault.kind is Kind.CANCEL else [1, 1, 1])
+    if place == "end":  # all are called, also after one that failed, but for an interruption
+        is_cut = fault.kind in (Kind.CANCEL, Kind.INTERRUPT, Kind.EXIT)
+        assert worker.ended == ([1, 1, 0] if is_cut else [1, 1, 1])
     elif place in SIDE_TASKS and fault.kind is not Kind.CANCEL:
         assert worker.ended == [1, 1, 1]  # the body itself ended cleanly
     else:
@@ -46,19 +50,33 @@ def check_what_left(fault: Fault, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("place", [*MOMENTS, *STEPS, *SIDE_TASKS])
+@pytest.mark.parametrize("kind", EXCEPTIONS)
+@pytest.mark.parametrize("place", PLACES)
 async def test_the_right_error_leaves_and_nothing_stays(
     place: str, kind: Kind, num_workers: int
 ) -> None:
+    await check(place, kind, num_workers, num_workers // 2, Start.TOGETHER)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "num_workers", "nth_worker", "start", "anyio_backend"),
+    covering(PLACES, Kind, [1, 2, 8], [0, 1, 7], Start, LOOPS, strength=3),
+)
+async def test_an_error_of_any_kind_leaves_so_in_any_order_of_workers(
+    place: str, kind: Kind, num_workers: int, nth_worker: int, start: Start
+) -> None:
+    await check(place, kind, num_workers, nth_worker % num_workers, start)
+
+
+async def check(place: str, kind: Kind, num_workers: int, worker: int, start: Start) -> None:
     nth = 2 if place in ("before_run", "after_run", "finish_with", *STEPS) else 1
-    fault = Fault(place, kind, num_workers // 2, nth)
+    fault = Fault(place, kind, worker, nth)
     workers = [Worker([Witness(), Witness(), Witness()]) for _ in range(num_workers)]
     faulty = workers[fault.worker]
     faulty.hooks[1] = Witness(fault)
     is_clean = kind is Kind.CANCEL or (kind is Kind.INPUT_ENDS and place in READS_INPUT)
     async with nothing_left():
-        creator = await play(fault, workers, num_steps=4, waits_for_stop=not is_clean)
+        creator = await play(fault, workers, num_steps=4, waits_for_stop=not is_clean, start=start)
     assert fault.num_played == 1
     check_what_left(fault, faulty)
     check_others(faulty, workers)

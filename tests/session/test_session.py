@@ -21,7 +21,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -155,13 +155,13 @@ async def test_a_hook_s_stop_completes_its_run_and_refuses_the_next() -> None:
         assert await session.run("calls") == 1
         assert session.should_stop()
         assert not stops.coord.should_stop()
-        with pytest.raises(RuntimeError, match=r"Run called even after should_stop requested\."):
+        with pytest.raises(StopTraining, match="no run begins after a stop, by before_run of St"):
             await session.run("calls")
         assert later.log[-1] == ("later", "after_run")
     assert stops.coord.should_stop()
 
 
-async def test_a_stop_of_the_coordinator_leaves_run_working() -> None:
+async def test_a_stop_of_the_coordinator_refuses_runs_until_it_is_cleared() -> None:
     class Keeps(SessionRunHook):
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
             self.coord = coord
@@ -170,9 +170,11 @@ async def test_a_stop_of_the_coordinator_leaves_run_working() -> None:
     async with MonitoredSession([hook], counting_creator()) as session:
         hook.coord.request_stop()
         assert session.should_stop()
-        assert await session.run("calls") == 1
+        with pytest.raises(StopTraining, match="no run begins after a stop, by the coordinator"):
+            await session.run("calls")
         hook.coord.clear_stop()
         assert not session.should_stop()
+        assert await session.run("calls") == 1
 
 
 async def test_the_same_context_goes_to_before_run_and_after_run() -> None:

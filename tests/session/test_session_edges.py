@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,10 +15,13 @@ import pytest
 
 from asynchooks import (
     Coordinator,
+    FetchError,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
     PreemptionError,
+    RawSession,
+    SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
     StepContext,
@@ -24,9 +29,10 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
+from asynchooks.data import map_concurrent
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -221,10 +227,29 @@ async def test_a_session_whose_hooks_were_not_all_told_is_never_handed_out() -> 
     assert all(raw.is_closed for raw in raws)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_coroutine_that_a_thread_made_for_nobody_gives_its_ticket_back() -> None:
+class Coroutines(RawSession):
+    """Its runs are coroutines that a plain function makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        return self.make()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("grace_secs", [0.01, 30])
+@pytest.mark.parametrize("is_function", [True, False])
+async def test_a_coroutine_that_a_thread_made_too_late_is_closed_and_gives_its_ticket_back(
+    is_function: bool, grace_secs: float
+) -> None:
     begun, release = threading.Event(), threading.Event()
+    made: list[Any] = []
 
     async def late() -> dict[str, int]:
         return {"x": 1}
@@ -232,20 +257,74 @@ async def test_a_coroutine_that_a_thread_made_for_nobody_gives_its_ticket_back()
     def step() -> Any:
         begun.set()
         release.wait(30)
-        return late()
+        made.append(late())
+        return made[0]
 
-    session = MonitoredSession([], FunctionSessionCreator(step), 0.01, step_runner="thread")
+    creator: Any = FunctionSessionCreator(step)
+    if not is_function:
+        creator = ScriptedSessionCreator([Coroutines(step)])
+    session = MonitoredSession([], creator, grace_secs, step_runner="thread")
     async with session:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:
                 group.start_soon(session.run, "x")
                 await anyio.to_thread.run_sync(begun.wait)
                 scope.cancel()
+                if grace_secs > 1:
+                    release.set()
         release.set()
         while session.global_step.statistics().tickets:
             await anyio.lowlevel.checkpoint()
         async with session.global_step.exclusive():
             pass
+        while inspect.getcoroutinestate(made[0]) != inspect.CORO_CLOSED:
+            await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("place", ["a hook", "a step_fn", "a listener", "a map"])
+async def test_a_coroutine_that_a_plain_function_made_in_a_thread_too_late_is_closed(
+    place: str,
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+    made: list[Any] = []
+
+    async def late() -> int:
+        return 1
+
+    def make(*_: Any) -> Any:
+        begun.set()
+        release.wait(30)
+        made.append(late())
+        return made[-1]
+
+    class Plain(SessionRunHook):
+        def before_run(self, run_context: SessionRunContext) -> Any:
+            return make()
+
+    def step_fn(step_context: StepContext) -> Any:
+        return make()
+
+    async def act() -> None:
+        hooks = [Plain()] if place == "a hook" else []
+        session = MonitoredSession(hooks, counting_creator(), 30, step_runner="thread")
+        async with session:
+            if place == "a hook":
+                await session.run([])
+            elif place == "a step_fn":
+                await session.run_step_fn(step_fn)
+            elif place == "a listener":
+                await session.raw_session().call(make)
+            else:
+                async for _ in session.batches(map_concurrent(make, range(3), 1)):
+                    pass
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(act)
+        await anyio.to_thread.run_sync(begun.wait)
+        group.cancel_scope.cancel()
+        release.set()
+    assert len(made) == 1
+    assert inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED
 
 
 async def test_near_the_limit_a_step_that_never_ends_stops_the_others_short() -> None:
@@ -257,7 +336,7 @@ async def test_near_the_limit_a_step_that_never_ends_stops_the_others_short() ->
             release.wait(30)
         return {}
 
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
     hooks = [StopAtStepHook(last_step=10)]
     other = MonitoredSession([], creator, 0.01, step_runner="thread")
     async with MonitoredSession(hooks, creator, 0.01) as session, other:
@@ -562,3 +641,64 @@ async def test_after_the_last_step_every_worker_s_next_run_ends_its_block_cleanl
         for name in range(3):
             group.start_soon(worker, name)
     assert sorted(ended) == [0, 1, 2]
+
+
+async def test_a_run_within_a_step_fn_goes_on_while_another_task_closes_the_session() -> None:
+    closing = anyio.Event()
+
+    async def step_fn(step_context: StepContext) -> Any:
+        closing.set()
+        await settle()
+        assert session.should_stop()
+        return await step_context.run_with_hooks("calls")
+
+    async def close() -> None:
+        await closing.wait()
+        await session.__aexit__(None, None, None)
+
+    session = MonitoredSession([], counting_creator())
+    await session.__aenter__()
+    async with anyio.create_task_group() as group:
+        group.start_soon(close)
+        assert await session.run_step_fn(step_fn) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_step_context_that_outlives_its_step_fn_leaves_the_session_usable(
+    fails: bool,
+) -> None:
+    kept: list[StepContext] = []
+    names = ["calls"]
+
+    def step_fn(step_context: StepContext) -> None:
+        kept.append(step_context)
+
+    async with MonitoredSession([], counting_creator()) as session:
+        await session.run_step_fn(step_fn)
+        if fails:
+            with pytest.raises(FetchError):
+                await kept[0].run_with_hooks("nothing")
+        assert await kept[0].run_with_hooks(names) == [1 + fails]
+        assert await session.run(names) == [2 + fails]
+    with pytest.raises(RuntimeError, match="after the session was closed"):
+        await kept[0].run_with_hooks("calls")
+
+
+async def test_runs_within_a_step_fn_leave_the_session_taken_until_it_ends() -> None:
+    async def step_fn(step_context: StepContext) -> Any:
+        first = await step_context.run_with_hooks("calls")
+        with pytest.raises(RuntimeError, match="another run of this session"):
+            await session.run("calls")
+        with pytest.raises(RuntimeError, match="another run of this session"):
+            await session.run_step_fn(step_fn)
+        return first, await step_context.run_with_hooks("calls")
+
+    async with MonitoredSession([], counting_creator()) as session:
+        assert await session.run_step_fn(step_fn) == (1, 2)
+        assert await session.run("calls") == 3
+
+
+def test_the_signature_of_run_shows_what_a_caller_gives() -> None:
+    parameters = list(inspect.signature(MonitoredSession.run).parameters)
+    assert parameters == ["self", "fetches", "feed_dict", "options", "run_metadata"]
+    assert inspect.iscoroutinefunction(MonitoredSession.run)

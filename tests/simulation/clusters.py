@@ -60,7 +60,8 @@ def check_report(report: Report) -> None:
     assert sum(report.staleness.values()) == report.applied
     assert sum(sum(each.staleness.values()) for each in report.workers) == report.applied
     num_computed = sum(each.gradients for each in report.workers)
-    assert num_computed >= report.applied + report.discarded or not num_computed
+    num_pushed = report.applied + report.discarded + report.undone
+    assert num_computed >= num_pushed or not num_computed
     check_row(report.summary_row())
 
 
@@ -94,5 +95,5 @@ def trained(
 
 
 def secs_per_update(cluster: Cluster) -> list[float]:
-    times = [each.time for each in cluster.timeline.pushes if each.fate == "applied"]
+    times = [each.time for each in cluster.timeline.pushes if each.outcome == "applied"]
     return [later - earlier for earlier, later in pairwise([0.0, *times])]

@@ -25,7 +25,9 @@ def outcome_of(simulation: Simulation, main: Callable[[], Awaitable[Any]]) -> An
     """What the run returned, or the type of the error that left it."""
     try:
         return simulation.run(main)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         return type(error)
 
 

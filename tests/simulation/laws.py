@@ -11,9 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from asynchooks.simulation._arguments import LONGEST_SECS
-from asynchooks.simulation._compound_delays import Stragglers
-from asynchooks.simulation._delays import (
+from asynchooks.simulation.delays._arguments import LONGEST_SECS
+from asynchooks.simulation.delays._compound import Stragglers
+from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
+from asynchooks.simulation.delays._light_tails import (
     Constant,
     Delay,
     Draws,
@@ -21,8 +22,7 @@ from asynchooks.simulation._delays import (
     ShiftedExponential,
     Uniform,
 )
-from asynchooks.simulation._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation._phases import Phases
+from asynchooks.simulation.delays._phases import Phases
 
 NUM_DRAWS = 200_000
 ERF = np.vectorize(math.erf, otypes=[float])

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from asynchooks._engine import EngineTask, Slot
+from asynchooks._engine.base import EngineTask, Slot
 from asynchooks.simulation import Simulation
 
 NUM_SCRIPTS, NUM_SLOTS = 5, 3
@@ -24,6 +24,10 @@ Op = tuple[Any, ...]
 
 class Failed(Exception):  # noqa: N818 - a program's own
     """What a script raises."""
+
+
+class Halted(BaseException):
+    """What a script raises that is no Exception."""
 
 
 def _simple() -> st.SearchStrategy[Op]:
@@ -40,7 +44,7 @@ def _simple() -> st.SearchStrategy[Op]:
         st.tuples(st.just("park"), slots, st.one_of(st.none(), _SECS, _SECS)),
         st.tuples(st.just("wake"), slots),
         st.tuples(st.just("set"), st.integers(0, 2)),
-        st.tuples(st.just("fail")),
+        st.tuples(st.just("fail"), st.sampled_from([Failed, Failed, Halted])),
     )
 
 
@@ -159,8 +163,8 @@ class Run:
         finally:
             _variable.reset(token)
 
-    async def _fail(self, name: str) -> None:
-        raise Failed(name)
+    async def _fail(self, name: str, error: type[BaseException]) -> None:
+        raise error(name)
 
     async def _shield(self, name: str, secs: float | None, ops: list[Op]) -> None:
         with self.simulation.kernel.shielded(100.0 if secs is None else secs) as scope:

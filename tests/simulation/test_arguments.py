@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks.simulation._compound_delays import PerWorker, Stragglers
-from asynchooks.simulation._delays import (
+from asynchooks.simulation.delays._compound import PerWorker, Stragglers
+from asynchooks.simulation.delays._empirical import Empirical
+from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
+from asynchooks.simulation.delays._light_tails import (
     Constant,
     Delay,
     Exponential,
     ShiftedExponential,
     Uniform,
 )
-from asynchooks.simulation._empirical import Empirical
-from asynchooks.simulation._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation._phases import Phases
+from asynchooks.simulation.delays._phases import Phases
 
 
 # what takes more than one, and how the others read

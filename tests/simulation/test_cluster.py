@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks.protocols import KSync, Synchronous
+from asynchooks.protocols import Asynchronous, KSync, ParameterServer, Synchronous
 from asynchooks.simulation import (
     Cluster,
     Constant,
@@ -19,6 +19,7 @@ from asynchooks.simulation import (
     SimulationError,
     Worker,
     at_step,
+    current_simulation,
 )
 
 from .clusters import BACKENDS, check_report, new_cluster, speeds, spent, with_session
@@ -195,7 +196,9 @@ def test_a_program_that_is_not_async_is_refused_by_what_it_returned() -> None:
     ("options", "error", "match"),
     [
         ({"num_workers": 0}, ValueError, "num_workers is 0; give a whole number >= 1"),
-        ({"num_workers": 2.5}, TypeError, r"num_workers is 2\.5; give a whole number"),
+        ({"num_workers": -3}, ValueError, "num_workers is -3; give a whole number >= 1"),
+        ({"num_workers": 2.5}, TypeError, r"num_workers is 2\.5; give a whole number >= 1"),
+        ({"protocol": "async"}, TypeError, "protocol is 'async'; give .* parse_protocol"),
         ({"compute": 3}, TypeError, r"compute is 3; give a delay, as in compute=Exponential"),
         ({"pull": "x"}, TypeError, "pull is 'x'; give a delay"),
         ({"service": 1.0}, TypeError, r"service is 1\.0; give a delay"),
@@ -213,6 +216,60 @@ def test_a_cluster_of_wrong_parts_is_refused(
     given: dict[str, Any] = {"num_workers": 2, **options}
     with pytest.raises(error, match=match):
         Simulation().cluster(given.pop("num_workers"), **given)
+
+
+def test_an_option_that_is_misspelt_is_found_by_mypy_and_refused() -> None:
+    simulation = Simulation()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'compue'"):
+        simulation.cluster(8, compue=Exponential(1.0))  # type: ignore[call-arg]
+
+    async def program(worker: Worker) -> None:
+        worker.session(recover=None)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'recover'"):
+        simulation.cluster(1).run(program)
+
+
+def test_a_cluster_that_was_refused_leaves_the_random_numbers_of_the_next_as_they_are() -> None:
+    simulation = Simulation(seed=3)
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        simulation.cluster(0)
+    assert simulation.cluster(2).run(updates=9) == new_cluster(2, "asyncio", 3).run(updates=9)
+
+
+def test_a_protocol_may_ask_for_the_time_before_it_begins() -> None:
+    class Later(Asynchronous):
+        def num_gradients(self, server: ParameterServer) -> int:
+            return 1 if current_simulation().now < 5.0 else 2
+
+    cluster = new_cluster(2, protocol=Later(), compute=Constant(1.0))
+    with pytest.raises(SimulationError, match="no simulation runs here"):
+        current_simulation()
+    assert cluster.run(until=9.5).updates == 2 * 4 + 5
+
+
+def test_what_there_is_says_what_it_is() -> None:
+    simulation = Simulation(7, "turbo", keep_trace=True)
+    cluster = simulation.cluster(2, protocol=KSync(2), compute=Constant(1.0), keep_timeline=True)
+    assert repr(simulation) == "<Simulation seed=7 backend='turbo', not begun>"
+    assert repr(cluster) == "<Cluster of 2 workers, KSync(k=2), at update 0>"
+    seen: list[str] = []
+
+    async def program(worker: Worker) -> None:
+        await worker.compute(2.5)
+        queue = simulation.queue(Constant(1.0), num_servers=3)
+        seen.extend(map(repr, [simulation, worker, queue]))
+
+    cluster.run(program)
+    assert seen[:3] == [
+        "<Simulation seed=7 backend='turbo', running at 2.5 virtual seconds>",
+        "<worker 0 of 2>",
+        "<Queue for 3 servers, Constant(secs=1.0), 0 requests>",
+    ]
+    assert repr(simulation) == "<Simulation seed=7 backend='turbo', over at 2.5 virtual seconds>"
+    assert repr(cluster) == "<Cluster of 2 workers, KSync(k=2), at update 0, ended>"
+    assert repr(cluster.timeline) == "<Timeline of 2 spans and 0 pushes>"
+    assert repr(simulation.trace) == f"<Recording of {len(simulation.trace.events)} events>"
 
 
 def test_a_cluster_trains_once_and_in_its_own_simulation() -> None:

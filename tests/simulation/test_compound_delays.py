@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from asynchooks.simulation._compound_delays import PerWorker, Stragglers
-from asynchooks.simulation._delays import (
-    Constant,
-    Exponential,
-)
-from asynchooks.simulation._phases import Phases
+from asynchooks.simulation.delays._compound import PerWorker, Stragglers
+from asynchooks.simulation.delays._light_tails import Constant, Exponential
+from asynchooks.simulation.delays._phases import Phases
 
 from .laws import NUM_DRAWS, check_moments, rng
 

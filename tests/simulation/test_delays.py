@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks.simulation import (
-    _compound_delays,
-    _delays,
+from asynchooks.simulation.delays import (
+    _compound as _compound_delays,
+)
+from asynchooks.simulation.delays import (
     _empirical,
     _heavy_tails,
     _phases,
     _streams,
 )
-from asynchooks.simulation._arguments import LONGEST_SECS
-from asynchooks.simulation._compound_delays import Stragglers
-from asynchooks.simulation._delays import (
-    Constant,
-    Delay,
-    Uniform,
+from asynchooks.simulation.delays import (
+    _light_tails as _delays,
 )
-from asynchooks.simulation._empirical import Empirical
-from asynchooks.simulation._heavy_tails import LogNormal, Pareto, Weibull
+from asynchooks.simulation.delays._arguments import LONGEST_SECS
+from asynchooks.simulation.delays._compound import Stragglers
+from asynchooks.simulation.delays._empirical import Empirical
+from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
+from asynchooks.simulation.delays._light_tails import Constant, Delay, Uniform
 
 from ..test_docstrings import example_of
 from .laws import LAWS, NUM_DRAWS, SECS, SIMPLE, TEXTUAL, Cdf, check_cdf, check_moments, rng

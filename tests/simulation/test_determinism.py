@@ -80,7 +80,7 @@ class Random(SessionRunHook):
         self.simulation = simulation
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
-        await self.simulation.sleep(random.random())  # of the process: nobody gives it a seed
+        await self.simulation.sleep(random.random())  # of the process, without a seed
 
 
 @pytest.mark.parametrize("hook_of", [Clocked, Random])

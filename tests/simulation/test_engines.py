@@ -10,7 +10,7 @@ import pytest
 from asynchooks.simulation import Simulation
 from asynchooks.simulation._simulation import Backend
 
-from ..test_engine_seam import Trace, program, trace_on_trampoline
+from ..engine.test_engine_seam import Trace, program, trace_on_trampoline
 
 BACKENDS: tuple[Any, ...] = get_args(Backend)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks._engine import TIMED_OUT, Slot
+from asynchooks._engine.base import TIMED_OUT, Slot
 from asynchooks.simulation import Simulation
 
 from .engines import BACKENDS, on_every_engine

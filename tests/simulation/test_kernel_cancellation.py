@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from asynchooks._engine import Slot
+from asynchooks._engine.base import Slot
 from asynchooks.simulation import Simulation
 
 from .engines import on_every_engine

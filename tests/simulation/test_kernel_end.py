@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks._engine import Slot
+from asynchooks._engine.base import Slot
 from asynchooks._errors import DeadlockError, LivelockError
 from asynchooks.simulation import Simulation
 

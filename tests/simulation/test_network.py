@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation
-from asynchooks.simulation._network import Closures
+from asynchooks.simulation.cluster._network import Closures
 
 from .clusters import BACKENDS
 
@@ -82,7 +82,8 @@ def test_a_queue_without_servers_is_refused(num_servers: Any) -> None:
     async def main() -> None:
         simulation.queue(Constant(1.0), num_servers=num_servers)
 
-    with pytest.raises(ValueError, match=f"num_servers is {num_servers}; give an integer >= 1"):
+    match = f"num_servers is {num_servers}; give a whole number >= 1"
+    with pytest.raises((TypeError, ValueError), match=match):
         simulation.run(main)
 
 

@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from asynchooks._engine import Slot
+from asynchooks._engine.base import Slot
 from asynchooks._errors import DeadlockError, OutsideWorkError
 from asynchooks.simulation import Simulation
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asynchooks.simulation._compound_delays import Stragglers
-from asynchooks.simulation._delays import (
+from asynchooks.simulation.delays._compound import Stragglers
+from asynchooks.simulation.delays._empirical import Empirical
+from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
+from asynchooks.simulation.delays._light_tails import (
     Constant,
     Delay,
     Exponential,
     ShiftedExponential,
     Uniform,
 )
-from asynchooks.simulation._empirical import Empirical
-from asynchooks.simulation._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation._parse_delay import parse_delay
+from asynchooks.simulation.delays._parse import parse_delay
 
 from .laws import TEXTUAL
 

@@ -173,7 +173,7 @@ def test_the_global_step_counts_the_updates_at_their_times(tmp_path: Path) -> No
     report = report_of("kasync:3", updates=20)
     steps = counter(events_of(report, tmp_path / "out.json"), "global step")
     assert [value for _, value in steps] == list(range(1, 21))
-    applied = [push.time for push in report.timeline.pushes if push.fate == "applied"]  # type: ignore[union-attr]
+    applied = [push.time for push in report.timeline.pushes if push.outcome == "applied"]  # type: ignore[union-attr]
     assert [ts for ts, _ in steps] == pytest.approx([1e6 * secs for secs in applied], abs=0.1)
 
 
@@ -214,7 +214,7 @@ def test_a_discarded_gradient_is_a_mark_with_its_staleness(tmp_path: Path) -> No
     marks = [each for each in events if each["ph"] == "i"]
     assert len(marks) == report.discarded > 0
     assert min(each["args"]["staleness"] for each in marks) > 2
-    # after a discarded gradient a worker goes on from a version of somebody else
+    # after a discarded gradient a worker goes on from the version of another
     assert any(each["ph"] == "f" and each["name"] == "pulled" for each in events)
     check_flows(events)
 

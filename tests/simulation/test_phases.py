@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asynchooks.simulation._arguments import LONGEST_SECS
-from asynchooks.simulation._compound_delays import PerWorker, Stragglers
-from asynchooks.simulation._delays import Constant, Delay, Exponential
-from asynchooks.simulation._phases import Phases
+from asynchooks.simulation.delays._arguments import LONGEST_SECS
+from asynchooks.simulation.delays._compound import PerWorker, Stragglers
+from asynchooks.simulation.delays._light_tails import Constant, Delay, Exponential
+from asynchooks.simulation.delays._phases import Phases
 
 Pairs = Sequence[tuple[float, float]]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine import Slot
+from asynchooks._engine.base import Slot
 from asynchooks.simulation import Simulation
 
 from .engines import BACKENDS, outcome_of

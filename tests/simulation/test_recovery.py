@@ -133,13 +133,17 @@ def test_the_server_is_restored_under_workers_that_train(
         if bound is not None:
             assert clocks[worker.index] - min(clocks) <= bound
 
+    num_pushed = 0
+
     async def program(worker: Worker) -> None:
         async def step() -> dict[str, Any]:
+            nonlocal num_pushed
             await worker.pull()
             clocks = [server.clock(each) for each in range(4)]
             if await worker.compute():
                 check_bound(worker, clocks)  # of the moment at which it began
                 await worker.push(np.zeros(1))
+                num_pushed += 1
             return {"done": True}
 
         savers = []
@@ -156,6 +160,9 @@ def test_the_server_is_restored_under_workers_that_train(
     assert restored
     # only what was not undone counts in the server; gradients in flight come to nothing
     assert sum(report.staleness.values()) == report.applied
+    num_left = report.applied + report.discarded + server.num_collected
+    assert report.undone == num_pushed - num_left > 0
+    assert report.summary_row()["undone"] == report.undone
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

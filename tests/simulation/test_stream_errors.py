@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks.simulation._arguments import LONGEST_SECS
-from asynchooks.simulation._delays import Constant, Delay, Draws, Exponential
-from asynchooks.simulation._streams import Streams
+from asynchooks.simulation.delays._arguments import LONGEST_SECS
+from asynchooks.simulation.delays._light_tails import Constant, Delay, Draws, Exponential
+from asynchooks.simulation.delays._streams import Streams
 
 DELAY = Exponential(1.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asynchooks.simulation._whole_file import check_writable, whole_file
+from asynchooks.simulation.output._whole_file import check_writable, whole_file
 
 
 def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path: Path) -> None:

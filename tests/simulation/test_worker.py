@@ -105,7 +105,7 @@ def test_a_session_tells_what_became_of_its_step(backend: Any) -> None:
     async def program(worker: Worker) -> None:
         async with worker.session() as session:
             while not session.should_stop():
-                outputs = ["computed", "staleness", "fate", "global_step"]
+                outputs = ["computed", "staleness", "outcome", "global_step"]
                 found.append((worker.index, *await session.run(outputs)))
 
     cluster.run(program, updates=2)

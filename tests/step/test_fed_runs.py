@@ -8,13 +8,13 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StopTraining
-from asynchooks._gate import Answer
-from asynchooks._stop import Stop
+from asynchooks._engine.stop import Stop
+from asynchooks._step.gate import Answer
 from asynchooks.distributed import Demand, SourceState
 
-from .fed_steps import Heard, fed
-from .helpers import settle
-from .raw_steps import ARGS, Raw, in_line, opened
+from ..support.fed_steps import Heard, fed
+from ..support.helpers import settle
+from ..support.raw_steps import ARGS, Raw, in_line, opened
 
 pytestmark = pytest.mark.anyio
 

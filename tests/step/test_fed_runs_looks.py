@@ -6,12 +6,12 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StopTraining
-from asynchooks._engine import Slot
+from asynchooks._engine.base import Slot
 
-from .fed_steps import Heard, fed
-from .helpers import settle
-from .raw_steps import in_line
-from .virtual_kernel import Trampoline
+from ..support.fed_steps import Heard, fed
+from ..support.helpers import settle
+from ..support.raw_steps import in_line
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._engine import Engine, Slot, system_now
-from asynchooks._gate import Answer, Asker, Gate, Ticket
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import system_now
+from asynchooks._step.gate import Answer, Asker, Gate, Ticket
 
 
 class NoEngine(Engine):
@@ -23,6 +24,9 @@ class NoEngine(Engine):
         raise NotImplementedError
 
     def wake(self, slot: Slot, value: object = None) -> None:
+        raise NotImplementedError
+
+    def _is_cancellation(self, error: BaseException) -> bool:
         raise NotImplementedError
 
     def start(self, fn: object, *args: object) -> object:  # type: ignore[override]

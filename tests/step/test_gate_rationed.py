@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asynchooks._gate import Answer, Gate
+from asynchooks._step.gate import Answer, Gate
 
 from .test_gate import asker
 

@@ -20,7 +20,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from .helpers import settle
+from ..support.helpers import settle
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks import GlobalStep, StepUnreachableError, StopTraining
-from asynchooks._stop import Stop
+from asynchooks import GlobalStep, StepUnreachableError, StopReason, StopTraining
+from asynchooks._engine.stop import Stop
 
-from .helpers import Box, settle
+from ..support.helpers import Box, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -294,6 +294,88 @@ async def test_the_largest_limit_holds_until_the_last_worker_closes() -> None:
     assert step.limit == 10
     step.close_worker(worker)
     assert step.limit is None
+
+
+class Listens:
+    def __init__(self, log: list[tuple[int, StopReason]], number: int) -> None:
+        self.log = log
+        self.number = number
+
+    def stop_for(self, reason: StopReason) -> None:
+        self.log.append((self.number, reason))
+
+
+FIRST, SECOND = StopReason("a hook", "first"), StopReason("a hook", "second")
+
+
+async def test_workers_are_stopped_in_order_of_opening_for_the_first_reason() -> None:
+    step, log = GlobalStep(), list[tuple[int, StopReason]]()
+    workers = [step.open_worker(listener=Listens(log, i)) for i in range(20)]
+    step.open_worker()  # nothing listens
+    step.close_worker(workers.pop(7))
+    assert step.stop_workers(FIRST, apart_from=workers[3]) is FIRST
+    assert log == [(i, FIRST) for i in range(20) if i not in (3, 7)]
+    log.clear()
+    assert step.stop_workers(SECOND) is FIRST, "it stands"
+    assert log == [(3, FIRST)], "each once"
+    assert step.stop_reason is FIRST
+
+
+async def test_a_stop_of_the_workers_is_forgotten_with_the_last_of_them() -> None:
+    step = GlobalStep()
+    assert step.stop_workers(FIRST) is FIRST
+    assert step.stop_reason is None, "there is nothing to stop"
+    workers = [step.open_worker(), step.open_worker()]
+    step.stop_workers(FIRST)
+    step.close_worker(workers[0])
+    assert step.bound(Stop()).stop_reason is FIRST
+    step.close_worker(workers[1])
+    assert step.stop_reason is None
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+async def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(
+    limit: int | None,
+) -> None:
+    step = GlobalStep()
+    worker = step.open_worker()
+    if limit is not None:
+        step.raise_limit(limit)
+    under_way = step.take_ticket_nowait()
+    assert under_way is not None
+    step.close_gate()
+    with pytest.raises(StopTraining, match="all workers were stopped, and the model is final"):
+        step.take_ticket_nowait()
+    box = Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.take_exclusive)
+        await settle()
+        assert box.value is None, "a run is under way"
+        step.settle(under_way, 1)
+    box.value()
+    with pytest.raises(StopTraining):
+        await step.take_ticket()
+    step.close_worker(worker)
+    step.open_worker()
+    assert step.take_ticket_nowait() is not None
+
+
+async def test_a_wait_for_a_ticket_ends_when_the_gate_is_closed() -> None:
+    step, box = GlobalStep(), Box()
+    step.open_worker()
+    release = await step.take_exclusive()
+    async with anyio.create_task_group() as group:
+        group.start_soon(into, box, step.take_ticket)
+        await settle()
+        step.close_gate()
+    assert type(box.error) is StopTraining
+    release()
+
+
+def test_a_gate_without_workers_stays_open() -> None:
+    step = GlobalStep()
+    step.close_gate()
+    assert step.take_ticket_nowait() is not None
 
 
 @given(st.lists(st.integers(0, 20), max_size=30), st.lists(st.integers(0, 25), max_size=30))

@@ -10,13 +10,13 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StepSourceLostError, StepUnreachableError
-from asynchooks._gate import Answer
+from asynchooks._step.gate import Answer
 from asynchooks.distributed import SourceState
 from asynchooks.simulation import Simulation
 
-from .fed_steps import Heard, fed, pause
-from .helpers import Box, settle
-from .raw_steps import in_line
+from ..support.fed_steps import Heard, fed, pause
+from ..support.helpers import Box, settle
+from ..support.raw_steps import in_line
 from .test_global_step import into
 
 pytestmark = pytest.mark.anyio

@@ -10,13 +10,13 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StopTraining
-from asynchooks._engine import Slot
-from asynchooks._gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
-from asynchooks._step_runs import wake_all
+from asynchooks._engine.base import Slot
+from asynchooks._step.admission import wake_all
+from asynchooks._step.gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 
-from .helpers import settle
-from .raw_steps import ADVANCES, ARGS, Raw, in_line, moves_to, opened
-from .virtual_kernel import Trampoline
+from ..support.helpers import settle
+from ..support.raw_steps import ADVANCES, ARGS, Raw, in_line, moves_to, opened
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +82,14 @@ def test_a_step_that_has_to_wait_is_not_run_here(reason: str) -> None:
     assert step.run_here(Raw(lambda: calls.append(1)), ARGS) is None
     assert calls == []
     assert (step.statistics(), step._gate.is_running_here) == (before, False)
+
+
+def test_nothing_runs_here_once_the_gate_is_closed() -> None:
+    step = opened()
+    assert step.run_here(ADVANCES, ARGS) is not None
+    step.close_gate()
+    assert step.run_here(ADVANCES, ARGS) is None
+    assert step.value == 1
 
 
 def test_without_an_open_worker_nothing_runs_here() -> None:

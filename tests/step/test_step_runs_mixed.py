@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks import GlobalStep
-from asynchooks._engine import Slot
-from asynchooks._gate import UNREAD, Answer, Asker, Ticket
-from asynchooks._step_runs import wake_all
+from asynchooks._engine.base import Slot
+from asynchooks._step.admission import wake_all
+from asynchooks._step.gate import UNREAD, Answer, Asker, Ticket
 
-from .virtual_kernel import Trampoline
+from ..support.virtual_kernel import Trampoline
 
 
 class World:

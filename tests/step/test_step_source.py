@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from asynchooks.simulation import Simulation
 
-from .fed_world import World
-from .virtual_kernel import AnyioKernel, Trampoline
+from ..support.fed_world import World
+from ..support.virtual_kernel import AnyioKernel, Trampoline
 
 
 def check(world: World) -> None:

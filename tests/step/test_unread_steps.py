@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from asynchooks import GlobalStep, StopTraining
-from asynchooks._gate import ADVANCED, UNREAD
-from asynchooks._signal import Signal
+from asynchooks._engine.base import Sentinel
+from asynchooks._step.gate import ADVANCED, UNREAD
 
-from .helpers import Box, settle
-from .virtual_kernel import Trampoline
+from ..support.helpers import Box, settle
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -255,7 +255,7 @@ def test_what_was_read_before_a_restart_is_not_taken_after_it() -> None:
 
 
 @pytest.mark.parametrize("moved", [ADVANCED, 1])
-async def test_a_published_advance_is_one_step_more_and_wakes(moved: int | Signal) -> None:
+async def test_a_published_advance_is_one_step_more_and_wakes(moved: int | Sentinel) -> None:
     step, box = GlobalStep(), Box()
     async with anyio.create_task_group() as group:
         group.start_soon(wait_into, box, step, 1)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._engine import Slot
-from asynchooks._step_source import SourceState
-from asynchooks._waiters import Waiters, Worker
+from asynchooks._engine.base import Slot
+from asynchooks._step.source import SourceState
+from asynchooks._step.waiters import Waiters, Worker
 
 from .test_gate import NoEngine
 

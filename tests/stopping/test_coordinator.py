@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from asynchooks import Coordinator, GlobalStep, MonitoredSession, SessionRunHook
-from asynchooks._engine import current_engine
+from asynchooks._engine.current import current_engine
 
-from .helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 
 def started(target: object, name: str = "worker") -> threading.Thread:

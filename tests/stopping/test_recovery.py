@@ -15,6 +15,7 @@ from asynchooks import (
     MonitoredSession,
     PreemptionError,
     Recovery,
+    Restart,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
@@ -24,7 +25,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -111,11 +112,12 @@ async def test_another_error_while_recreating_leaves_and_the_next_run_tries_agai
 
 
 async def test_recreating_is_bounded_and_success_starts_the_count_anew() -> None:
+    lost = PreemptionError("the machine went away")  # with notes of its own
     raws: list[Any] = [
-        ScriptedSession([LOST]),
-        ScriptedSession([{}, LOST]),
-        ScriptedSession([LOST]),
-        LOST,
+        ScriptedSession([lost]),
+        ScriptedSession([{}, lost]),
+        ScriptedSession([lost]),
+        lost,
     ]
     recovery = Recovery(max_attempts=2, first_pause_secs=0)
     async with MonitoredSession([], ScriptedSessionCreator(raws), recovery=recovery) as session:
@@ -328,7 +330,7 @@ async def test_a_function_session_keeps_its_step_when_recreated() -> None:
 
     async with MonitoredSession([], FunctionSessionCreator(step)) as session:
         assert [await session.run("calls") for _ in range(3)] == [1, 2, 4]
-        assert (session.global_step.value, session.global_step.epoch) == (3, 1)
+        assert (session.global_step.value, session.global_step.epoch) == (3, 0)
 
 
 def test_pauses_double_up_to_the_longest() -> None:
@@ -343,6 +345,12 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_bounds_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give max_attempts >= 0"):
         Recovery(**bad)
+
+
+@pytest.mark.parametrize("kind", [Recovery, Restart])
+def test_a_number_of_attempts_is_whole(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"max_attempts=2\.5.*; give max_attempts as an integer"):
+        kind(max_attempts=2.5)
 
 
 async def test_a_run_after_recovery_was_given_up_recreates_the_session() -> None:
@@ -361,7 +369,7 @@ async def test_a_subclass_s_run_surrounds_all_attempts_and_no_nested_run() -> No
     calls: list[Any] = []
 
     class Logged(MonitoredSession):
-        async def run(  # type: ignore[override]
+        async def run(
             self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
         ) -> Any:
             calls.append(fetches)

@@ -23,7 +23,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from .helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -169,7 +169,7 @@ async def test_the_failure_of_one_worker_reaches_the_others_as_a_stop_with_that_
             for i, how in enumerate(["step", "elsewhere", "loop"]):
                 group.start_soon(waits, i, how)
     for session, hook in zip(sessions, hooks, strict=True):
-        assert session.stop_reason == StopReason("another worker", repr(error), error)
+        assert session.stop_reason == StopReason("the block", repr(error), error)
         assert hook.log[-1][1] == "end"
 
 

@@ -44,14 +44,17 @@ def check_gate(creator: SharedSessionCreator) -> None:
 def check_others(faulty: Worker, workers: list[Worker]) -> None:
     """The other workers ended cleanly; by a stop that names the error, if there was one.
 
-    A cancellation is no failure, and stops nobody else.
+    A cancellation is no failure, and stops nobody else. A worker that began to open after the
+    failed one had left is stopped by its error only if another was open all the time.
     """
-    error = faulty.left
+    error = None if faulty.is_cancelled else faulty.left
     for place, worker in enumerate(workers):
         if worker is not faulty:
             assert worker.left is None, f"worker {place}: {worker.left!r}"
             assert (worker.ended, worker.told) == ([1] * len(worker.ended), [0] * len(worker.told))
-            if isinstance(error, Exception):
+            if worker.is_late and worker.reason is None:
+                continue
+            if error is not None:
                 assert worker.reason is not None, f"worker {place}"
                 assert worker.reason.error is error, f"worker {place}: {worker.reason}"
             else:

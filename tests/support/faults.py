@@ -5,15 +5,20 @@ What should come of it the tests say.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from enum import Enum, auto
+from importlib.util import find_spec
 from typing import Any
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+import pytest
 
 from asynchooks import (
     Coordinator,
@@ -37,12 +42,81 @@ class FaultError(Exception):
     """What is made to happen."""
 
 
+class Halt(BaseException):
+    """An error of the user's own that no `except Exception` catches."""
+
+
 class Kind(Enum):
     """What happens at the place of the fault."""
 
     ERROR = auto()
     CANCEL = auto()
     INPUT_ENDS = auto()
+    HALT = auto()
+    SKIP = auto()
+    CANCELLED_ELSEWHERE = auto()
+    """Something that was awaited, such as an upload, was cancelled, not the worker."""
+    INTERRUPT = auto()
+    EXIT = auto()
+
+    @property
+    def is_error(self) -> bool:
+        """Whether an error is raised that should leave as itself."""
+        return self not in (Kind.CANCEL, Kind.INPUT_ENDS)
+
+    def new_error(self, place: str) -> BaseException:
+        """What is raised if it is an error."""
+        kinds: dict[Kind, Callable[[str], BaseException]] = {
+            Kind.HALT: Halt,
+            Kind.SKIP: pytest.skip.Exception,
+            Kind.CANCELLED_ELSEWHERE: asyncio.CancelledError,
+            Kind.INTERRUPT: KeyboardInterrupt,
+            Kind.EXIT: SystemExit,
+        }
+        return kinds.get(self, FaultError)(f"{self.name} at {place}")
+
+
+EXCEPTIONS = [Kind.ERROR, Kind.CANCEL, Kind.INPUT_ENDS]
+"""What is an Exception or no error at all; the other kinds go up past `except Exception`."""
+
+
+class Start(Enum):
+    """When the worker of the fault begins to open."""
+
+    TOGETHER = auto()
+    FIRST = auto()
+    """The others begin when it is open, or has left."""
+    LAST = auto()
+    """Each of the others has made a step."""
+
+
+UVLOOP: Any = ("asyncio", {"use_uvloop": True})
+LOOPS: list[Any] = ["asyncio", "trio", *([UVLOOP] if find_spec("uvloop") else [])]
+"""Values of `anyio_backend`, for tests that thin the product of all that they vary."""
+
+
+def covering(*axes: Iterable[Any], strength: int = 2) -> list[Any]:
+    """Combinations of one value of each axis, among which any `strength` axes meet in every way.
+
+    They are some of the whole product, the same each time.
+    """
+    product = list(itertools.product(*[list(enumerate(each)) for each in axes]))
+    random.Random(1).shuffle(product)
+    met: set[Any] = set()
+    found = []
+    for values in product:
+        places = [(axis, index) for axis, (index, _) in enumerate(values)]
+        ways = set(itertools.combinations(places, strength))
+        if not ways <= met:
+            met |= ways
+            named = [name_of(value) for _, value in values]
+            found.append(pytest.param(*[value for _, value in values], id="-".join(named)))
+    return found
+
+
+def name_of(value: Any) -> str:
+    """How a value is called in the name of a test."""
+    return "uvloop" if value == UVLOOP else str(getattr(value, "name", value))
 
 
 class Fault:
@@ -55,8 +129,9 @@ class Fault:
         self.place = place
         self.kind = kind
         self.worker = worker
-        self.error: Exception = FaultError(f"{kind.name} at {place}")
+        self.error = kind.new_error(place)
         self.scope = anyio.CancelScope()
+        self.has_opened = anyio.Event()  # its worker has, or has left
         self.is_over = anyio.Event()  # its worker has left
         self.num_played = 0
         self._left = nth
@@ -76,7 +151,7 @@ class Fault:
         await anyio.lowlevel.checkpoint()
         if not self._is_now(place):
             return
-        if self.kind is Kind.ERROR:
+        if self.kind.is_error:
             raise self.error
         if self.kind is Kind.INPUT_ENDS:
             raise StopAsyncIteration
@@ -87,7 +162,7 @@ class Fault:
         """A plain function comes to it, on the event loop or in a thread."""
         if not self._is_now(place):
             return
-        if self.kind is Kind.ERROR:
+        if self.kind.is_error:
             raise self.error
         if self.kind is Kind.INPUT_ENDS:
             raise StopIteration
@@ -142,6 +217,9 @@ class Worker:
     def __init__(self, hooks: list[SessionRunHook]) -> None:
         self.hooks = hooks
         self.left: BaseException | None = None
+        self.is_cancelled = False  # it left by its own cancellation
+        self.is_late = False  # it began to open when the worker of the fault had left
+        self.has_run = anyio.Event()  # or has left
         self.reason: StopReason | None = None
 
     @property
@@ -176,14 +254,19 @@ def step_of(fault: Fault) -> tuple[Callable[[], Any], Any]:
 
 
 async def play(
-    fault: Fault, workers: list[Worker], *, num_steps: int, waits_for_stop: bool
+    fault: Fault,
+    workers: list[Worker],
+    *,
+    num_steps: int,
+    waits_for_stop: bool,
+    start: Start = Start.TOGETHER,
 ) -> SharedSessionCreator:
     """Open a session per worker, each in a task of its own, and train until all have left.
 
     Args:
         num_steps: runs that the worker of the fault makes in its block, unless it is stopped.
         waits_for_stop: whether the others train until they are stopped, however long that takes;
-            else until the worker of the fault has left.
+            else until the worker of the fault has left. Those that began later make one step.
     """
     step, runner = step_of(fault)
     creator = SharedSessionCreator(FunctionSessionCreator(step))
@@ -192,20 +275,35 @@ async def play(
         if place == fault.worker and fault.place == "side task of the session":
             session.start_soon(fault.at, fault.place)
         if place == fault.worker:
+            fault.has_opened.set()
             for _ in range(num_steps):
                 if not session.should_stop():
                     await session.run("loss")
                     await anyio.lowlevel.checkpoint()
             return
-        while not session.should_stop() and (waits_for_stop or not fault.is_over.is_set()):
+        is_bounded = workers[place].is_late or not waits_for_stop
+        while not session.should_stop():
             await session.run("loss")
+            workers[place].has_run.set()
             # An event loop that is never idle keeps Python's lock: each of the hundred system calls
             # of a save then waits 5 ms for it, and all saves of a test for seconds.
             await anyio.sleep(0.001)
+            if is_bounded and fault.is_over.is_set():
+                break
+
+    async def wait_for_turn(place: int) -> None:
+        if start is Start.FIRST and place != fault.worker:
+            await fault.has_opened.wait()
+            workers[place].is_late = fault.is_over.is_set()
+        if start is Start.LAST and place == fault.worker:
+            for other in range(len(workers)):
+                if other != fault.worker:
+                    await workers[other].has_run.wait()
 
     async def run(place: int) -> None:
         current_worker.set(place)
         worker = workers[place]
+        await wait_for_turn(place)
         session = MonitoredSession(worker.hooks, creator, 5, step_runner=runner)
         with fault.scope if place == fault.worker else anyio.CancelScope():
             try:
@@ -213,11 +311,14 @@ async def play(
                     await train(session, place)
             except BaseException as error:
                 worker.left = error
-                if not isinstance(error, Exception):
+                if not isinstance(error, Exception) and error is not fault.error:
+                    worker.is_cancelled = True
                     raise
             finally:
                 worker.reason = session.stop_reason
+                worker.has_run.set()
                 if place == fault.worker:
+                    fault.has_opened.set()
                     fault.is_over.set()
 
     with anyio.fail_after(MANY_SECS):

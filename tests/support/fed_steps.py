@@ -10,9 +10,10 @@ import math
 import random
 
 from asynchooks import GlobalStep
-from asynchooks._engine import Engine, Slot, current_engine
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.current import current_engine
 from asynchooks.distributed import Demand, SourceState, StepSource
-from asynchooks.distributed._rations import Move, Rations
+from asynchooks.distributed._credits import CreditPolicy, Move
 
 
 class Heard(StepSource):
@@ -87,8 +88,8 @@ class Process(StepSource):
     """One process's source: asks the central step for what is wanted here.
 
     Args:
-        says_when: whether `Rations` decide, and look again after a while; else it asks for what is
-            wanted whenever it is called, and never looks by itself.
+        says_when: whether a `CreditPolicy` decides, and looks again after a while; else it asks for
+            what is wanted whenever it is called, and never looks by itself.
     """
 
     rations = True
@@ -97,7 +98,7 @@ class Process(StepSource):
         self.engine: Engine = current_engine()
         self.central = central
         self.random = random.Random(seed)
-        self.rationing = Rations() if says_when else None
+        self.rationing = CreditPolicy() if says_when else None
         self.step = GlobalStep(moved_elsewhere=True)
         self.epoch = 0  # the central one, as last heard
         self.is_due = self.is_closed = False

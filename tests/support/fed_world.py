@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from asynchooks import StopTraining
-from asynchooks._engine import EngineTask, current_engine
+from asynchooks._engine.base import EngineTask
+from asynchooks._engine.current import current_engine
 
 from .fed_steps import Central, Process, pause
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from asynchooks import GlobalStep
-from asynchooks._engine import Engine, Slot
-from asynchooks._gate import ADVANCED, Asker
-from asynchooks._step_runs import wake_all
+from asynchooks._engine.base import Engine, Slot
+from asynchooks._step.admission import wake_all
+from asynchooks._step.gate import ADVANCED, Asker
 
 from .virtual_kernel import Trampoline
 

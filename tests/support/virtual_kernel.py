@@ -16,7 +16,8 @@ from typing import Any
 
 import anyio
 
-from asynchooks._engine import TIMED_OUT, Engine, EngineTask, Slot, use_engine
+from asynchooks._engine.base import TIMED_OUT, Engine, EngineTask, Slot
+from asynchooks._engine.current import use_engine
 
 
 class Cancelled(BaseException):
@@ -96,6 +97,9 @@ class AnyioKernel(Kernel):
         if self._running == 0:
             self._idle.set()
 
+    def _is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, anyio.get_cancelled_exc_class())
+
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
         task = _Task(self, anyio.CancelScope())
         begin = lambda: self._group.start_soon(self._run, task, fn, args)  # noqa: E731
@@ -126,6 +130,9 @@ class Trampoline(Kernel):
 
     async def suspend(self, slot: Slot) -> None:
         await _yield(slot)
+
+    def _is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, Cancelled)
 
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
         task = _Task(self, None)

@@ -57,6 +57,8 @@ def read_back(
         f"{record.levelname} {_same(record.getMessage(), str(directory))}"
         for record in caplog.records
         if record.name == "asynchooks" or record.module == "basic_session_run_hooks"
+        # ours speaks of listeners only where there are some
+        if not record.getMessage().startswith("Calling checkpoint listeners")
     ]
     caplog.clear()
     directories = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]

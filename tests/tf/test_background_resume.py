@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,30 @@ async def test_a_model_that_was_not_restored_leaves_the_hooks_as_they_are(tmp_pa
         async with monitored(model.graph, hooks):  # without checkpoint_dir
             states.append(draws.random.bit_generator.state)
     assert states[1] == np.random.default_rng(6).bit_generator.state
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def gigabytes(path: Path) -> None:
+    os.truncate(path, 3 << 30)
+
+
+@pytest.mark.parametrize("harm", [fifo, link_to_a_device, gigabytes])
+async def test_what_stands_for_the_hooks_beside_tensorflows_files_is_not_waited_for(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    await learn(tmp_path, 3, background=False)
+    harm(tmp_path / "model.ckpt-3.hooks.json")
+    with pytest.raises(DamagedCheckpointError, match="hooks.json' holds no state of hooks: "):
+        await learn(tmp_path, 3, background=False)
 
 
 async def test_hooks_of_the_plain_mode_stand_beside_tensorflows_files(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def notes(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", []))
 
 
-async def test_a_checkpoint_directory_under_a_regular_file_is_told(tmp_path: Path) -> None:
+async def test_a_checkpoint_directory_under_a_regular_file_is_an_error(tmp_path: Path) -> None:
     model, recorder = counting_model(), RecordingHook("a")
     file = tmp_path / "file"
     file.write_text("regular")
@@ -119,7 +119,7 @@ async def test_a_broken_checkpoint_given_by_name_is_named_with_the_moment(
 
 
 @pytest.mark.parametrize("state", ["", "no proto {", "\0\1\2"])
-async def test_a_state_file_that_cannot_be_read_is_told_and_nothing_overwritten(
+async def test_a_state_file_that_cannot_be_read_is_an_error_and_nothing_is_overwritten(
     state: str, tmp_path: Path
 ) -> None:
     model = counting_model()
@@ -146,7 +146,7 @@ class BrokenWriter:
         pass
 
 
-async def test_a_writer_that_fails_is_told_with_hook_and_moment() -> None:
+async def test_the_error_of_a_writer_names_hook_and_moment() -> None:
     model = counting_model()
     with model.graph.as_default():
         summary = v1.summary.scalar("value", tf.constant(1.0))
@@ -207,7 +207,7 @@ async def test_a_tensor_of_another_graph_names_hook_and_moment(case: str) -> Non
 
 
 @pytest.mark.parametrize("num_savers", [0, 2])
-async def test_a_missing_saver_is_told(num_savers: int, tmp_path: Path) -> None:
+async def test_a_missing_saver_is_an_error(num_savers: int, tmp_path: Path) -> None:
     model = counting_model()
     with model.graph.as_default():
         for _ in range(num_savers):
@@ -222,7 +222,7 @@ async def test_a_missing_saver_is_told(num_savers: int, tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "class": (
-        lambda: SingularMonitoredSession([SessionRunHook]),
+        lambda: SingularMonitoredSession([SessionRunHook]),  # type: ignore[list-item]
         TypeError,
         r"is the class SessionRunHook; give an instance",
     ),

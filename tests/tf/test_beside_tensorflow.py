@@ -187,7 +187,6 @@ PROGRAMS: dict[str, tuple[Body, Acts]] = {
     "fetch": (three_runs, {("b", "before_run", 2): FETCH}),
     "stop in before_run": (until_stop, {("a", "before_run", 2): "stop"}),
     "stop in after_run": (until_stop, {("b", "after_run", 3): "stop"}),
-    "run after a stop": (through_errors, {("a", "after_run", 2): "stop"}),
     "error in begin": (three_runs, {("b", "begin", 1): ZeroDivisionError()}),
     "error in creation": (three_runs, {("a", "after_create_session", 1): ZeroDivisionError()}),
     "error in before_run": (through_errors, {("b", "before_run", 2): ZeroDivisionError()}),

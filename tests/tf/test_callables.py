@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks.tf._graph_session import GraphSession
+from asynchooks.tf.graph._session import GraphSession
 
 tf = pytest.importorskip("tensorflow")
 np = pytest.importorskip("numpy")
@@ -135,7 +135,8 @@ def outcome(run: Callable[..., Any], *args: Any) -> Any:
 def same(sessions: Sessions, fetches: Any, feed_dict: Any = None) -> Any:
     """What both give, which must be the same, three times."""
     raw, session = sessions
-    expected = outcome(session.run, fetches, feed_dict)
+    with session.graph.as_default():  # where TensorFlow's programs run
+        expected = outcome(session.run, fetches, feed_dict)
     for _ in range(3):
         assert outcome(raw.run, fetches, feed_dict) == expected
     return expected

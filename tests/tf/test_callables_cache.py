@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks.tf._callables import MAX_CALLABLES
+from asynchooks.tf.graph._callables import MAX_CALLABLES
 
 from .test_callables import FETCHES, Pool, Sessions, described, outcome, same
 from .test_callables import pool as pool
@@ -107,7 +107,7 @@ def test_the_keys_are_those_of_the_dict_that_is_fetched(
 
 
 @FED_OR_NOT
-def test_equal_keys_of_different_types_are_told_apart(
+def test_equal_keys_of_different_types_are_distinguished(
     feed_dict: Any, pool: Pool, sessions: Sessions
 ) -> None:
     for key in (1, True, 1.0, np.int64(1), 1):

@@ -297,14 +297,14 @@ def test_of_many_that_do_not_fit_twenty_are_named(tmp_path: Path) -> None:
     assert len(str(caught.value).split("\n  ")) == 22
 
 
-def test_missing_files_are_told(tmp_path: Path) -> None:
+def test_missing_files_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpointError, match="cannot read the checkpoint .*none"):
         TensorFlowSaver(tracked(v=tf.Variable(0.0))).restore(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
 @pytest.mark.parametrize("how", ["empty", "half", "flipped"])
-def test_damaged_files_are_told(tmp_path: Path, suffix: str, how: str) -> None:
+def test_damaged_files_are_an_error(tmp_path: Path, suffix: str, how: str) -> None:
     saver = TensorFlowSaver(tracked(v=tf.Variable(tf.range(1000.0))))
     saver.save(str(tmp_path / "a"))
     file = tmp_path / f"a{suffix}"
@@ -374,7 +374,7 @@ def test_objects_with_savers_of_their_own_are_written_at_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("what", [None, tf.Module(), tf.compat.v1.train.Checkpoint()])
-def test_what_is_no_checkpoint_is_told(what: Any) -> None:
+def test_an_argument_that_is_no_checkpoint_is_an_error(what: Any) -> None:
     with pytest.raises(TypeError, match=r"expected TensorFlowSaver\(tf\.train\.Checkpoint\("):
         TensorFlowSaver(what)
 

@@ -134,7 +134,7 @@ class Coroutines(Told, CheckpointSaverListener):
         self.see("end", global_step_value)
 
 
-async def test_listeners_of_all_kinds_are_told_in_order_each_in_its_place(tmp_path: Path) -> None:
+async def test_listeners_of_all_kinds_are_called_in_order_each_in_its_place(tmp_path: Path) -> None:
     model, log = counting_model(), []  # type: tuple[Model, Log]
     listeners = [kind(kind.__name__, model.graph, log) for kind in (Plain, Coroutines, TensorFlows)]
     hook = CheckpointSaverHook(

@@ -145,7 +145,7 @@ async def test_a_failed_save_names_hook_and_moment(
     assert saved_steps(tmp_path) == steps
 
 
-async def test_nobody_is_held_up_by_a_save_that_failed(tmp_path: Path) -> None:
+async def test_a_save_that_failed_delays_no_worker(tmp_path: Path) -> None:
     model = counting_model()
     hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=FailingSaver(saver_of(model), 2))
     async with monitored(model.graph, [hook]) as session:

@@ -1,4 +1,4 @@
-"""Whether all processes of a cluster are there, and were told of the same one."""
+"""Whether all processes of a cluster answer, and were given the same cluster."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def test_a_worker_waits_for_a_ps_that_comes_later(
 async def test_a_long_wait_for_a_ps_is_warned_of_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asynchooks.tf._cluster_check._PATIENCE_SECS", 0.3)
-    monkeypatch.setattr("asynchooks.tf._cluster_check._LONGEST_PAUSE_SECS", 0.1)
+    monkeypatch.setattr("asynchooks.tf.cluster._check._PATIENCE_SECS", 0.3)
+    monkeypatch.setattr("asynchooks.tf.cluster._check._LONGEST_PAUSE_SECS", 0.1)
     task = task_of(free_cluster(ps=1, worker=1), "worker:0", max_wait_secs=2.0)
     with caplog.at_level(logging.INFO, "asynchooks"), pytest.raises(ClusterError):
         await task.check_cluster()
@@ -80,7 +80,7 @@ async def test_a_silent_ps_is_not_waited_for_longer(
     assert time.monotonic() - begun < 6
 
 
-async def test_tasks_that_were_told_of_different_clusters_are_refused(
+async def test_tasks_that_were_given_different_clusters_are_refused(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
     cluster = free_cluster(ps=1, worker=3)
@@ -88,10 +88,10 @@ async def test_tasks_that_were_told_of_different_clusters_are_refused(
     mine = {**cluster, "chief": cluster["worker"][:1], "worker": cluster["worker"][1:]}
     zero, one, two = cluster["worker"]
     message = (
-        f"worker:0 and the process at {cluster['ps'][0]}, which is ps:0, were told of different "
+        f"worker:0 and the process at {cluster['ps'][0]}, which is ps:0, were given different "
         f"clusters: chief:0 is {zero} here and missing there, worker:0 is {one} here and {zero} "
         f"there, worker:1 is {two} here and {one} there, worker:2 is missing here and {two} there; "
-        "give all the same"
+        "give all processes the same"
     )
     with pytest.raises(ClusterError, match=message):
         async with task_of(mine, "worker:0"):
@@ -103,22 +103,20 @@ async def test_a_server_that_is_no_ps_of_the_cluster_is_refused() -> None:
     swapped = {**cluster, "ps": cluster["ps"][::-1]}
     task_of(swapped, "ps:0").start()
     task_of(cluster, "ps:0").start()
-    with pytest.raises(ClusterError, match="at .*, which is ps:0, were told of different"):
+    with pytest.raises(ClusterError, match="at .*, which is ps:0, were given different"):
         await task_of(cluster, "worker:0").check_cluster()
     other = free_cluster(ps=1, worker=1)
     tf.distribute.Server(other, job_name="ps", task_index=0)
-    with pytest.raises(
-        ClusterError, match="has not said which task it is; start it through a Clus"
-    ):
+    with pytest.raises(ClusterError, match="does not describe its task; start it through a Clus"):
         await task_of(other, "worker:0", max_wait_secs=0.1).check_cluster()
 
 
-async def test_another_process_of_a_server_that_is_told_the_same_is_named() -> None:
+async def test_a_server_with_the_description_of_another_task_is_named() -> None:
     cluster = free_cluster(ps=1, worker=1)
     task = task_of(cluster, "ps:0")
-    board = pytest.importorskip("asynchooks.tf._cluster_board")
-    notice = '{"task": "worker:0", "cluster": {"ps:0": "%s", "worker:0": "%s"}}'
-    board.write_notice(task.target, notice % (cluster["ps"][0], cluster["worker"][0]))
+    messages = pytest.importorskip("asynchooks.tf.cluster._messages")
+    text = '{"task": "worker:0", "cluster": {"ps:0": "%s", "worker:0": "%s"}}'
+    messages.write_task(task.target, text % (cluster["ps"][0], cluster["worker"][0]))
     with pytest.raises(ClusterError, match="worker:0 found worker:0 at .*; start ps:0 there"):
         await task_of(cluster, "worker:0").check_cluster()
 
@@ -126,9 +124,9 @@ async def test_another_process_of_a_server_that_is_told_the_same_is_named() -> N
 async def test_a_server_of_another_version_is_refused() -> None:
     cluster = free_cluster(ps=1, worker=1)
     task = task_of(cluster, "ps:0")
-    board = pytest.importorskip("asynchooks.tf._cluster_board")
-    told = json.loads(board.read_notice(task.target))
-    board.write_notice(task.target, json.dumps({**told, "version": "0.0.1"}))
+    messages = pytest.importorskip("asynchooks.tf.cluster._messages")
+    task_there = json.loads(messages.read_task(task.target))
+    messages.write_task(task.target, json.dumps({**task_there, "version": "0.0.1"}))
     with pytest.raises(
         ClusterError, match=rf"ps:0 at {cluster['ps'][0]} runs asynchooks 0\.0\.1, worker:0 \d"
     ):

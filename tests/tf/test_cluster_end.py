@@ -1,4 +1,4 @@
-"""The clean end of a cluster: who has ended tells each ps, and each ps waits for that."""
+"""The clean end of a cluster: each process reports its end to each ps, which waits for that."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Threads = Callable[[], list[str]]
 
 @pytest.fixture
 def threads() -> Threads:
-    """Names the threads of the end that have begun since; those of boards are other tests'."""
+    """Names the threads of the end that have begun since; those of memberships are other tests'."""
     before = set(threading.enumerate())
 
     def begun() -> list[str]:
         names = [each.name for each in threading.enumerate() if each not in before]
-        return [name for name in names if re.match("asynchooks-(?!board)", name)]
+        return [name for name in names if re.match("asynchooks-(?!membership)", name)]
 
     return begun
 
@@ -64,7 +64,7 @@ async def test_a_ps_serves_until_all_that_train_have_ended(
     assert threads() == []
 
 
-async def test_who_ended_before_the_ps_serves_is_not_lost(tasks: dict[str, ClusterTask]) -> None:
+async def test_an_end_before_the_ps_serves_is_not_lost(tasks: dict[str, ClusterTask]) -> None:
     tasks["ps:0"].start()
     await tasks["worker:0"].end()
     await tasks["chief:0"].end()
@@ -81,7 +81,7 @@ async def test_once_the_chief_has_ended_the_others_have_the_linger_time(
     begun = time.monotonic()
     await tasks["ps:0"].serve(linger_secs=0.3)
     assert 0.3 <= time.monotonic() - begun < 3
-    line = "The chief ended 0.3 s ago, and nothing was heard of the end of worker:0; ps:0 ends"
+    line = "The chief ended 0.3 s ago, and the end of worker:0 was not reported; ps:0 ends"
     assert line in caplog.messages
 
 
@@ -154,9 +154,7 @@ async def test_the_end_does_not_wait_for_a_ps_that_is_gone(
     begun = time.monotonic()
     await tasks["worker:0"].end()
     assert time.monotonic() - begun < 4
-    assert any(
-        "worker:0 could not tell ps:0 that it has ended: no" in each for each in caplog.messages
-    )
+    assert any("worker:0 could not report its end to ps:0: no" in each for each in caplog.messages)
 
 
 async def test_a_silent_ps_keeps_neither_the_end_nor_the_other_ps(
@@ -178,10 +176,10 @@ async def test_a_silent_ps_keeps_neither_the_end_nor_the_other_ps(
     assert (silent.line(), silent.code()) == ("served", 0)
     with listening() as lines:
         await task.end()
-    assert lines == [], "all know it, and nobody is asked"
+    assert lines == [], "all have it, and no request is sent"
 
 
-async def test_a_ps_that_is_killed_while_it_is_told_does_not_keep_the_end(
+async def test_a_ps_that_is_killed_during_the_report_does_not_delay_the_end(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
     cluster = free_cluster(ps=1, worker=1)

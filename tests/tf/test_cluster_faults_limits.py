@@ -1,4 +1,4 @@
-"""The exact stop and the gradual start across processes, whoever is slow, late, or raises."""
+"""The exact stop and the gradual start across processes, with slow, late and failing processes."""
 
 from __future__ import annotations
 

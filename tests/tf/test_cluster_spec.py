@@ -70,7 +70,7 @@ def test_ps_and_evaluators_do_not_count_as_processes_that_train() -> None:
         {"worker": (ONE, TWO), "ps": (PS,), "evaluator": []},
     ],
 )
-def test_a_cluster_is_told_in_several_ways(cluster: Any) -> None:
+def test_a_cluster_is_given_in_several_ways(cluster: Any) -> None:
     assert ClusterTask(cluster, "worker", 1).cluster == tf.train.ClusterSpec(CLUSTER)
 
 
@@ -139,7 +139,7 @@ def test_what_is_of_the_wrong_type_is_refused(text: str, message: str) -> None:
     [
         ({}, "the cluster is empty; give"),
         ({"ps": [], "worker": []}, "the cluster is empty; give"),
-        ({"worker": [ONE]}, "has no ps, but only worker; variables live on a ps"),
+        ({"worker": [ONE]}, "has no ps, but only worker; variables are placed on a ps"),
         ({"ps": [PS]}, "has no chief: neither a chief nor a master nor a worker 0"),
         ({"ps": [PS], "worker": {1: ONE}}, "has no chief"),
         ({"ps": [PS], "evaluator": [ONE]}, "has no chief"),

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens at, on one address of this machine."""
+    """A port with a listener, on one address of this machine."""
     with socket.socket() as other:
         other.bind(("127.0.0.2", 0))
         other.listen()
@@ -82,7 +82,7 @@ def test_a_taken_port_is_refused_and_the_process_lives(taken: int) -> None:
 def test_a_port_that_is_taken_at_the_last_moment_is_refused(
     taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynchooks.tf._cluster_server.check_port", lambda *_: None)
+    monkeypatch.setattr("asynchooks.tf.cluster._own_server._check_port", lambda *_: None)
     task = ClusterTask({"ps": [f"127.0.0.1:{taken}"], "worker": ["a:1"]}, "ps", 0)
     with pytest.raises(ClusterError, match="ps:0 at .* did not start: Could not start.*just taken"):
         task.start()
@@ -101,7 +101,7 @@ def test_the_port_of_a_killed_server_is_free_at_once(tasks_launcher: TaskLaunche
     [
         ("203.0.113.7:2222", "203.0.113.7:2222, an address of another machine; start worker:0 the"),
         ("[2001:db8::7]:2222", "an address of another machine; start worker:0 there"),
-        (f"{'x' * 70}:2222", "whose host is not known here: .*; mend the name"),
+        (f"{'x' * 70}:2222", "whose host is not known here: .*; correct the name"),
     ],
 )
 def test_an_address_where_this_process_cannot_listen_is_refused(address: str, message: str) -> None:
@@ -120,7 +120,7 @@ def test_a_server_on_the_loopback_device_warns_once(
         task.start()
     lines = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len(lines) == 1
-    assert f"ps:0 is given {host}:{port}, yet TensorFlow's listens on all interfaces" in lines[0]
+    assert f"ps:0 is given {host}:{port}, but TensorFlow's listens on all interfaces" in lines[0]
 
 
 def test_a_second_process_for_one_task_is_refused(tasks_launcher: TaskLauncher) -> None:

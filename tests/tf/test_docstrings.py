@@ -41,10 +41,12 @@ def keras_model() -> Any:
 @pytest.mark.parametrize("name", NAMES)
 async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    example = example_of(getattr(asynchooks, name))
+    example = example_of(getattr(asynchooks.tf, name))
     assert name in example
     namespace: dict[str, Any] = {
-        **{each: getattr(asynchooks, each) for each in [*asynchooks.__all__, *NAMES]},
+        **{each: getattr(asynchooks, each) for each in asynchooks.__all__},
+        **{each: getattr(asynchooks.tf, each) for each in NAMES},
+        "asynchooks": asynchooks,
         "UploadMetrics": UploadMetrics,
         "build_model": build_model,
         "hooks": [StopAtStepHook(last_step=3)],

@@ -168,7 +168,7 @@ async def test_after_run_of_every_hook_runs_once_one_of_them_asked_to_stop(momen
     assert first.log.count(("a", "after_run")) == last.log.count(("c", "after_run")) == 1
 
 
-async def test_an_end_of_input_that_the_coordinator_is_told_of_leaves() -> None:
+async def test_an_end_of_input_that_is_reported_to_the_coordinator_leaves() -> None:
     model, error = counting_model(), out_of_range()
     coords: list[Coordinator] = []
     recorder = RecordingHook("a")

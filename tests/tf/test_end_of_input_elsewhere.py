@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from ..faults import Fault, Kind
-from ..test_end_of_input_elsewhere import creator
-from ..test_failure_matrix_savers import IN_A_RUN, hook_of
+from ..session.test_end_of_input_elsewhere import creator
+from ..session.test_failure_matrix_savers import IN_A_RUN, hook_of
+from ..support.faults import Fault, Kind
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]

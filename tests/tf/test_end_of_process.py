@@ -1,4 +1,4 @@
-"""The end of a process, in which threads of ours may still be within TensorFlow."""
+"""The exit of a process, whose threads may still be within TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tensorflow
 
 PROGRAM = """
 import threading
-from asynchooks.tf._end_of_process import TensorFlowThread
+from asynchooks.tf._threads import TensorFlowThread
 
 class Owner:
     def __init__(self):

@@ -153,3 +153,32 @@ async def test_a_source_of_arrays_is_fed_whole() -> None:
     async with monitored(graph, [FeedHook(source, images)]) as session:
         means = [await session.run(mean) for _ in range(3)]
     assert means == [2.5, 8.5, 14.5]
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize("structure", ["one", "list", "tuple", "mapping"])
+async def test_variables_are_fed_by_hooks_that_are_made_outside_of_their_graph(
+    structure: str, use_resource: bool
+) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        a, b = (v1.get_variable(name, initializer=1, use_resource=use_resource) for name in "ab")
+        fetches = [tf.identity(graph.as_graph_element(each)) for each in (a, b)]
+    names, items, expected = {
+        "one": (a, [2, 4], [[2, 1], [4, 1]]),
+        "list": ([a, b], [(2, 3), (4, 5)], [[2, 3], [4, 5]]),
+        "tuple": ((a, b), [[2, 3], [4, 5]], [[2, 3], [4, 5]]),
+        "mapping": ({"x": a, "y": b}, [{"x": 2, "y": 3}, {"x": 4, "y": 5}], [[2, 3], [4, 5]]),
+    }[structure]
+    seen = []
+    async with monitored(graph, [FeedHook(items, names)]) as session:
+        while not session.should_stop():
+            seen.append(await session.run(fetches))
+    assert seen == expected
+
+
+def test_a_variable_that_is_fed_twice_is_refused_outside_of_its_graph() -> None:
+    with tf.Graph().as_default():
+        variable = v1.get_variable("v", initializer=1.0)
+    with pytest.raises(ValueError, match="feeds one of them twice"):
+        FeedHook([], [variable, variable])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from asynchooks.tf._callables import MAX_CALLABLES
-from asynchooks.tf._graph_session import GraphSession
+from asynchooks.tf.graph._callables import MAX_CALLABLES
+from asynchooks.tf.graph._session import GraphSession
 
 from .models import monitored
 
@@ -91,7 +91,7 @@ async def test_the_result_is_session_runs_in_type_dtype_and_nesting(kind: str) -
             assert described(await session.run(fetches)) == described(expected)
 
 
-async def test_fetches_of_equal_form_are_told_apart() -> None:
+async def test_fetches_of_equal_form_are_distinguished() -> None:
     graph = Graph()
     async with monitored(graph.graph) as session:
         assert await session.run([graph.scalar]) == [2.5]
@@ -113,7 +113,7 @@ async def test_one_list_that_changes_between_runs_gives_what_it_holds_now() -> N
         assert await session.run(fetches) == [b"text", 2.5]
 
 
-async def test_one_namedtuple_type_and_another_are_told_apart() -> None:
+async def test_one_namedtuple_type_and_another_are_distinguished() -> None:
     other = namedtuple("other", ["first", "second"])
     graph = Graph()
     async with monitored(graph.graph) as session:

@@ -113,7 +113,7 @@ async def test_interleaved_workers_see_their_own_graph_at_every_moment(runner: s
     assert graph_stack_height() == before
 
 
-async def test_in_graph_keeps_the_graph_across_awaits_and_gives_it_to_nobody_else() -> None:
+async def test_in_graph_keeps_the_graph_across_awaits_and_from_other_tasks() -> None:
     wrong: list[str] = []
     before = graph_stack_height()
 

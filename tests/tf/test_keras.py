@@ -177,8 +177,12 @@ def test_plain_hooks_and_a_second_fit_work() -> None:
     class Plain(SessionRunHook):
         def __init__(self) -> None:
             self.steps: list[int] = []
+            self.num_begun = 0
 
-        def after_run(self, run_context: Any, run_values: Any) -> None:  # type: ignore[override]
+        def begin(self) -> None:
+            self.num_begun += 1
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
             self.steps.append(run_context.global_step.value)
 
     model, hook = linear_model(), Plain()
@@ -186,9 +190,10 @@ def test_plain_hooks_and_a_second_fit_work() -> None:
     for _ in range(2):
         model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
     assert hook.steps == list(range(1, 21))
+    assert hook.num_begun == 2
 
 
-def test_wrong_requests_are_told() -> None:
+def test_wrong_requests_are_errors() -> None:
     with pytest.raises(asynchooks.FetchError, match="'nope' is not among") as caught:
         fit(linear_model(), [Losses("nope")])
     assert "fetched in before_run of Losses" in caught.value.__notes__
@@ -200,7 +205,7 @@ def test_wrong_requests_are_told() -> None:
         HooksCallback(RecordingHook("a"))  # type: ignore[arg-type]
 
 
-def test_a_hook_that_is_told_to_stop_while_it_waits_ends_fit_cleanly() -> None:
+def test_a_stop_while_a_hook_waits_ends_fit_cleanly() -> None:
     class Waits(SessionRunHook):
         async def after_create_session(self, session: Any, coord: Any) -> None:
             self.coord = coord
@@ -240,5 +245,17 @@ def test_a_fit_that_failed_outside_the_hooks_is_ended_by_the_next_one() -> None:
     model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
     assert running == []
     assert [str(error) for error in other.errors] == [
-        "the fit before this one failed, which Keras tells no callback"
+        "the fit before this one failed, which Keras reports to no callback"
     ]
+
+
+class Warm(SessionRunHook):
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        session.model.optimizer.iterations.assign(100)
+
+
+def test_a_step_that_a_hook_moves_is_the_step_from_there_on() -> None:
+    model = linear_model()
+    for _ in range(2):  # the second time it goes back
+        fit(model, [Warm(), StopAtStepHook(num_steps=3)])
+        assert int(model.optimizer.iterations) == 103

@@ -1,4 +1,4 @@
-"""How long a process stays on a server's notice board, and who may change it for whom."""
+"""How long a process stays in a server's membership table, and which others may change that."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from asynchooks import SharedSessionCreator
-from asynchooks.tf._board_link import BoardLink, Notice
-from asynchooks.tf._board_pieces import Place
+from asynchooks.tf.cluster._membership_client import MembershipClient, Notification
+from asynchooks.tf.cluster._membership_table import Place
 
 from .models import ChiefSessionCreator, Model, counting_model, monitored
 from .servers import ServerProcess, launched, listening, running_server, session_of
@@ -35,22 +35,22 @@ async def comes(fact: Callable[[], bool]) -> None:
 
 
 class Neighbour:
-    """Another process, as the board sees it: it looks at the seats."""
+    """Another process in the table, which reads the slots."""
 
     def __init__(self, server: ServerProcess, model: Model) -> None:
-        self._link = BoardLink(Place.of(model.step), server.target, None, 4242, 10**9)
-        self._link.take_seat()
-        self.seat = self._link.seat
+        self._client = MembershipClient(Place.of(model.step), server.target, None, 4242, 10**9)
+        self._client.take_slot()
+        self.slot = self._client.slot
 
-    def seats(self) -> np.ndarray:
-        """int64, shape (seats, 4): owner, steps held, beats, microseconds between them."""
-        return self._link.beat()[1]
+    def slots(self) -> np.ndarray:
+        """int64, shape (slots, 4): process id, steps held, heartbeats, microseconds between."""
+        return self._client.heartbeat()[1]
 
     def num_others(self) -> int:
-        return int(np.count_nonzero(self.seats()[:, 0])) - 1
+        return int(np.count_nonzero(self.slots()[:, 0])) - 1
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def neighbours(server: ServerProcess) -> Iterator[Callable[[Model], Neighbour]]:
         each.close()
 
 
-def boards() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name == "asynchooks-board"]
+def members() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name == "asynchooks-membership"]
 
 
 async def test_a_process_stays_until_the_last_worker_of_a_shared_session_has_left(
@@ -115,7 +115,7 @@ async def test_a_session_that_comes_after_its_task_was_cancelled_joins_nothing(
     model = counting_model()
     with model.graph.as_default():
         creator = Held(master=server.target, heartbeat_secs=5.0)
-    before = len(boards())
+    before = len(members())
     async with anyio.create_task_group() as group:
 
         async def train() -> None:
@@ -128,7 +128,7 @@ async def test_a_session_that_comes_after_its_task_was_cancelled_joins_nothing(
     creator.may_go_on.set()
     await comes(lambda: creator.log == ["begins 0", "made 0"])
     await comes(lambda: not any(t.name == "asynchooks-create" for t in threading.enumerate()))
-    assert len(boards()) == before
+    assert len(members()) == before
 
 
 async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that_followed(
@@ -162,7 +162,7 @@ async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that
         group.cancel_scope.cancel()
 
 
-async def test_a_seat_is_given_back_though_the_server_was_silent_at_the_end(
+async def test_a_slot_is_freed_though_the_server_was_silent_at_the_end(
     server: ServerProcess, neighbours: Any
 ) -> None:
     model = counting_model()
@@ -182,24 +182,26 @@ async def test_a_seat_is_given_back_though_the_server_was_silent_at_the_end(
     await comes(lambda: neighbour.num_others() == 0)
 
 
-async def test_who_waits_in_a_late_seat_hears_of_a_new_epoch_at_once(
+async def test_a_process_in_a_late_slot_is_notified_of_a_new_epoch_at_once(
     server: ServerProcess,
 ) -> None:
     model = counting_model()
     place = Place.of(model.step)
-    links = [BoardLink(place, server.target, None, 4000 + each, 10**9) for each in range(10)]
-    heard: list[Notice] = []
+    clients = [
+        MembershipClient(place, server.target, None, 4000 + each, 10**9) for each in range(10)
+    ]
+    received: list[Notification] = []
     try:
         async with session_of(server, model, is_chief=True):
-            for each in links:
-                await anyio.to_thread.run_sync(each.take_seat)
-            late = links[-1]
-            assert late.seat >= 8
-            late.listen(heard.append, lambda: None)
-            assert heard == []
+            for each in clients:
+                await anyio.to_thread.run_sync(each.take_slot)
+            late = clients[-1]
+            assert late.slot >= 8
+            late.listen(received.append, lambda: None)
+            assert received == []
             async with session_of(server, counting_model(), is_chief=True):
-                await comes(lambda: len(heard) > 0)
-        assert heard[-1].epoch > late.first.epoch
+                await comes(lambda: len(received) > 0)
+        assert received[-1].epoch > late.first.epoch
     finally:
-        for each in links:
+        for each in clients:
             each.close()

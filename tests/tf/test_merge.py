@@ -198,3 +198,22 @@ async def test_a_before_run_that_returns_something_else_is_a_type_error() -> Non
     async with model.session(Moments(before_run=lambda context: model.total)) as session:
         with pytest.raises(TypeError, match=r"Moments\.before_run returned <tf\.Tensor"):
             await session.run(model.total, {model.x: 1.0, model.y: 2.0})
+
+
+@pytest.mark.parametrize("kind", ["the tensor that is its value", "its name", "a tuple with it"])
+@pytest.mark.parametrize("use_resource", [True, False])
+async def test_a_variable_clashes_with_what_it_stands_for(kind: str, use_resource: bool) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        variable = v1.get_variable("v", initializer=1.0, use_resource=use_resource)
+        other = v1.placeholder_with_default(0.0, ())
+        value = graph.as_graph_element(variable)
+        hook = Asking(None, {variable: 5.0})
+        feeds = {
+            "the tensor that is its value": {value: 6.0},
+            "its name": {value.name: 6.0},
+            "a tuple with it": {(other, variable): (6.0, 6.0)},
+        }[kind]
+    async with monitored(graph, [hook]) as session:
+        with pytest.raises(RuntimeError, match="fed by a SessionRunHook and user"):
+            await session.run(other, feeds)

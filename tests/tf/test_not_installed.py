@@ -52,6 +52,18 @@ else:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_error_of_a_forgotten_creator_names_function_sessions_first() -> None:
+    program = """
+try:
+    asynchooks.MonitoredSession([])
+except ImportError as error:
+    text = str(error)
+    assert 0 < text.index("FunctionSessionCreator") < text.index("TensorFlow"), text
+"""
+    done = run_blocked(program)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_function_sessions_with_all_hooks_work_without_it() -> None:
     program = """
 from asynchooks import (FunctionSessionCreator, GlobalStepWaiterHook, MonitoredSession,

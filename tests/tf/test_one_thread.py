@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks._engine import use_engine
-from asynchooks.tf._graph_session import GraphSession
-from asynchooks.tf._one_thread import TRIED_SECS, PooledOrAlone
+from asynchooks._engine.current import use_engine
+from asynchooks.tf.graph._callables import TRIED_SECS, PooledOrAlone
+from asynchooks.tf.graph._session import GraphSession
 
-from ..virtual_kernel import Trampoline
+from ..support.virtual_kernel import Trampoline
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1

@@ -187,13 +187,14 @@ async def test_a_preemption_held_by_the_coordinator_recovers_at_the_next_run() -
 async def test_another_error_held_by_the_coordinator_goes_before_a_preemption() -> None:
     model = counting_model()
     coords: list[Coordinator] = []
-    hook = Moments(
-        created=lambda session, coord: coords.append(coord),
-        before_run=lambda _: raising(aborted())() if coords[0].should_stop() else None,
-    )
+
+    def fail(_: object) -> None:
+        coords[0].request_stop(ZeroDivisionError("a thread"))
+        raise aborted()
+
+    hook = Moments(created=lambda session, coord: coords.append(coord), before_run=fail)
     session = monitored(model.graph, [hook])
     await session.__aenter__()
-    coords[0].request_stop(ZeroDivisionError("a thread"))
     with pytest.raises(ZeroDivisionError, match="a thread"):
         await session.run(model.train_op)
     with pytest.raises(ZeroDivisionError, match="a thread"):

@@ -213,10 +213,12 @@ async def test_an_error_that_a_thread_reported_goes_before_a_preemption(
     model, lives = counting_model(), Lives()
     with model.graph.as_default():
         creator = Losing(make() if place == "raw run" else None)
-    hook = Moments(after_run=raising(make()) if place == "after_run" else None)
+    hook = Moments(
+        before_run=lambda _: lives.coords[0].request_stop(ZeroDivisionError("a thread")),
+        after_run=raising(make()) if place == "after_run" else None,
+    )
     session = monitored(model.graph, [lives.hook, hook], creator)
     await session.__aenter__()
-    lives.coords[0].request_stop(ZeroDivisionError("a thread"))
     with pytest.raises(ZeroDivisionError, match="a thread"):
         await session.run(model.train_op, options=v1.RunOptions())
     assert len(lives.sessions) == 1

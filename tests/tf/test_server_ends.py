@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,6 +12,7 @@ import anyio.to_thread
 import pytest
 
 from asynchooks import (
+    CheckpointSaverHook,
     Coordinator,
     MonitoredTrainingSession,
     Recovery,
@@ -37,9 +39,9 @@ launcher = pytest.fixture(scope="module")(launched)
 server = pytest.fixture(running_server)
 
 BEAT = 0.5
-SOON = 4 * BEAT
+SOON = 20.0
 """Within this time an end on a silent server is soon."""
-GRACE = 6.0
+GRACE = 60.0
 """Seconds: a grace period that is long compared with it."""
 
 
@@ -77,25 +79,46 @@ async def test_a_body_that_fails_right_when_its_server_falls_silent_leaves_soon(
 
 
 async def test_a_session_cancelled_while_it_takes_up_its_step_closes_what_it_made(
-    server: ServerProcess,
+    server: ServerProcess, tmp_path: Path
 ) -> None:
     def heartbeats() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name == "asynchooks-heartbeat"}
 
-    model = counting_model()
+    model, is_held, may_end = counting_model(), anyio.Event(), anyio.Event()
     with model.graph.as_default():
         creator = ChiefSessionCreator(master=server.target, heartbeat_secs=BEAT)
-    losing = Moments(before_run=raising(None, aborted()))
-    before = heartbeats()
-    async with monitored(model.graph, [losing], creator) as session:
+
+    async def hold() -> None:
+        async with session.global_step.exclusive():  # a save of another worker, say
+            is_held.set()
+            await may_end.wait()
+
+    async def run() -> None:
+        with scope:
+            await session.run(model.train_op)
+
+    # what is restored with its session needs the step for itself
+    hooks = [
+        Moments(before_run=raising(None, aborted())),
+        CheckpointSaverHook(str(tmp_path), save_steps=99),
+    ]
+    before, scope = heartbeats(), anyio.CancelScope()
+    async with monitored(model.graph, hooks, creator) as session:
         await session.run(model.train_op)
-        async with session.global_step.exclusive():  # a save, say
-            with anyio.move_on_after(BEAT) as scope:
-                await session.run(model.train_op)
+        (lost,) = heartbeats() - before
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold)
+            await is_held.wait()
+            group.start_soon(run)
+            while not session.global_step.statistics().tasks_waiting_for_ticket:
+                await let_others_run()
+            (made,) = heartbeats() - before - {lost}
+            scope.cancel()
+            await anyio.to_thread.run_sync(made.join, 2 * SOON)
+            assert not made.is_alive(), "its session is still there"
+            may_end.set()
         assert scope.cancelled_caught
-    for thread in heartbeats() - before:
-        await anyio.to_thread.run_sync(thread.join, 2 * BEAT)
-        assert not thread.is_alive(), "its session is still there"
+        await session.run(model.train_op)
 
 
 async def test_without_recovery_the_error_leaves_and_the_session_ends_soon(
@@ -183,7 +206,7 @@ async def test_a_chief_without_a_server_gives_up_after_its_attempts_and_says_eac
         f"{lost}, attempt 2 of 3, in 0.1 s",
         f"{lost}, attempt 3 of 3, in 0.15 s",
     ]
-    assert 0.1 <= said[2].at - said[1].at < 0.1 + BEAT, "the pause that was announced"
+    assert said[2].at - said[1].at >= 0.1, "the pause that was announced"
 
 
 async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(nobody: str) -> None:
@@ -194,7 +217,7 @@ async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(nob
     with listening() as lines:
         with pytest.raises(tf.errors.DeadlineExceededError) as caught:
             await session.__aenter__()
-    assert 0.6 <= time.monotonic() - begun < 0.6 + BEAT
+    assert 0.6 <= time.monotonic() - begun < SOON
     assert caught.value.message == (
         f"the model on {nobody!r} was not ready after waiting for max_wait_secs=0.6 s: no server "
         f"answers at {nobody}: [Errno 111] Connection refused; is its chief running?"
@@ -210,7 +233,7 @@ async def test_a_worker_without_a_chief_gives_up_when_its_time_is_over(
     model = counting_model()
     with model.graph.as_default():
         session = MonitoredTrainingSession(server.target, False, max_wait_secs=0)
-    message = f"{server.target}.* not ready .*max_wait_secs=0 s: nobody has initialised it"
+    message = f"{server.target}.* not ready .*max_wait_secs=0 s: it is not initialised"
     with pytest.raises(tf.errors.DeadlineExceededError, match=message):
         await session.__aenter__()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asynchooks import MonitoredSession, SessionRunArgs, SharedSessionCreator
+from asynchooks import MonitoredSession, SessionRunArgs, SharedSessionCreator, StopTraining
 from asynchooks.testing import RecordingHook
 
 from .models import (
@@ -114,9 +114,7 @@ async def test_a_fetch_of_another_graph_is_tensorflows_error_and_the_session_goe
         assert await session.run(model.train_op) == 1
 
 
-async def test_an_error_of_a_real_step_leaves_as_itself_and_after_run_is_called_for_nobody() -> (
-    None
-):
+async def test_an_error_of_a_real_step_leaves_as_itself_and_no_after_run_is_called() -> None:
     model = counting_model()
     with model.graph.as_default():
         x = v1.placeholder(tf.float32, [], name="x")
@@ -179,7 +177,7 @@ async def test_run_after_a_hooks_stop_is_refused() -> None:
     async with monitored(model.graph, [hook]) as session:
         assert await session.run(model.train_op) == 1
         assert session.should_stop()
-        with pytest.raises(RuntimeError, match="Run called even after should_stop requested"):
+        with pytest.raises(StopTraining, match="no run begins after a stop"):
             await session.run(model.train_op)
 
 

@@ -133,8 +133,8 @@ async def test_workers_that_save_survive_the_losses_of_others(tmp_path: Path, ru
 async def test_a_save_gives_up_waiting_for_a_step_that_waits_for_the_saver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asynchooks.hooks._checkpoint_content._PATIENT_SECS", 0.3)
-    monkeypatch.setattr("asynchooks.hooks._checkpoint_content._IMPATIENT_SECS", 0.05)
+    monkeypatch.setattr("asynchooks.backends._creator.PATIENCE_SECS", 0.3)
+    monkeypatch.setattr("asynchooks.hooks.checkpoint._content._IMPATIENT_SECS", 0.05)
     model = counting_model()
     with model.graph.as_default():
         queue = v1.FIFOQueue(1, tf.int64)
@@ -164,7 +164,7 @@ async def test_a_save_gives_up_waiting_for_a_step_that_waits_for_the_saver(
     assert "may hold variables of more than one step" in caplog.text
 
 
-async def test_nobody_runs_while_a_save_whose_task_has_left_still_writes(tmp_path: Path) -> None:
+async def test_no_worker_runs_while_a_save_whose_task_has_left_still_writes(tmp_path: Path) -> None:
     """Cancelled beyond the grace period: the thread writes on, and keeps its step."""
     model = counting_model()
     writing, go_on = threading.Event(), threading.Event()

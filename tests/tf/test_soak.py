@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from ..afterwards import nothing_left
 from ..soak import open_tensorflow, openings
+from ..support.afterwards import nothing_left
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]

@@ -196,7 +196,7 @@ async def test_a_waiter_waits_before_its_first_run_only() -> None:
             assert await second.run(model.train_op) == 3
 
 
-async def test_a_waiter_whose_step_nobody_brings_gets_an_error() -> None:
+async def test_a_waiter_whose_step_cannot_come_gets_an_error() -> None:
     model = counting_model()
     creator = shared(model, 1)
     with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):

@@ -26,6 +26,9 @@ from .models import Model, counting_model
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
+EventAccumulator = pytest.importorskip(
+    "tensorboard.backend.event_processing.event_accumulator"
+).EventAccumulator
 sync_hook = asynchooks.sync_hook
 pytestmark = pytest.mark.tensorflow
 
@@ -283,7 +286,7 @@ def test_a_feed_fn_may_be_async() -> None:
     assert train(model, [sync_hook(asynchooks.FeedFnHook(feed))], runs=3) == [5, 10, 15]
 
 
-def test_a_hook_that_is_told_to_stop_while_it_waits_in_after_run_ends_cleanly() -> None:
+def test_a_stop_while_a_hook_waits_in_after_run_ends_cleanly() -> None:
     class Waits(SessionRunHook):
         async def after_create_session(self, session: Any, coord: Any) -> None:
             self.coord = coord
@@ -311,7 +314,7 @@ def test_an_interruption_cancels_the_coroutine_that_is_waited_for() -> None:
         raise KeyboardInterrupt
 
     hook = sync_hook(Waits())
-    hook._look = interrupt
+    hook._poll = interrupt
     with pytest.raises(KeyboardInterrupt):
         train(counting_model(), [hook])
     assert cancelled.wait(10)
@@ -329,3 +332,16 @@ def test_the_event_loop_ends_also_when_the_end_fails() -> None:
     with pytest.raises(ZeroDivisionError, match="in a side task, at the end"):
         train(counting_model(), [sync_hook(Faulty())], runs=1)
     assert not hook_threads()
+
+
+def test_the_step_counter_s_tag_has_the_name_of_the_step(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        with v1.variable_scope("training"):
+            step = v1.train.create_global_step()
+        train_op = v1.assign_add(step, 1)
+        hook = asynchooks.StepCounterHook(1, output_dir=str(tmp_path))
+        with v1.train.MonitoredSession(hooks=[sync_hook(hook)]) as session:
+            for _ in range(3):
+                session.run(train_op)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["scalars"] == [f"{step.op.name}/sec"] == ["training/global_step/sec"]

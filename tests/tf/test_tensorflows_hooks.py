@@ -19,7 +19,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
-from ..helpers import counting_creator, settle
+from ..support.helpers import counting_creator, settle
 from .hooks_beside import Program, Setup, beside, model_of_one_seed
 from .leftovers import differences, read_back
 from .models import ChiefSessionCreator, counting_model, monitored

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import asynchooks
 from asynchooks.testing import RecordingHook
 
 from .hooks_beside import Program, beside
@@ -229,3 +230,20 @@ async def test_through_a_recovery_tensorflows_hooks_leave_what_they_leave_under_
     said = "".join(line.strip("+ ',") for line in changed)
     assert re.fullmatch(r"WARNING The session was lost \(AbortedError: .*\); recreating it.*", said)
     assert all(line.startswith("+") for line in changed), "nothing is missing"
+
+
+def test_tensorflow_s_threads_accept_a_coordinator_of_ours_outside_of_a_session() -> None:
+    coord = asynchooks.tf.GraphCoordinator()
+    called: list[int] = []
+
+    def look() -> None:
+        called.append(len(called))
+        if len(called) == 3:
+            raise ValueError("enough")
+
+    v1.train.LooperThread(coord, 0.0, target=look).start()
+    with pytest.raises(ValueError, match="enough"):
+        coord.join()
+    assert called == [0, 1, 2]
+    with pytest.raises(ValueError, match="must be a Coordinator"):
+        v1.train.LooperThread(asynchooks.Coordinator(), 0.0, target=look)

@@ -17,9 +17,9 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.tf._graph_session import GraphSession
+from asynchooks.tf.graph._session import GraphSession
 
-from ..helpers import Box, settle
+from ..support.helpers import Box, settle
 from .models import (
     ChiefSessionCreator,
     Model,

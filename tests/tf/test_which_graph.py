@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,11 @@ async def test_inside_a_graph_a_step_function_is_one(
     assert "loss = 1" in [r.getMessage() for r in caplog.records]
 
 
-async def test_a_session_made_outside_of_its_graph_is_told_so() -> None:
+async def test_a_session_made_outside_of_its_graph_is_an_error() -> None:
     counting_model()
     with tf.Graph().as_default():
         session = MonitoredSession([asynchooks.StopAtStepHook(last_step=3)])
-    with pytest.raises(RuntimeError, match="it is in another graph: make the session inside"):
+    with pytest.raises(RuntimeError, match="build it first and make the session inside"):
         async with session:
             pass
 
@@ -119,7 +120,7 @@ async def test_what_a_failing_creation_leaves_is_freed_off_the_event_loop() -> N
     assert freed[0] != threading.get_ident()
 
 
-async def test_the_wrong_with_is_told() -> None:
+async def test_the_wrong_with_is_an_error() -> None:
     with pytest.raises(TypeError, match="opened by `async with session:`"):
         with MonitoredSession([], FunctionSessionCreator(dict)):
             pass
@@ -155,3 +156,49 @@ async def test_a_worker_that_opens_on_a_graph_in_use_has_it_for_itself_in_begin(
         async with monitored(model.graph, [Looks()], creator):
             assert not first.global_step.statistics().is_exclusive
     assert is_alone == [True]
+
+
+FORGETFUL: dict[str, Callable[[], list[Any]]] = {
+    "no hooks": list,
+    "a hook that needs a step": lambda: [asynchooks.StopAtStepHook(last_step=3)],
+    "a hook with a name": lambda: [LoggingTensorHook(["loss"], every_n_iter=1)],
+    "a hook that fetches": lambda: [asynchooks.NanTensorHook("loss")],
+}
+
+
+@pytest.mark.parametrize("hooks", FORGETFUL)
+async def test_a_forgotten_creator_is_reported_before_missing_parts_of_the_graph(
+    hooks: str,
+) -> None:
+    with tf.Graph().as_default():
+        session = MonitoredSession(FORGETFUL[hooks]())
+    with pytest.raises(RuntimeError) as caught:
+        async with session:
+            await session.run("loss")
+    assert str(caught.value).startswith(
+        "MonitoredSession got no session_creator. To train a step function, give it one: "
+        "MonitoredSession(hooks, FunctionSessionCreator(step_fn))."
+    )
+
+
+async def test_a_graph_that_a_hook_builds_needs_no_creator() -> None:
+    class Build(SessionRunHook):
+        async def begin(self) -> None:
+            self.one = tf.constant(1, name="one")
+
+    with tf.Graph().as_default():
+        session = MonitoredSession([Build()])
+    async with session:
+        assert await session.run("one:0") == 1
+
+
+async def test_other_errors_of_begin_stay_what_they_are() -> None:
+    class Fails(SessionRunHook):
+        async def begin(self) -> None:
+            raise ZeroDivisionError
+
+    with tf.Graph().as_default():
+        session = MonitoredSession([Fails()])
+    with pytest.raises(ZeroDivisionError):
+        async with session:
+            raise AssertionError("it was opened")

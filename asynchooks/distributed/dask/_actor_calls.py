@@ -1,30 +1,30 @@
 """Calls of a Dask actor's methods from any event loop: asyncio's own, another thread's, or trio's.
 
-They go straight to the actor's worker, over Dask's pool of connections. Nothing here knows what is
-called.
+They go straight to the actor's worker, over Dask's pool of connections. The methods are not known
+here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import Context
 from typing import Any
 
-from .._engine import STOPPED, TIMED_OUT, Slot, current_engine
-from .._errors import StepSourceLostError, StopTraining
-from .._stop import EndsAtStop, Loss, Stop
-from .._work_thread import Outcome
-from ._dask_workers import own_worker
-from ._messages import ServerAddress
+from ..._engine.base import STOPPED, TIMED_OUT, Slot
+from ..._engine.current import current_engine
+from ..._engine.stop import EndsAtStop, Loss, Stop
+from ..._engine.threads import Outcome
+from ..._errors import StepSourceLostError, StopTraining
+from ..parameter_server._messages import ServerAddress
 
 WhenLate = Callable[[], object]
 Work = Callable[[], Awaitable[Any]]
 
 
 class ActorGoneError(StepSourceLostError):
-    """The worker is there, and does not hold the actor: it will not come back."""
+    """The worker answers, but does not hold the actor: it will not come back."""
 
 
 class SilentError(StepSourceLostError):
@@ -32,7 +32,7 @@ class SilentError(StepSourceLostError):
 
 
 class ActorCalls:
-    """Makes the calls of one process to one actor; whoever uses it makes it.
+    """Makes the calls of one process to one actor.
 
     Args:
         address: of the actor.
@@ -44,13 +44,13 @@ class ActorCalls:
         owner = client if client is not None else own_worker()
         self._owner = owner
         self.place: str | None = owner.address if client is None else None
-        """The address of the Dask worker that this process is, if it is one."""
+        """The address of this process's Dask worker, if it is one."""
         self._pool = owner.rpc
         self._loop: asyncio.AbstractEventLoop = owner.loop.asyncio_loop
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
         self.address = address
         self.loss = Loss()
-        """Set when no call will be answered any more: all that are under way end."""
+        """Set when no call will be answered any more: all calls that are under way end."""
 
     async def call(
         self,
@@ -60,14 +60,14 @@ class ActorCalls:
         stop: Stop | None = None,
         when_late: WhenLate | None = None,
     ) -> Any:
-        """Call a method and return what it returned, or raise what it raised.
+        """Call a method and return its result, or raise its error.
 
-        Cancellation safe in this: the call goes on all the same, and leaves nothing half-sent.
+        When cancelled, the call still goes on, so that no message is cut.
 
         Args:
             until: when to give up, on the engine's clock.
             stop: ends the wait.
-            when_late: called in some thread when a call has ended that nobody waited for.
+            when_late: called in any thread when a call ends that was cancelled or timed out.
 
         Raises:
             StepSourceLostError: the actor's worker cannot be reached, or has not answered in time.
@@ -77,7 +77,7 @@ class ActorCalls:
         return await self._run(what, lambda: self._execute(function, args), until, stop, when_late)
 
     async def is_gone(self, until: float) -> bool:
-        """Whether the scheduler says that the actor's worker has left its cluster.
+        """Whether the actor's worker has left its cluster, according to the scheduler.
 
         Raises:
             StepSourceLostError: the scheduler does not answer.
@@ -90,7 +90,9 @@ class ActorCalls:
             except OSError as error:
                 raise StepSourceLostError(f"the scheduler cannot be reached: {error}") from error
 
-        gone: bool = await self._run(f"the scheduler's word on {place}", look, until, None, None)
+        gone: bool = await self._run(
+            f"the scheduler's answer about {place}", look, until, None, None
+        )
         return gone
 
     async def _run(
@@ -107,7 +109,7 @@ class ActorCalls:
         if self._is_here:
             self._spawn(request, work)
         else:
-            # the context here says which event loop runs, and that is another
+            # an empty context: that of the caller names another event loop
             self._loop.call_soon_threadsafe(self._spawn, request, work, context=Context())
         self.loss.add(slot)
         try:
@@ -179,7 +181,7 @@ class ActorCalls:
 
 
 class _Request:
-    """One call: its outcome goes to whoever waits, or nobody does when it comes."""
+    """One call, whose caller may have left when its outcome comes."""
 
     __slots__ = ("_has_ended", "_has_left", "_slot", "_when_late")
 
@@ -192,13 +194,49 @@ class _Request:
         self._has_ended = True
         self._slot.wake(outcome)
         if self._has_left:
-            self._tell()
+            self._report_late()
 
     def leave(self) -> None:
-        self._has_left = True  # before the look: of two threads at least one sees the other
+        self._has_left = (
+            True  # set before `_has_ended` is read: of two threads at least one sees the other
+        )
         if self._has_ended:
-            self._tell()
+            self._report_late()
 
-    def _tell(self) -> None:
-        if self._when_late is not None:  # twice, perhaps: it does not mind
+    def _report_late(self) -> None:
+        if self._when_late is not None:  # perhaps twice, which is allowed
             self._when_late()
+
+
+def own_worker() -> Any:
+    """The Dask worker that this code runs on.
+
+    Raises:
+        ImportError, ValueError: Dask is not installed; or this is no Dask task.
+    """
+    try:
+        from distributed import get_worker
+
+        return get_worker()
+    except ImportError as error:
+        raise ImportError("Dask is missing; run: pip install 'asynchooks[dask]'") from error
+    except ValueError:
+        raise ValueError(
+            "no client is given, and this is no task on a Dask worker; give a distributed.Client"
+        ) from None
+
+
+async def gone_workers(worker: Any, places: Collection[str], secs: float) -> set[str]:
+    """The addresses that the scheduler does not know; none, if it does not answer.
+
+    Args:
+        worker: a Dask worker or client, of this event loop.
+        secs: how long the scheduler may take, > 0.
+    """
+    if not places:
+        return set()
+    try:
+        async with asyncio.timeout(secs):
+            return set(places).difference(await worker.scheduler.ncores(workers=list(places)))
+    except (OSError, TimeoutError):
+        return set()

@@ -1,4 +1,4 @@
-"""DaskCluster: one process's part in a training that a Dask scheduler counts."""
+"""DaskCluster: one process of a training whose step a Dask scheduler counts."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from .._engine import current_engine
-from .._function_session import StepFunction
-from .._global_step import GlobalStep
-from .._old_objects import OldObjects
-from .._step_source import SourceState
-from ._actions import Action
-from ._dask_session import DaskSessionCreator
-from ._dask_source import DaskSource
+from ..._engine.base import AsyncOnly
+from ..._engine.current import current_engine
+from ..._engine.old_objects import OldObjects
+from ..._step.global_step import GlobalStep
+from ..._step.source import SourceState
+from ...backends._function import StepFunction
+from ._session import DaskSessionCreator
+from ._source import Action, DaskSource
 
 try:
     import distributed
 
-    from ._dask_loop import DaskLoop
-    from ._dask_place import Place
-    from ._dask_stream import DaskStream
+    from ._loop import DaskLoop
+    from ._stream import DaskStream, Scheduler
 except ModuleNotFoundError as error:
     if error.name not in ("dask", "distributed"):
         raise
@@ -35,41 +34,41 @@ logger = logging.getLogger("asynchooks")
 _CLOSE_SECS = 2.0
 
 
-class DaskCluster:
+class DaskCluster(AsyncOnly):
     """Step, limit and tickets of a training on many processes, kept by a Dask scheduler.
 
     Every process makes one, shares it among all its sessions and closes it (`async with`). It
-    holds one connection to the scheduler, over which the scheduler tells what concerns the
-    process: who waits here waits for a step of all processes, without a request.
+    holds one connection to the scheduler, which sends what concerns the process: a task that waits
+    for a step waits for one of all processes, and makes no request.
 
     A run counts when it has finished: the step after it is the true one, for one round trip. At
     a limit, which holds for all as soon as one `StopAtStepHook` sets it, training stops exactly:
     no run begins without a ticket of the scheduler. Only runs that were under way when the limit
-    was set, and had passed it by themselves, lie beyond. The tickets of a process that dies are
-    freed when its connection ends; of one that is silent, after `lease_secs`. What that one still
-    runs is not counted then, unless there is room.
+    was set may end beyond it. The tickets of a process that dies are freed when its connection
+    ends; those of a silent one after `lease_secs`. Runs that a silent process still finishes are
+    then counted only below the limit.
 
     The scheduler holds no parameters and remembers the step as long as it runs: a process that
-    opens later takes the training up, until `forget`. A scheduler that is started anew begins at
+    opens later continues the training, until `forget`. A scheduler that is restarted begins at
     step 0: sessions recover then as after `PreemptionError`, and the one that restores a
-    checkpoint takes its step to all others.
+    checkpoint sets its step for all others.
 
     On asyncio it works on the client's event loop, if that is the running one; else, and always
     on trio, that of a synchronous client or of a thread of its own carries its connection.
 
-    Dask has no authentication without its `Security` (TLS), and whoever reaches a scheduler can
-    run code there: keep to a trusted network and give it a `host`. A scheduler serves HTTP, too,
-    at port 8787 unless told otherwise; `dashboard_address="127.0.0.1:0"` keeps that to its machine.
+    Dask has no authentication without its `Security` (TLS), and any program that reaches a
+    scheduler can run code there: keep to a trusted network and give it a `host`. A scheduler serves
+    HTTP, too, at port 8787 by default; `dashboard_address="127.0.0.1:0"` keeps that to its machine.
 
     Args:
         client: a `distributed.Client` that is connected, asynchronous or not, or the address of
-            the scheduler ("tcp://host:8786"). Whoever made the client closes it, afterwards.
+            the scheduler ("tcp://host:8786"). The caller closes the client, afterwards.
         name: which training; processes that give the same one train together.
-        keeps_limit: whether runs do not count: whoever publishes minds the limit. Same for all.
+        keeps_limit: whether runs do not count: the publisher respects the limit. Same for all.
         heartbeat_secs: seconds of silence after which the scheduler counts as lost, > 0; a third
             of it lies between two heartbeats.
         lease_secs: seconds of silence after which a process loses its tickets, >= heartbeat_secs.
-            Take more than a step may hold the event loop.
+            Give more than a step may hold the event loop.
         timeout_secs: seconds that opening may take, > 0.
 
     Raises:
@@ -84,6 +83,8 @@ class DaskCluster:
                 while not session.should_stop():
                     await session.run("loss")
     """
+
+    _in_with = "cluster"
 
     def __init__(
         self,
@@ -122,16 +123,16 @@ class DaskCluster:
 
     @property
     def global_step(self) -> GlobalStep:
-        """The step of all processes, as far as this one has heard of it.
+        """The step of all processes, as far as this one knows it.
 
-        What other processes do is heard when it concerns this one: after its own runs, when a
-        step comes that somebody waits for, and with each heartbeat.
+        It is updated after own runs, when a step is reached that a task here waits for, and with
+        each heartbeat.
         """
         return self._step
 
     @property
     def source(self) -> DaskSource:
-        """What joins the step here with the scheduler.
+        """What connects the step here with the scheduler.
 
         Raises:
             RuntimeError: it is not open.
@@ -147,13 +148,13 @@ class DaskCluster:
 
         Raises:
             ConnectionError: no scheduler answers in time, or the client is closed.
-            RuntimeError: it was opened before; or the scheduler takes no plugin of ours, or has
+            RuntimeError: it was opened before; or the scheduler refuses asynchooks' plugin, or has
                 one of another version.
         """
         if self._source is not None:
             raise RuntimeError(f"{self!r} was opened before; make a new one")
-        place = await self._find_place()
-        stream = self._stream = DaskStream(place, self.name, *self._times)
+        scheduler = await self._find_scheduler()
+        stream = self._stream = DaskStream(scheduler, self.name, *self._times)
         self._source = DaskSource(self._step, stream.kick)
         self._step.feed_from(self._source)
         try:
@@ -168,13 +169,13 @@ class DaskCluster:
         if limit is not None and step >= limit:
             logger.warning(
                 "The training %r at %s has ended at step %d, its limit; sessions run no step. "
-                "`await cluster.forget()` lets it begin anew, and another name begins another one",
-                self.name, place.address, step,
+                "call `await cluster.forget()` to begin again, or give another name",
+                self.name, scheduler.address, step,
             )  # fmt: skip
         return self
 
     async def aclose(self) -> None:
-        """Leave the training, within two seconds; waits for its steps end. Does it once."""
+        """Leave the training, within two seconds; waits for its steps end. Safe to call twice."""
         stream, self._stream = self._stream, None
         if stream is None or self._source is None:
             return
@@ -198,17 +199,23 @@ class DaskCluster:
         await self.aclose()
 
     def session_creator(
-        self, step_fn: StepFunction, *, initial_step: int = 0
+        self, step_fn: StepFunction, *, initial_step: int = 0, thread_safe: bool = False
     ) -> DaskSessionCreator:
-        """What makes sessions on a function, as `FunctionSessionCreator` does: sync or async."""
-        return DaskSessionCreator(self, step_fn, initial_step)
+        """A creator of sessions on a function, as `FunctionSessionCreator`: sync or async."""
+        return DaskSessionCreator(
+            lambda: self.source,
+            self._step,
+            step_fn,
+            initial_step=initial_step,
+            thread_safe=thread_safe,
+        )
 
     async def advance(self, num_steps: int = 1) -> int:
         """Count steps that were made without a session; returns the step after them."""
         return await self.source.do(Action(num_runs=_as_step("num_steps", num_steps)))
 
     async def publish(self, step: int) -> int:
-        """Say that a step is reached, for who counts itself; returns the one that is."""
+        """Set the step to at least `step`, for programs that count themselves; returns the step."""
         return await self.source.do(Action(published=_as_step("step", step)))
 
     def publish_soon(self, step: int) -> None:
@@ -224,11 +231,11 @@ class DaskCluster:
         return await self.source.do(Action(restart_at=_as_step("step", step)))
 
     async def forget(self) -> None:
-        """Have the scheduler forget this training as soon as the last process has left it."""
+        """Have the scheduler forget this training when the last process has left it."""
         await self.source.do(Action(is_done=True))
 
     async def statistics(self) -> dict[str, Any]:
-        """What the scheduler holds of this training at one moment; counts of steps, processes.
+        """The scheduler's state of this training at one moment: counts of steps, processes.
 
         Raises:
             RuntimeError: it is not open.
@@ -239,11 +246,11 @@ class DaskCluster:
         found: dict[str, Any] = await self._loop.run(self._stream.statistics())
         return found
 
-    async def _find_place(self) -> Place:
+    async def _find_scheduler(self) -> Scheduler:
         client = self._client
         if isinstance(client, str):
             self._loop = DaskLoop.of_its_own()
-            return Place(None, client)
+            return Scheduler(None, client)
         self._loop = DaskLoop(client.loop.asyncio_loop)
         if self._loop.is_here:
             await client
@@ -252,7 +259,7 @@ class DaskCluster:
                 f"the Dask client {client!r} is {client.status}; give one that is connected, and "
                 "keep its event loop running"
             )
-        return Place(client, client.scheduler.address)
+        return Scheduler(client, client.scheduler.address)
 
     def __repr__(self) -> str:
         return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"

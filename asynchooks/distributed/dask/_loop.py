@@ -1,4 +1,4 @@
-"""The asyncio event loop that carries a connection to Dask, and calls to it from any other."""
+"""The asyncio event loop that holds a connection to Dask, and calls to it from any other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
 
-from .._engine import Slot, current_engine
-from .._work_thread import Outcome
+from ..._engine.base import Slot
+from ..._engine.current import current_engine
+from ..._engine.threads import Outcome
 
 _JOIN_SECS = 2.0
 
 
 class DaskLoop:
-    """An event loop of Dask's client, of the caller, or of a daemon thread that `end` ends.
+    """The event loop of Dask's client, of the caller, or of a daemon thread that `end` ends.
 
     A `DaskCluster` makes it when it opens, and ends it.
     """
@@ -70,7 +71,7 @@ class DaskLoop:
         def start() -> None:
             tasks.append(self._loop.create_task(carry()))
 
-        # the context here says which event loop runs, and that is another
+        # an empty context: that of the caller names another event loop
         try:
             self._loop.call_soon_threadsafe(start, context=Context())
         except RuntimeError:
@@ -99,7 +100,7 @@ def _ended() -> Outcome:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    left = asyncio.all_tasks(loop)  # of a call that was cancelled just before, and of Dask's
+    left = asyncio.all_tasks(loop)  # of a call that was just cancelled, and Dask's own
     for task in left:
         task.cancel()
     if left:

@@ -1,52 +1,69 @@
-"""Sessions on any step function whose steps are counted, and allowed, at a Dask scheduler."""
+"""Sessions on a step function whose steps a Dask scheduler counts and admits."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from .._engine import Engine
-from .._errors import PreemptionError
-from .._function_session import FunctionSession, FunctionSessionCreator, StepFunction
-from .._global_step import GlobalStep, GlobalStepStatistics
-from .._raw_session import RawSession
-from .._session_creator import Lease, Restore
-from .._signal import Signal
-from ._actions import Action, Begun
-from ._dask_source import DaskSource
-from ._training import first_epoch
-
-if TYPE_CHECKING:
-    from ._dask import DaskCluster
+from ..._engine.base import Engine, Sentinel
+from ..._engine.call_lock import CallLock
+from ..._errors import PreemptionError
+from ..._step.global_step import GlobalStep, GlobalStepStatistics
+from ...backends._creator import Lease, Restore
+from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
+from ...backends._raw_session import RawSession
+from .._training import first_epoch
+from ._source import Action, Begun, DaskSource
 
 
 class DaskSessionCreator(FunctionSessionCreator):
-    """Makes sessions whose step is a call of `step_fn`, one of many processes' steps.
+    """Makes sessions whose step is a call of `step_fn`, in one of many processes.
 
     `DaskCluster.session_creator` makes it; the sessions close what it made. Unlike those of
     `FunctionSessionCreator`, its runs are counted by the scheduler: the step after a run is the
     true one of all processes, and costs one round trip.
+
+    Args:
+        find_source: the cluster's source; raises RuntimeError unless the cluster is open.
+        global_step: the cluster's.
+        step_fn, initial_step, thread_safe: as for `FunctionSessionCreator`.
     """
 
-    def __init__(self, cluster: DaskCluster, step_fn: StepFunction, initial_step: int = 0) -> None:
-        super().__init__(step_fn, initial_step=initial_step, global_step=cluster.global_step)
-        self.cluster = cluster
+    def __init__(
+        self,
+        find_source: Callable[[], DaskSource],
+        global_step: GlobalStep,
+        step_fn: StepFunction,
+        *,
+        initial_step: int,
+        thread_safe: bool,
+    ) -> None:
+        super().__init__(
+            step_fn, initial_step=initial_step, global_step=global_step, thread_safe=thread_safe
+        )
+        self._find_source = find_source
+        self._step = global_step
 
     def lease(self, num_workers: int | None = None) -> Lease:
-        return DaskLease(self, self.cluster)
+        return DaskLease(self, self._step, self._find_source)
 
     def create_session(self) -> DaskSession:
-        return DaskSession(self.cluster.source, self._step_fn, self._initial_step)
+        return DaskSession(self._find_source(), self._step_fn, self._initial_step, self._call_lock)
 
 
 class DaskLease(Lease):
     """A session's hold on a step that the scheduler keeps."""
 
-    __slots__ = ("_cluster", "_first_step", "_last", "_restored")
+    __slots__ = ("_find_source", "_first_step", "_last", "_restored")
 
-    def __init__(self, creator: DaskSessionCreator, cluster: DaskCluster) -> None:
-        super().__init__(creator, cluster.global_step)
-        self._cluster = cluster
+    def __init__(
+        self,
+        creator: DaskSessionCreator,
+        global_step: GlobalStep,
+        find_source: Callable[[], DaskSource],
+    ) -> None:
+        super().__init__(creator, global_step)
+        self._find_source = find_source
         self._restored: int | None = None
         self._last: DaskSession | None = None
         self._first_step = 0
@@ -60,33 +77,35 @@ class DaskLease(Lease):
     ) -> RawSession:
         self._restored = None
 
-        async def noted(raw: RawSession) -> int | None:
+        async def restored(raw: RawSession) -> int | None:
             assert restore is not None
             self._restored = await restore(raw)
             return self._restored
 
-        raw = await super().acquire(engine, grace_secs, lost, None if restore is None else noted)
+        raw = await super().acquire(engine, grace_secs, lost, None if restore is None else restored)
         assert isinstance(raw, DaskSession)
         before, self._last = self._last, raw
         if self._restored is not None and before is not None:
-            # what was lost with the raw session is run anew, by everybody; once, however many
-            # sessions lost theirs at the same time
-            await self._cluster.source.do(
+            # steps that were lost with the raw session are run again by all processes; the epoch
+            # begins once, however many sessions lost theirs at the same time
+            await self._find_source().do(
                 Action(restart_at=self._restored, restart_of=before.lost_epoch())
             )
         elif self._first_step > self.global_step.value:
-            await self._cluster.publish(self._first_step)
+            await self._find_source().do(Action(published=self._first_step))
         return raw
 
-    def _start_from(self, value: int, known: GlobalStepStatistics) -> None:
-        self._first_step = value  # told to the scheduler by `acquire`, which may wait
+    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+        self._first_step = value  # sent to the scheduler by `acquire`, which may wait
 
 
 class DaskSession(FunctionSession):
     """One step function, whose runs the scheduler counts. Its creator makes it."""
 
-    def __init__(self, source: DaskSource, step_fn: StepFunction, initial_step: int) -> None:
-        super().__init__(step_fn, initial_step)
+    def __init__(
+        self, source: DaskSource, step_fn: StepFunction, initial_step: int, call_lock: CallLock
+    ) -> None:
+        super().__init__(step_fn, initial_step, call_lock)
         self._source = source
         self._incarnation = source.incarnation
         self._last_epoch = source.epoch  # in which its last run began
@@ -94,7 +113,7 @@ class DaskSession(FunctionSession):
     def lost_epoch(self) -> str:
         """The epoch that ends when its model is restored, unless another session has ended it.
 
-        That is the one of its last run; of a scheduler that was started anew since, the first.
+        That is the one of its last run; after a restart of the scheduler, its first one.
         """
         incarnation = self._source.incarnation
         return self._last_epoch if incarnation == self._incarnation else first_epoch(incarnation)
@@ -110,7 +129,7 @@ class DaskSession(FunctionSession):
         begun = self._source.begin_run()
         self._last_epoch = begun.epoch
         result = super().run_step(args)
-        if type(result) is tuple:  # counted even if nobody waits for it any longer
+        if type(result) is tuple:  # counted even if the caller does not await it
             return self._finish_counted(result[0], self._count(begun, result[1]))
         return self._finish_later(begun, result)
 
@@ -125,25 +144,24 @@ class DaskSession(FunctionSession):
         self._check()
         return outputs, step
 
-    def _count(self, begun: Begun, after: int | Signal) -> Coroutine[Any, Any, int]:
-        return self._source.count_run(begun, 0 if isinstance(after, Signal) else after)
+    def _count(self, begun: Begun, after: int | Sentinel) -> Coroutine[Any, Any, int]:
+        return self._source.count_run(begun, 0 if isinstance(after, Sentinel) else after)
 
     def _check(self) -> None:
         if self._source.incarnation != self._incarnation:
             raise PreemptionError(
-                "the Dask scheduler was started anew, and the step begins anew with it; a "
-                "checkpoint brings it back"
+                "the Dask scheduler was restarted, and its step begins at 0; restore a checkpoint"
             )
 
-    def _publish(self, outputs: Any, after: int | Signal) -> Any:
-        if self._counts and isinstance(after, Signal):  # the outputs do not hold what was fetched
+    def _publish(self, outputs: Any, after: int | Sentinel) -> Any:
+        if self._counts and isinstance(after, Sentinel):  # the outputs do not hold what was fetched
             self._count(self._source.begin_run(), after).close()
             return outputs
         return super()._publish(outputs, after)
 
-    def _step_after(self, outputs: Any) -> int | Signal:
+    def _step_after(self, outputs: Any, before: tuple[int, int] | None) -> int | Sentinel:
         try:
             self._may_go_back = False  # a step that goes back is another epoch, by `restart`
-            return super()._step_after(outputs)
+            return super()._step_after(outputs, before)
         finally:
             self._may_go_back = True

@@ -1,4 +1,4 @@
-"""What one process wants of its training, and what becomes of the news; it sends nothing itself."""
+"""One process's requests to its training, and its handling of news; it sends nothing itself."""
 
 from __future__ import annotations
 
@@ -7,65 +7,87 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._engine import Slot, current_engine, now
-from .._errors import StepUnreachableError
-from .._global_step import GlobalStep
-from .._signal import Signal
-from .._step_source import SourceState, StepSource
-from ._actions import Action, Begun
-from ._rations import Move, Rations
-from ._training import Request, incarnation_of
+from ..._engine.base import Sentinel, Slot
+from ..._engine.current import current_engine, now
+from ..._errors import StepUnreachableError
+from ..._step.global_step import GlobalStep
+from ..._step.source import SourceState, StepSource
+from .._credits import CreditPolicy, Move
+from .._training import Request, incarnation_of
 
-_CLOSED = Signal("CLOSED")
+_CLOSED = Sentinel("CLOSED")
 _LOOK_SECS = 0.1
-"""How soon it is noticed that a run has failed, which nobody says."""
+"""How often to check for failed runs, of which there is no event."""
+
+
+class Action(NamedTuple):
+    """Something to do at the scheduler, once, and the slot that waits until it is done."""
+
+    num_runs: int = 0
+    published: int = 0
+    restart_at: int | None = None
+    restart_of: str = ""
+    is_done: bool = False
+    epoch: str = ""
+    ticket_of: int | None = None
+    """The step's epoch here in which a run got its ticket, if it has one."""
+    slot: Slot | None = None
+
+
+class Begun(NamedTuple):
+    """The epoch in which a run began, in the scheduler's terms and in those of the step here."""
+
+    epoch: str
+    local_epoch: int
 
 
 class DaskSource(StepSource):
-    """One process's part in a training. A `DaskCluster` makes it and closes it.
+    """One process of a training. A `DaskCluster` makes it and closes it.
 
     Args:
-        kick: lets the stream look for what is to be sent; from any thread.
+        kick: has the stream check for a request; called from any thread.
     """
 
     def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
         self.step = global_step
         self.rations = not global_step.keeps_limit
         self.uid = uuid.uuid4().hex
-        self.epoch = ""  # as the scheduler calls it; empty before the first news
+        self.epoch = ""  # the scheduler's name of it; empty before the first news
         self.limit: int | None = None
         self._kick = kick
-        self._rations = Rations()
-        self._lock = threading.Lock()  # guards what follows, as far as several threads use it
+        self._policy = CreditPolicy()
+        self._lock = threading.Lock()  # guards the following fields that several threads use
         self._actions: list[Action] = []
         self._sent: list[Action] | None = None  # the actions of the request under way
-        self._unsettled: Counter[int] = Counter()  # runs that wait here, by the step's epoch
+        self._unsettled: Counter[int] = (
+            Counter()
+        )  # runs that await their answer, by the step's epoch
         self._closed_for = ""
         # of the stream only
         self._local_epoch = 0
         self._number = 0
-        self.num_said = 0  # requests, ever
-        self._granted = 0  # tickets received since the welcome, in this epoch
-        self._told = Request(0, "")  # with what has been received since
+        self.num_requests = 0  # ever
+        self._granted = 0  # tickets received since connecting, in this epoch
+        self._last = Request(0, "")  # sent, with the tickets received since
         self.look_at = math.inf  # when to look again, in seconds of `now`
 
     @property
     def incarnation(self) -> str:
-        """Which scheduler's training it is: one that began anew has another."""
+        """Identifies the scheduler's training: a restarted scheduler has another one."""
         return incarnation_of(self.epoch)
 
     def look_again(self) -> None:
         if self.limit is not None and self.step.limit is None:
-            # the last session here has closed, and the next one must not run without tickets
+            # the last session here has closed; the next one must not run without tickets
             self.step.raise_limit(self.limit)
         self._kick()
 
     async def do(self, action: Action) -> int:
         """Have something done at the scheduler; returns the step after that.
 
-        Cancellation safe: it is done all the same.
+        Cancellation safe: it is done also where the caller is cancelled.
         """
         slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
         self._add(action._replace(slot=slot, epoch=self.epoch))
@@ -90,36 +112,38 @@ class DaskSource(StepSource):
         return self._settle(slot, begun.local_epoch)
 
     def publish_soon(self, step: int) -> None:
-        """Say that a step is reached, without waiting for the scheduler; from any thread."""
+        """Set the step to at least `step`, without waiting for the scheduler; from any thread."""
         action = Action(published=step, epoch=self.epoch)
         with self._lock:
             if self._actions and self._actions[-1]._replace(published=step) == action:
-                step = max(step, self._actions.pop().published)  # they would pile up at a loss
+                step = max(
+                    step, self._actions.pop().published
+                )  # else they would accumulate while the scheduler is lost
         self._add(action._replace(published=step))
 
-    def greeting(self) -> Request:
-        """How things stand when a connection begins: what was granted before it is void."""
+    def first_request(self) -> Request:
+        """The state here when a connection begins; tickets granted before it are void."""
         self._granted = 0
         spare = self.step.demand().num_spare
         if spare:
             self.step.grant(-spare, epoch=self._local_epoch)
-        self._told = Request(0, "")
+        self._last = Request(0, "")
         request = self._request(0)
         return request._replace(number=max(1, self._number) if self.epoch else 0)
 
-    def next_request(self, *, is_beat: bool = False) -> Request | None:
-        """What is to be said to the scheduler now, if anything.
+    def next_request(self, *, is_heartbeat: bool = False) -> Request | None:
+        """The request to send now, if any.
 
-        One request with actions is under way at a time, or a heartbeat, and is answered; how
-        things stand here is said when it concerns the scheduler.
+        One request with actions, or a heartbeat, is under way at a time, and is answered; changes
+        of the state here are sent when they concern the scheduler.
         """
-        if self._sent is not None:  # its answer comes soon: what is new by then goes together
+        if self._sent is not None:  # its answer comes soon: changes until then go together
             return None
-        move = self._ration()
-        before = self._told
+        move = self._next_move()
+        before = self._last
         request = self._request(move.ask)
         self.look_at = min(move.look_at, now() + _LOOK_SECS if request.num_held else math.inf)
-        if is_beat or self._actions:
+        if is_heartbeat or self._actions:
             self._number += 1
             request = self._request(move.ask, takes=True)
         elif not (
@@ -129,24 +153,24 @@ class DaskSource(StepSource):
             or request.num_wanted > before.num_wanted or 0 == request.num_wanted < before.num_wanted
         ):  # fmt: skip
             return None
-        self._told = request
-        self.num_said += 1
+        self._last = request
+        self.num_requests += 1
         return request
 
     def last_request(self) -> Request | None:
-        """The one that was not answered, as far as is known, before the connection broke."""
+        """The request whose answer had not arrived when the connection broke."""
         if self._sent is not None:
-            self._told = self._request(0, resends=True)
-        return None if self._sent is None else self._told
+            self._last = self._request(0, resends=True)
+        return None if self._sent is None else self._last
 
-    def hear(self, news: Mapping[str, Any]) -> None:
-        """Take note of what the scheduler says."""
+    def receive(self, news: Mapping[str, Any]) -> None:
+        """Apply news from the scheduler."""
         step, limit = self.step, news["limit"]
         if news["epoch"] != self.epoch:
             if self.epoch:
                 step.restart(news["step"])
             self._local_epoch, self.epoch, self._granted = step.epoch, news["epoch"], 0
-            self._told = self._told._replace(num_held=0, num_granted=0)
+            self._last = self._last._replace(num_held=0, num_granted=0)
         step.publish(news["step"], epoch=self._local_epoch)
         if limit is not None and limit != self.limit:
             self.limit = limit
@@ -155,10 +179,10 @@ class DaskSource(StepSource):
         if num > 0:
             self._granted += num
             step.grant(num, epoch=self._local_epoch)
-            self._rations.take_note(num, step.demand(), now())
-            self._told = self._told._replace(num_wanted=0, num_held=self._told.num_held + num)
-        if news["step"] >= self._told.next_step:
-            self._told = self._told._replace(next_step=math.inf)
+            self._policy.take_note(num, step.demand(), now())
+            self._last = self._last._replace(num_wanted=0, num_held=self._last.num_held + num)
+        if news["step"] >= self._last.next_step:
+            self._last = self._last._replace(next_step=math.inf)
         number, after = news["answer"]
         if self._sent is not None and number == self._number:
             self._answer(self._sent, after)
@@ -200,7 +224,7 @@ class DaskSource(StepSource):
         self._kick()
 
     def _answer(self, done: list[Action], after: int) -> None:
-        # their runs were counted in one go: each gets the step that it made
+        # their runs were counted together: each gets its own step
         with self._lock:
             self._sent = None
         left = sum(each.num_runs for each in done)
@@ -210,7 +234,7 @@ class DaskSource(StepSource):
                 each.slot.wake(after - left)
 
     def _take_actions(self) -> list[Action]:
-        """Those that go into one request; a new epoch begins alone."""
+        """The actions of one request; one that begins an epoch goes alone."""
         restarts = [
             place for place, each in enumerate(self._actions) if each.restart_at is not None
         ]
@@ -218,17 +242,17 @@ class DaskSource(StepSource):
         taken, self._actions = self._actions[:end], self._actions[end:]
         return taken
 
-    def _ration(self) -> Move:
+    def _next_move(self) -> Move:
         demand = self.step.demand()
-        move = self._rations.next_move(demand, now()) if self.rations else Move()
+        move = self._policy.next_move(demand, now()) if self.rations else Move()
         if move.give_back:
             self.step.grant(-move.give_back, epoch=demand.epoch)
         return move
 
     def _request(self, num_wanted: int, *, takes: bool = False, resends: bool = False) -> Request:
         demand = self.step.demand()
-        # Each run is held until it is among the actions of a request, whether it has given its
-        # ticket back or not. One that ends after that look is held, too.
+        # A run is held until it is among the actions of a request, whether its ticket was returned
+        # or not. One that ends after `demand` was read is held, too.
         with self._lock:
             if takes:
                 self._sent = self._take_actions()

@@ -1,27 +1,28 @@
-"""host_parameter_server: puts a parameter server on a Dask worker, and takes it away at the end."""
+"""host_parameter_server: starts a parameter server on a Dask worker and closes it at the end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-from .._engine import Engine, current_engine
-from .._errors import StepSourceLostError
-from .._work_thread import run_blocking
-from ..protocols import Protocol
-from ..protocols._updates import Update
-from ._actor_calls import ActorCalls
+from ..._engine.base import Engine, async_block
+from ..._engine.current import current_engine
+from ..._engine.threads import run_blocking
+from ..._errors import StepSourceLostError
+from ...protocols import Protocol
+from ...protocols._updates import Update
+from ..dask._actor_calls import ActorCalls
 from ._host import Host
 from ._messages import ServerAddress
-from ._remote_server import RemoteParameterServer
+from ._remote import RemoteParameterServer
 
 _LEAST_LEASE_SECS = 0.1
 _CLOSE_SECS = 5.0
 
 
-@asynccontextmanager
+@async_block("host_parameter_server(...)")
 async def host_parameter_server(
     client: Any,
     parameters: Any,
@@ -37,10 +38,10 @@ async def host_parameter_server(
     """Have a Dask worker hold the parameters of a training; at the end of the block it is closed.
 
     It is an actor there, on the worker's event loop: a step function that computes on that event
-    loop holds everybody up, so give it a worker of its own, or compute in threads. Processes reach
-    it by `RemoteParameterServer(server.address)`. It listens nowhere itself: what Dask's workers
-    listen on, and who may connect, is Dask's (`host=`, `Security`). The state is lost with the
-    worker: save what `await server.state_dict()` gives.
+    loop delays all processes, so give it a worker of its own, or compute in threads. Processes
+    reach it by `RemoteParameterServer(server.address)`. It opens no port: the ports of the workers,
+    and the access to them, are Dask's (`host=`, `Security`). The state is lost with the worker:
+    save what `await server.state_dict()` returns.
 
     Args:
         client: a `distributed.Client`, asynchronous on this event loop, or synchronous.
@@ -48,10 +49,10 @@ async def host_parameter_server(
             pickled.
         num_workers: of all processes together, >= 1; all count as present until they leave.
         worker: the address of the Dask worker; None: any one.
-        training: the name of a `DaskCluster` whose step shows the updates to those who do not
-            train here, such as an evaluator, and whose limit binds them; None: none.
+        training: the name of a `DaskCluster` whose step shows the updates to processes that do not
+            train here, such as an evaluator, and whose limit holds here; None: none.
         lease_secs: seconds of silence after which a process's workers count as gone, >= 0.1: more
-            than the longest computation that holds its event loop. Infinite: the others wait.
+            than the longest computation on its event loop. Infinite: the others wait.
 
     Raises:
         ValueError, TypeError: an argument is not what it should be.
@@ -91,7 +92,7 @@ async def host_parameter_server(
 
 
 async def _result(engine: Engine, client: Any, fn: Callable[[], Any]) -> Any:
-    """What an asynchronous client has to be awaited for, and a synchronous one blocks for."""
+    """The result of a call, awaited or blocking in a thread, depending on the client."""
     if client.asynchronous:
         return await fn()
     return await run_blocking(engine, fn, 0.0, "asynchooks-dask")

@@ -1,4 +1,4 @@
-"""What a parameter server and the processes that train with it tell each other; plain values.
+"""The messages between a parameter server and the processes that train with it; plain values.
 
 Each request carries a `Report` of its process, each answer the `State` of the server.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..protocols import Snapshot
+from ...protocols import Snapshot
 
 
 class ServerAddress(NamedTuple):
@@ -21,10 +21,10 @@ class ServerAddress(NamedTuple):
 
 
 class State(NamedTuple):
-    """How far the server is."""
+    """The progress of the server."""
 
     number: int
-    """Of changes of all but the version: of two states the one with the larger is newer."""
+    """Counts changes other than of the version: the state with the larger one is newer."""
     epoch: int
     version: int
     limit: int | None
@@ -36,55 +36,55 @@ class State(NamedTuple):
         return self.is_closed or (self.limit is not None and self.version >= self.limit)
 
     def is_news_to(self, other: State) -> bool:
-        """Whether more has changed since then than the version."""
+        """Whether anything but the version has changed since then."""
         return self.number > other.number
 
 
 class Report(NamedTuple):
-    """What a process needs, and what it knows."""
+    """What a process waits for, and what it knows."""
 
     process: str
     number: int
-    """Requests overtake each other: of two reports the one with the larger number is newer."""
+    """Requests overtake each other: the report with the larger number is newer."""
     known: State | None
     next_step: float
-    """The lowest version that somebody waits for there; infinite if nobody does."""
+    """The lowest version that a task there waits for; infinite if none does."""
     limit: int | None
-    """What its step is limited to, if it is."""
+    """The limit of its step, if any."""
     has_sessions: bool
     released: tuple[int, ...]
-    """Waits that were asked for, and that nobody waits for any more."""
+    """Waits that were requested and are abandoned now."""
     received: int
-    """The number of the last ending that came."""
+    """The number of the last received ending."""
 
 
 class Ending(NamedTuple):
     """How a wait ended."""
 
     wait: int
-    """As its process has numbered it."""
+    """Its number, given by its process."""
     error: Exception | None
 
 
 class News(NamedTuple):
-    """What a process hears by its blocked request, beside the state."""
+    """The answer to a process's blocked request, beside the state."""
 
     received: int
     """The number of the last ending."""
     endings: list[Ending]
     snapshot: Snapshot | None
-    """The parameters, if somebody may begin a step: once, however many may."""
+    """The parameters, if any worker may begin a step: once for all of them."""
 
 
 class Welcome(NamedTuple):
-    """What a process has to know of the server from the start."""
+    """The properties of the server, which a process gets when it connects."""
 
     num_workers: int
     abandons_stale: bool
     waits_after: bool
     lease_secs: float
     what: str
-    """For people."""
+    """The protocol, for messages."""
 
 
 Answer = tuple[State, Any]
@@ -92,7 +92,7 @@ Answer = tuple[State, Any]
 
 @dataclass(frozen=True)
 class HostStatistics:
-    """What a parameter server that many processes share holds at one moment; all counts."""
+    """Counts of a parameter server that many processes share, at one moment."""
 
     version: int
     processes: int
@@ -101,11 +101,11 @@ class HostStatistics:
     """Those of them that are silent for longer than the lease."""
     workers_present: int
     waits: int
-    """Workers' waits that have not ended, or whose end has not been fetched."""
+    """Workers' waits that have not ended, or whose end was not received."""
     blocked_requests: int
     """Requests that wait for news: at most one for each process."""
     requests: int
-    """Ever; asking for this is one."""
+    """Ever, with the one for these counts."""
     collected: int
     applied: int
     discarded: int

@@ -1,41 +1,45 @@
-"""RemoteParameterServer: a parameter server that lives in another process, on a Dask worker.
+"""RemoteParameterServer: a parameter server in another process, on a Dask worker.
 
-What it does to gradients is the server's affair; this asks, and waits.
+It sends requests and waits; the server handles the gradients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
-from .._engine import Slot
-from .._errors import StopTraining
-from .._global_step import GlobalStep
-from ..protocols import Pushed, Snapshot
-from ..protocols._compute import compute_unless
-from ._connection import Connection
+from ..._engine.base import AsyncOnly, Slot
+from ..._engine.current import current_engine
+from ..._errors import StopTraining
+from ..._step.global_step import GlobalStep
+from ...protocols import Membership, Pushed, Snapshot
+from ...protocols._compute import compute_unless
+from ..dask._actor_calls import ActorCalls
+from ._client import PendingWait, ServerClient
+from ._messages import Ending, HostStatistics, ServerAddress
 
 
-class RemoteParameterServer(Connection):
+class RemoteParameterServer(AsyncOnly, Membership):
     """A process's view of a parameter server elsewhere, with the verbs of `ParameterServer`.
 
     `host_parameter_server` makes the server; each process that trains opens one of these by
     `async with`, for all its workers, on the event loop that they run on. Unlike there, `pull` and
-    `push` are awaited. A step takes two requests: `begin_step` brings the parameters with it, and
-    `push` asks whether `end_step` may pass. Who has to wait does so here: one blocked request
-    brings the process what its workers wait for, so that a cancelled one leaves at once.
+    `push` are awaited. A step takes two requests: `begin_step` returns with the parameters, and
+    `push` learns whether `end_step` may pass. Workers wait in this process: one blocked request
+    brings the ends of all their waits, so that a cancelled worker leaves at once.
 
-    A process that dies, or is silent for the lease: its workers have left, and the others wait for
-    them no longer; when it is heard of again they are back. A lease that is infinite has the
-    others wait for it. A process that ends with an error is given a lease to be started again.
+    The workers of a process that dies, or is silent for the lease, have left: the others do not
+    wait for them any longer; at its next request they join again. With an infinite lease the others
+    wait. A process that ends with an error has the lease to be restarted.
 
-    Its `global_step` counts the server's updates: a limit that a process sets is told with its
+    Its `global_step` counts the server's updates: a limit that a process sets is sent with its
     next request, and no update goes beyond it.
 
     Args:
         address: `server.address` of the one that `host_parameter_server` gave.
         client: a `distributed.Client`, asynchronous on this event loop, or synchronous: its
-            thread does the talking, as from trio. None within a task on a Dask worker.
+            thread makes the calls, as from trio. None within a task on a Dask worker.
         open_secs: seconds that opening may take, > 0.
 
     Raises:
@@ -50,6 +54,63 @@ class RemoteParameterServer(Connection):
             await server.end_step(worker)
     """
 
+    _in_with = "server"
+
+    def __init__(
+        self, address: ServerAddress, client: Any = None, *, open_secs: float = 30.0
+    ) -> None:
+        if not isinstance(address, ServerAddress):
+            raise TypeError(f"address is {address!r}; give server.address of its host")
+        if not (isinstance(open_secs, (int, float)) and open_secs > 0):
+            raise ValueError(f"open_secs is {open_secs!r}; give seconds > 0")
+        self.address = address
+        self._client = client
+        self._open_secs = open_secs
+        self.global_step = GlobalStep(moved_elsewhere=True, keeps_limit=True)
+        self._opened: ServerClient | None = None
+        self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
+        self._begun: dict[int, Snapshot] = {}  # the result of `begin_step`, until it is pulled
+        self._ends: dict[int, tuple[PendingWait, Ending | None]] = {}  # the result of `push`
+
+    async def __aenter__(self) -> Self:
+        engine = current_engine()
+        server = ServerClient(ActorCalls(self.address, self._client), self.global_step, engine)
+        await server.open(engine.now() + self._open_secs)
+        self._opened = server
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        server = self._server
+        with current_engine().shielded(math.inf):  # which takes a bounded time
+            await server.aclose(f"this process has left {self.address.key}")
+
+    @property
+    def _server(self) -> ServerClient:
+        if self._opened is None:
+            raise RuntimeError(
+                "the server is not open; write: async with RemoteParameterServer(address) as server"
+            )
+        return self._opened
+
+    @property
+    def num_workers(self) -> int:
+        """Of all processes."""
+        return self._server.welcome.num_workers
+
+    @property
+    def version(self) -> int:
+        """The number of updates, as far as this process knows."""
+        return self._server.view.state.version
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no update will come, as far as this process knows."""
+        return self._server.view.state.is_over
+
+    def check_worker(self, worker: int) -> None:
+        if not 0 <= worker < self.num_workers:
+            raise ValueError(f"worker is {worker!r}; give one from 0 to {self.num_workers - 1}")
+
     def attach(self, worker: int, global_step: GlobalStep) -> None:
         """Let the waits of this worker end with its session, whose view of the step this is."""
         self.check_worker(worker)
@@ -58,17 +119,17 @@ class RemoteParameterServer(Connection):
     async def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
         self.check_worker(worker)
-        await self._link.ask("take_seat", worker)
+        await self._server.ask("begin_session", worker)
 
     async def leave(self, worker: int) -> None:
         """Count a worker as gone for good; as in `ParameterServer`."""
         self.check_worker(worker)
         self._drop_step(worker)
         self._steps.pop(worker, None)
-        await self._link.ask("leave_seat", worker)
+        await self._server.ask("end_session", worker)
 
-    take_seat = join
-    leave_seat = leave
+    begin_session = join
+    end_session = leave
 
     async def begin_step(self, worker: int) -> None:
         """Wait until the protocol lets this worker pull. Cancellation safe.
@@ -78,13 +139,13 @@ class RemoteParameterServer(Connection):
             StepSourceLostError: the server cannot be reached.
         """
         self.check_worker(worker)
-        link, stop = self._link, self._stop_of(worker)
+        server, stop = self._server, self._stop_of(worker)
         self._drop_step(worker)
-        wait = link.waits.begin(f"leave to begin a step, as worker {worker}")
-        ending, snapshot = await link.ask("begin_step", worker, wait.number, stop=stop, wait=wait)
+        wait = server.waits.begin(f"permission to begin a step, as worker {worker}")
+        ending, snapshot = await server.ask("begin_step", worker, wait.number, stop=stop, wait=wait)
         if ending is None:
-            ending, snapshot = await link.waits.end_of(wait, stop)
-        link.waits.forget(wait)
+            ending, snapshot = await server.waits.end_of(wait, stop)
+        server.waits.forget(wait)
         if ending.error is not None:
             raise ending.error
         self._begun[worker] = snapshot
@@ -92,7 +153,7 @@ class RemoteParameterServer(Connection):
     async def pull(self, worker: int) -> Snapshot:
         """The present parameters, read-only, and their version.
 
-        What `begin_step` brought, unless this process has heard of a later version since.
+        Those that came with `begin_step`, unless this process knows of a later version.
 
         Raises:
             StepSourceLostError: the server cannot be reached.
@@ -100,23 +161,23 @@ class RemoteParameterServer(Connection):
         self.check_worker(worker)
         snapshot = self._begun.pop(worker, None)
         if snapshot is None or snapshot.version != self.version:
-            snapshot = await self._link.ask("pull")
+            snapshot = await self._server.ask("pull")
         return _frozen(snapshot)
 
     async def push(self, worker: int, gradient: Any, version: int) -> Pushed:
-        """Have the server take a gradient that was computed at a version; waits for its word only.
+        """Send a gradient that was computed at a version; waits only for the answer.
 
-        Cancelled, nobody knows whether it was taken.
+        When cancelled, it is unknown whether the gradient was taken.
 
         Raises:
             ValueError, TypeError: an argument does not fit; nothing has changed.
             StepSourceLostError: the server cannot be reached; it may have taken the gradient.
         """
         self.check_worker(worker)
-        link = self._link
+        server = self._server
         self._drop_step(worker)
-        wait = link.waits.begin(f"leave to end a step, as worker {worker}")
-        pushed, ending = await link.ask("push", worker, gradient, version, wait.number, wait=wait)
+        wait = server.waits.begin(f"permission to end a step, as worker {worker}")
+        pushed, ending = await server.ask("push", worker, gradient, version, wait.number, wait=wait)
         self._ends[worker] = (wait, ending)
         result: Pushed = pushed
         return result
@@ -130,28 +191,28 @@ class RemoteParameterServer(Connection):
             StepSourceLostError: the server cannot be reached.
         """
         self.check_worker(worker)
-        link, stop = self._link, self._stop_of(worker)
+        server, stop = self._server, self._stop_of(worker)
         wait, ending = self._ends.pop(worker, (None, None))
-        if wait is None and not link.welcome.waits_after:
+        if wait is None and not server.welcome.waits_after:
             return
         try:
             if wait is None:
-                wait = link.waits.begin(f"leave to end a step, as worker {worker}")
-                ending = await link.ask("end_step", worker, wait.number, stop=stop, wait=wait)
+                wait = server.waits.begin(f"permission to end a step, as worker {worker}")
+                ending = await server.ask("end_step", worker, wait.number, stop=stop, wait=wait)
             if ending is None:
-                ending, _ = await link.waits.end_of(wait, stop)
+                ending, _ = await server.waits.end_of(wait, stop)
         except StopTraining:
             return
-        link.waits.forget(wait)
+        server.waits.forget(wait)
         if ending.error is not None:
             raise ending.error
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
-        """Have the slot woken with `ABANDONED` when this process hears that work is useless.
+        """Have the slot woken with `ABANDONED` when this process learns that work is useless.
 
         As in `ParameterServer`; also when the server is lost for good.
         """
-        return self._link.watch(version, slot)
+        return self._server.watch(version, slot)
 
     async def compute(
         self, version: int, fn: Callable[..., Awaitable[Any]], *args: Any
@@ -162,16 +223,55 @@ class RemoteParameterServer(Connection):
         """
         return await compute_unless(lambda slot: self.watch_update(version, slot), fn, args)
 
+    async def close(self) -> None:
+        """Have the server make no further update: every wait of every process ends."""
+        await self._server.ask("close_server")
+
+    async def state_dict(self) -> dict[str, Any]:
+        """The state to continue training from, as `ParameterServer.state_dict`; a copy.
+
+        Savers do not await it: save the result, `StateDictSaver(server=state)`, and `restore` into
+        that for `load_state_dict`.
+        """
+        state: dict[str, Any] = _writeable(await self._server.ask("state_dict"))
+        return state
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the server continue from a `state_dict`; all processes are notified.
+
+        Raises:
+            ValueError, TypeError: as `ParameterServer.load_state_dict`.
+        """
+        await self._server.ask("load_state_dict", dict(state))
+
+    async def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
+        """How many gradients took part in an update, by staleness; of one worker, or of all."""
+        counts: dict[int, int] = await self._server.ask("staleness_counts", worker)
+        return counts
+
+    async def statistics(self) -> HostStatistics:
+        """The server's present counts, of all processes."""
+        statistics: HostStatistics = await self._server.ask("statistics")
+        return statistics
+
     def _stop_of(self, worker: int) -> Any:
         step = self._steps.get(worker)
         return None if step is None else step._stop
 
     def _drop_step(self, worker: int) -> None:
-        """What an earlier step of it has left behind."""
+        """Drop the results of an earlier step of the worker."""
         self._begun.pop(worker, None)
         wait, _ = self._ends.pop(worker, (None, None))
         if wait is not None:
-            self._link.waits.release(wait)
+            self._server.waits.release(wait)
+
+    def __repr__(self) -> str:
+        if self._opened is None:
+            return f"<RemoteParameterServer at {self.address.worker}, not open>"
+        return (
+            f"<RemoteParameterServer {self._server.welcome.what} at {self.address.worker}, "
+            f"version {self.version}>"
+        )
 
 
 def _frozen(snapshot: Snapshot) -> Snapshot:
@@ -184,3 +284,14 @@ def _frozen(snapshot: Snapshot) -> Snapshot:
 def _read_only(array: Any) -> Any:
     array.setflags(write=False)
     return array
+
+
+def _writeable(state: Any) -> Any:
+    """A writeable copy of a received state, whose arrays may be views of the message."""
+    import numpy as np
+
+    if isinstance(state, dict):
+        return {key: _writeable(each) for key, each in state.items()}
+    if isinstance(state, list):
+        return [_writeable(each) for each in state]
+    return np.array(state) if isinstance(state, np.ndarray) else state

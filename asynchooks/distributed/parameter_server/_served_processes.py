@@ -1,6 +1,6 @@
-"""The processes that a parameter server serves: what each waits for, and whether it is there.
+"""The processes that a parameter server serves: their waits, and whether they are alive.
 
-A state machine on the server's event loop; `Host` runs the waits, and answers.
+A state machine on the server's event loop; `Host` runs the waits and answers requests.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from .._engine import Engine, EngineTask, Slot
-from .._waiters import Worker
-from ..protocols import ParameterServer
+from ..._engine.base import Engine, EngineTask, Slot
+from ..._step.waiters import Worker
+from ...protocols import ParameterServer
 from ._messages import Ending, Report, State
 
 logger = logging.getLogger("asynchooks")
 
-_LOOKS = 8
-"""In the time of a lease, by which a process may be thought to be there for longer."""
-_NUM_FAREWELLS = 1000
-"""Processes of which a late request is known to be late."""
+_CHECKS = 8
+"""In the time of a lease; a process is detected as silent by so much later at most."""
+_NUM_LEFT = 1000
+"""Processes that have left whose late requests are recognized."""
 
 
 class Wait:
-    """One worker's wait to begin or to end a step; `number` is its process's name for it."""
+    """One worker's wait to begin or to end a step; its process has numbered it."""
 
     __slots__ = ("error", "is_awaited", "is_begin", "is_done", "number", "round", "task", "worker")
 
@@ -32,10 +32,10 @@ class Wait:
         self.worker = worker
         self.is_begin = is_begin
         self.is_done = False
-        self.is_awaited = False  # its process was told that the end comes later
+        self.is_awaited = False  # its process expects the end by `events`
         self.error: Exception | None = None
         self.task: EngineTask | None = None
-        self.round = 0  # of its tasks: one that was interrupted may end all the same
+        self.round = 0  # of its tasks: an interrupted one may still end
 
     def interrupt(self) -> None:
         self.round += 1
@@ -48,17 +48,17 @@ class ServedProcess:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.place: str | None = None  # of the Dask worker that it is, if it is one
-        self.num_silent = 0  # looks at it since it was heard of
+        self.place: str | None = None  # the address of its Dask worker, if it is one
+        self.num_silent = 0  # checks since its last request
         self.is_away = False
         self.is_closed = False
-        self.workers: set[int] = set()  # have asked for something here, and have not left
+        self.workers: set[int] = set()  # with a request from here, that have not left
         self.waits: dict[int, Wait] = {}
         self.turn = 0
-        self.slot: Slot | None = None  # of the request that is blocked
+        self.slot: Slot | None = None  # of the blocked request
         self.session: Worker | None = None  # its sessions, as the server's step sees them
         self._report: Report | None = None
-        self._ended: dict[int, Wait] = {}  # by the order of their ends, until it has them
+        self._ended: dict[int, Wait] = {}  # by the order of their ends, until received
         self._num_ended = 0
 
     @property
@@ -67,11 +67,11 @@ class ServedProcess:
 
     @property
     def num_ended(self) -> int:
-        """Waits of whose end the process does not know, as far as it has said."""
+        """Waits whose end the process has not reported as received."""
         return len(self._ended)
 
-    def take_note(self, report: Report) -> bool:
-        """Of a report; returns whether it is the newest."""
+    def apply(self, report: Report) -> bool:
+        """Apply a report; returns whether it is the newest."""
         for number in report.released:
             wait = self.waits.pop(number, None)
             if wait is not None:
@@ -84,14 +84,14 @@ class ServedProcess:
         return True
 
     def begin_turn(self) -> int:
-        """A request for news has come: it is the one that is answered from now on."""
+        """A request for news has come, and replaces the one before."""
         self.turn += 1
         if self.slot is not None:
             self.slot.wake()
         return self.turn
 
     def end(self, wait: Wait) -> None:
-        """A wait has ended of which the process hears by its blocked request."""
+        """A wait has ended whose process expects the end by its blocked request."""
         self._num_ended += 1
         self._ended[self._num_ended] = wait
 
@@ -108,11 +108,11 @@ class ServedProcess:
         return state.is_news_to(known) or known.version < state.version >= report.next_step
 
 
-class Clients:
+class ServedProcesses:
     """All processes of a server, by name.
 
-    A process that is silent for longer than the lease is away: its workers leave, so that nobody
-    waits for them, and join again when it is heard of.
+    A process that is silent for longer than the lease is away: its workers leave, so that others do
+    not wait for them, and join again at its next request.
     """
 
     def __init__(
@@ -124,24 +124,24 @@ class Clients:
         self._server = server
         self._lease_secs = lease_secs
         self._restart = restart
-        self.processes: dict[str, ServedProcess] = {}
-        self._farewells: deque[str] = deque(maxlen=_NUM_FAREWELLS)
+        self.by_name: dict[str, ServedProcess] = {}
+        self._left: deque[str] = deque(maxlen=_NUM_LEFT)
 
     def open(self, name: str) -> ServedProcess:
-        process = self.processes.get(name)
+        process = self.by_name.get(name)
         if process is None:
             process = ServedProcess(name)
-            process.is_closed = name in self._farewells
+            process.is_closed = name in self._left
             if not process.is_closed:
-                self.processes[name] = process
+                self.by_name[name] = process
         if not process.is_closed:
             process.num_silent = 0
         return process
 
     def close(self, name: str) -> None:
-        """It is told nothing more. Workers that have not left may be back in another process."""
-        self._farewells.append(name)
-        process = self.processes.get(name)
+        """The process has left. Workers that have not may join again from another process."""
+        self._left.append(name)
+        process = self.by_name.get(name)
         if process is None:
             return
         process.is_closed = True
@@ -151,14 +151,14 @@ class Clients:
         process.waits.clear()
         self._set_session(process, None)
         if not process.workers:
-            del self.processes[name]
+            del self.by_name[name]
 
-    def hear(self, report: Report, engine: Engine, worker: int | None) -> ServedProcess:
-        """Take note of a report; `worker` is who asks for something."""
+    def take_report(self, report: Report, engine: Engine, worker: int | None) -> ServedProcess:
+        """Apply a report; `worker` is the one that the request is for, if any."""
         process = self.open(report.process)
-        if process.is_closed:  # the farewell has overtaken this
+        if process.is_closed:  # its disconnect has overtaken this request
             return process
-        if process.take_note(report):
+        if process.apply(report):
             step = self._server.global_step
             if report.has_sessions != (process.session is not None):
                 self._set_session(process, engine if report.has_sessions else None)
@@ -171,33 +171,33 @@ class Clients:
             self._claim(process, worker)
         return process
 
-    def tell(self, state: State) -> None:
-        for process in self.processes.values():
+    def notify(self, state: State) -> None:
+        for process in self.by_name.values():
             if process.slot is not None and process.has_news(state):
                 process.slot.wake()
 
     @property
-    def look_secs(self) -> float:
-        """How often to call `look`."""
-        return self._lease_secs / _LOOKS
+    def check_secs(self) -> float:
+        """Seconds between two calls of `check`."""
+        return self._lease_secs / _CHECKS
 
     def silent_places(self) -> set[str]:
-        """Dask workers of which nothing was heard since the last look."""
-        found = {each.place for each in self.processes.values() if each.num_silent}
+        """Dask workers without a request since the last check."""
+        found = {each.place for each in self.by_name.values() if each.num_silent}
         return {each for each in found if each is not None}
 
-    def look(self, gone: Collection[str] = ()) -> None:
-        """The workers of processes that are silent for a lease leave, or that Dask has lost.
+    def check(self, gone: Collection[str] = ()) -> None:
+        """Have the workers leave of processes that are silent for a lease, or that Dask has lost.
 
-        By a number of looks and not by a clock: a server that was stopped itself cannot know how
+        Counts checks instead of reading a clock: a server that was stopped itself cannot know how
         long others were silent.
         """
-        for process in list(self.processes.values()):
+        for process in list(self.by_name.values()):
             process.num_silent += 1
             if process.is_away:
                 continue
-            if process.num_silent > _LOOKS:
-                self._drop(process, f"Nothing was heard for {self._lease_secs:g} s of")
+            if process.num_silent > _CHECKS:
+                self._drop(process, f"No request came for {self._lease_secs:g} s from")
             elif process.place in gone and process.num_silent > 1:
                 self._drop(process, f"The Dask worker {process.place} has left the cluster, and")
 
@@ -210,13 +210,13 @@ class Clients:
         self._set_session(process, None)
         if process.workers:
             logger.warning(
-                "%s the process of the workers %s: nobody waits for them any longer",
+                "%s the process of the workers %s: others do not wait for them any longer",
                 why, sorted(process.workers),
             )  # fmt: skip
         for worker in sorted(process.workers):
             self._server.leave(worker)
         if process.is_closed or not process.workers:
-            del self.processes[process.name]
+            del self.by_name[process.name]
 
     def _bring_back(self, process: ServedProcess) -> None:
         logger.info("The process of the workers %s is back", sorted(process.workers))
@@ -229,13 +229,13 @@ class Clients:
 
     def _claim(self, process: ServedProcess, worker: int) -> None:
         self._server.check_worker(worker)
-        for other in list(self.processes.values()):
+        for other in list(self.by_name.values()):
             if worker in other.workers:
                 other.workers.remove(worker)
-                if other.is_away:  # it left by that, and nobody said that it is back
+                if other.is_away:  # the worker has left with it, and now joins again
                     self._server.join(worker)
                 if not other.workers and (other.is_closed or other.is_away):
-                    del self.processes[other.name]
+                    del self.by_name[other.name]
         process.workers.add(worker)
 
     def _set_session(self, process: ServedProcess, engine: Engine | None) -> None:

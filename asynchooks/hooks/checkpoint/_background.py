@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
-from .._engine import Engine
-from .._errors import no_input_end
-from .._phase import Onlookers
+from ..._engine.base import Engine
+from ..._engine.sync import Condition
+from ..._errors import add_note, no_input_end
 
 logger = logging.getLogger("asynchooks")
 
@@ -40,7 +40,7 @@ class BackgroundWriter:
         self._engine = engine
         self._on_failure = on_failure
         self._next: Write | None = None
-        self._onlookers = Onlookers()
+        self._onlookers = Condition()
         self.is_busy = False
         self.error: BaseException | None = None
         self.raised: BaseException | None = None  # the last error that was raised
@@ -76,8 +76,11 @@ class BackgroundWriter:
                 write, self._next = self._next, None
                 try:
                     await write()
-                except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-                    self._fail(error)  # it is for the session: nobody could catch it here
+                except BaseException as error:
+                    failure = self._engine.failure_in(error)
+                    if failure is None:
+                        raise
+                    self._fail(failure)  # for the session: no caller could catch it here
             if self._last is not None:
                 await self._last()
         finally:
@@ -89,5 +92,5 @@ class BackgroundWriter:
         if self.error is None:
             self.error = error
         else:
-            self.error.add_note(f"then, writing the next one: {error!r}")
+            add_note(self.error, f"then, writing the next one: {error!r}")
         self._on_failure(error)

@@ -10,15 +10,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._coordinator import Coordinator
-from .._engine import Engine
-from .._errors import no_input_end
-from .._lock import Lock
-from .._raw_session import RawSession, raw_session_of
-from .._stop_reason import StopReason
-from .._work_thread import run_blocking
+from ..._engine.base import Engine
+from ..._engine.stop import StopReason
+from ..._engine.sync import Lock
+from ..._engine.threads import run_blocking
+from ..._errors import add_note, no_input_end
+from ..._stopping.coordinator import Coordinator
+from ...backends._raw_session import RawSession, raw_session_of
 from ._background import BackgroundWriter, WhenBusy
-from ._checkpoint_content import GRACE_SECS, CheckpointContent
+from ._content import GRACE_SECS, CheckpointContent
 from ._saver_format import Format
 
 logger = logging.getLogger("asynchooks")
@@ -47,7 +47,10 @@ class Checkpointer:
         self._format = form
         self._is_background = is_background
         self._when_busy = when_busy
-        self._lock = Lock("a checkpoint")
+        # Saves take turns; one that has its turn waits for the model, and then takes the lock. So
+        # whoever stands alone with the model may wait for the lock: a restore for another worker.
+        self._turn = Lock("a checkpoint")
+        self._lock = Lock("the files of a checkpoint")
         self._coord: Coordinator | None = None
         self._session: Any = None  # the raw one, as hooks see it
         # of which model, from which step on, what was saved is moved aside: looking reads the files
@@ -86,12 +89,30 @@ class Checkpointer:
         """Whether a save that is due now is left out."""
         return self.writer.is_busy and self._when_busy is WhenBusy.SKIP
 
-    async def save(self, session: Any, *, may_stop: bool) -> bool:
-        """Save what the model is now, as it is due; returns whether a listener wants a stop.
+    async def save(
+        self,
+        session: Any,
+        *,
+        may_stop: bool,
+        is_due: bool = True,
+        release: Callable[[], None] | None = None,
+    ) -> bool:
+        """Save what the model is now; returns whether a listener wants a stop.
 
         In the background the write is only begun, and with `may_stop` training is asked to stop.
+
+        Args:
+            is_due: by the timer; else it is saved because it is better than the best.
+            release: what ends the exclusive side of the gate, where it is held already.
         """
-        return await self._save_alone(session, is_due=True, may_stop=may_stop)
+        if release is not None:  # whoever has the turn may wait for the model
+            waits = not is_due or self._when_busy is not WhenBusy.SUPERSEDE
+            return await self._save_locked(
+                session, release, is_due=is_due, may_stop=may_stop, waits=waits
+            )
+        return await self._save_alone(
+            session, is_due=is_due, may_stop=may_stop, only_better=not is_due
+        )
 
     async def save_at_end(self, session: Any) -> int:
         """Save what the model is now, unless it is saved; returns the global step."""
@@ -102,12 +123,38 @@ class Checkpointer:
             await content.save_hooks_late(content.hooks_at_end)
         return step
 
-    async def _save_alone(self, session: Any, *, is_due: bool, may_stop: bool = False) -> bool:
-        async with self._lock:
-            if self._when_busy is not WhenBusy.SUPERSEDE:
+    async def _save_alone(
+        self, session: Any, *, is_due: bool, may_stop: bool = False, only_better: bool = False
+    ) -> bool:
+        async with self._turn:
+            if only_better or self._when_busy is not WhenBusy.SUPERSEDE:
                 await self.writer.wait_idle()
-            release = await self.content.take_exclusive(session.global_step)
-            return await self._save(session, release, is_due=is_due, may_stop=may_stop)
+            raw = raw_session_of(session)
+            release = await self.content.take_exclusive(raw)
+            if only_better and not self.content.is_evaluated(raw.global_step.value):
+                release()  # another worker has moved the model meanwhile
+                return False
+            return await self._save_locked(session, release, is_due=is_due, may_stop=may_stop)
+
+    async def set_metric(self, step: int, metric: float) -> bool:
+        """Give the checkpoint of a step the metric that was found meanwhile.
+
+        Returns whether the metric is lost: it is one of the best, and there is no checkpoint.
+        """
+        is_past = self.content.looked_at >= step  # else the run will save it with its metric
+        while not self.is_closed:
+            await self.writer.wait_idle()  # it may be the one that is being written
+            async with self._lock:
+                if self.writer.is_busy or self.is_closed:
+                    continue
+                found: bool = await run_blocking(
+                    self._engine,
+                    lambda: self._format.set_metric(step, metric),
+                    math.inf,
+                    "asynchooks-metric",
+                )
+                return not found and is_past and await self.content.would_stay(metric)
+        return False
 
     async def save_beside(self, *, timeout: float) -> None:
         """Save whatever the session does meanwhile, and return when it is written.
@@ -120,12 +167,12 @@ class Checkpointer:
         Raises:
             TimeoutError: they have not ended; nothing was saved.
         """
-        async with self._lock:
+        async with self._turn:
             if self._session is None or self.is_closed:  # looked at last: the end may come first
                 return
             await self.writer.wait_idle()
             release = await self._session.global_step.take_exclusive(timeout=timeout)
-            await self._save(self._session, release, is_due=False)
+            await self._save_locked(self._session, release, is_due=False)
             await self.writer.wait_idle()
 
     async def reject(self, raw: RawSession) -> str | None:
@@ -161,6 +208,34 @@ class Checkpointer:
         """At a clean end, after the last save, bring the model back to the best checkpoint."""
         self._restores_best = True
 
+    async def _save_locked(
+        self,
+        session: Any,
+        release: Callable[[], None],
+        *,
+        is_due: bool,
+        may_stop: bool = False,
+        waits: bool = False,
+    ) -> bool:
+        try:
+            await self._lock.__aenter__()
+        except BaseException:
+            release()
+            raise
+        try:
+            if waits:
+                await self._wait_idle(release)
+            return await self._save(session, release, is_due=is_due, may_stop=may_stop)
+        finally:
+            self._lock.leave()
+
+    async def _wait_idle(self, release: Callable[[], None]) -> None:
+        try:
+            await self.writer.wait_idle()
+        except BaseException:
+            release()
+            raise
+
     async def _save(
         self, session: Any, release: Callable[[], None], *, is_due: bool, may_stop: bool = False
     ) -> bool:
@@ -193,7 +268,7 @@ class Checkpointer:
 
     def _on_failed_write(self, error: BaseException) -> None:
         self.content.saved_step = None  # the end tries again
-        error.add_note("in a checkpoint that was written in the background")
+        add_note(error, "in a checkpoint that was written in the background")
         logger.error("A checkpoint could not be written: %r", error)
         if self._coord is not None:
             reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
@@ -206,7 +281,7 @@ class Checkpointer:
             BaseException: what a write failed with, unless a run has raised it.
         """
         await self.writer.wait_idle()
-        async with self._lock:
+        async with self._turn, self._lock:
             await self._move_bad_aside()
         self.writer.raise_error()
         if session is not None and self._restores_best:
@@ -218,17 +293,34 @@ class Checkpointer:
         Cancellation safe: what is begun goes on.
         """
         self.is_closed = True
-        if self._lock.enter_now():
-            self._lock.leave()
+        if self._is_free():
             await self._close_when_written()
         else:  # a save beside the end of the block
             await self._engine.start(self._close_when_saved).wait()
 
+    def abandon(self) -> None:
+        """The session was dropped: give the directory back, once what is being written has been."""
+        self.is_closed = True
+        if self.writer.is_busy:
+            self.writer.finish_with(self._close)
+        else:
+            self._format.abandon()
+
+    def _is_free(self) -> bool:
+        """Whether nothing is being saved or restored."""
+        for each in (self._turn, self._lock):
+            if not each.enter_now():
+                return False
+            each.leave()
+        return True
+
     async def _close_when_saved(self) -> None:
-        async with self._lock:
+        async with self._turn, self._lock:
             try:
                 await self._close_when_written()
-            except Exception as error:  # nobody could catch it
+            except BaseException as error:
+                if self._engine.failure_in(error) is None:
+                    raise
                 logger.error("Closing %s failed: %r", self.content.path, error)
 
     async def _close_when_written(self) -> None:

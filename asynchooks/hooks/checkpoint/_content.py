@@ -8,26 +8,32 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from .._engine import Engine
-from .._errors import no_input_end
-from .._global_step import GlobalStep
-from .._hook_state import have_more_than_timers, load_hooks, save_hooks
-from .._raw_session import RawSession, raw_session_of
-from .._signal import Signal
-from .._timer import SecondOrStepTimer
-from .._work_thread import run_blocking
+from ..._engine.base import Engine, Sentinel
+from ..._engine.threads import run_blocking
+from ..._errors import add_note, no_input_end
+from ..._running.hook_state import (
+    have_more_than_timers,
+    load_hooks,
+    save_hooks,
+    shared_states,
+    with_states,
+)
+from ..._timer import SecondOrStepTimer
+from ...backends._creator import not_alone, take_alone
+from ...backends._raw_session import RawSession, raw_session_of
+from .._metrics import MetricReader
 from ._listeners import Listeners
-from ._metrics import MetricReader
 from ._saver_format import Facts, Format, Restored
 
 logger = logging.getLogger("asynchooks")
 
-_PATIENT_SECS, _IMPATIENT_SECS = 30.0, 1.0
-"""How long a save waits for runs under way: at first, and once they were seen to wait for it."""
-_NO_RUN = Signal("NO_RUN")
+_IMPATIENT_SECS = 1.0
+"""How long a save waits for runs under way, once they were seen to wait for it."""
+_NO_RUN = Sentinel("NO_RUN")
 GRACE_SECS = 30.0
 """What a cancellation gives to opening, closing, flushing and the hooks' own file."""
 
@@ -75,19 +81,25 @@ class CheckpointContent:
         self._timer = timer
         self._metric = metric
         self.path = path
-        self._patience_secs = _PATIENT_SECS
+        self._patience_secs: float | None = None  # as for any checkpoint
         self._is_writing = False  # a thread copies or writes, and will release the gate
         self._began_at, self._seconds_before = engine.now(), 0.0
         self._restored_metric: tuple[int, float | None] | None = None  # and its step
         self.results: Any = _NO_RUN  # of the last run, for the metric
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
+        self.looked_at = -1  # the step at which it was last found out whether it is to be saved
+        self._has_saved_hooks = False  # together with the model that was saved last
+        self._shared: dict[str, Any] = {}  # of their states, what other workers change, too
+        self._keeps_hooks = False  # at the end
         self.hooks_at_end: bytes | None = None  # None before, and where they could not be saved
 
     def keep_hooks(self) -> None:
         """What the hooks do at their end is no part of training: a resumed one would differ."""
         self.hooks_at_end = None
+        self._keeps_hooks = self._are_to_be_kept()
         self.hooks_at_end = save_hooks(self._hooks)
+        self._shared = shared_states(self._hooks)
 
     async def restore(self, raw: RawSession) -> bool:
         """Bring back what was saved last, for a new raw session; returns whether the model is."""
@@ -109,9 +121,9 @@ class CheckpointContent:
 
     async def _restored(self, raw: RawSession) -> Restored | None:
         try:
-            restored: Restored | None = await raw.call_blocking(lambda: self._format.restore(raw))
+            restored: Restored | None = await raw.call_alone(lambda: self._format.restore(raw))
         except Exception as error:
-            error.add_note("in restoring, by CheckpointSaverHook")
+            add_note(error, "in restoring, by CheckpointSaverHook")
             bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
             if bug is error:
                 raise
@@ -119,10 +131,17 @@ class CheckpointContent:
         return restored
 
     async def restore_best(self, session: Any) -> None:
-        """Bring the model back to the best checkpoint, alone with it."""
+        """Bring the model back to the best checkpoint, after every worker's last step.
+
+        They were all stopped before.
+        """
         raw = raw_session_of(session)
-        async with session.global_step.exclusive():
-            best = await raw.call_blocking(lambda: self._format.restore_best(session))
+        session.global_step.close_gate()
+        release = await self.take_exclusive(raw)
+        try:
+            best = await raw.call_alone(lambda: self._format.restore_best(session))
+        finally:
+            release()
         if best is None:
             logger.warning("No checkpoint has a metric: the model stays as it is")
         else:
@@ -135,19 +154,12 @@ class CheckpointContent:
         step: int = await raw.call_blocking(raw.read_step)
         return step
 
-    async def take_exclusive(self, step: GlobalStep) -> Callable[[], None]:
+    async def take_exclusive(self, raw: RawSession) -> Callable[[], None]:
         """Stand alone with the model, but do not wait for ever; returns what ends it."""
-        try:
-            return await step.take_exclusive(timeout=self._patience_secs)
-        except TimeoutError:
-            logger.warning(
-                "Runs have been under way for %g s while a checkpoint waits for their end: %r. "
-                "They may wait for this worker, so it is saved beside them, and may hold variables "
-                "of more than one step. Later ones wait for %g s only.",
-                self._patience_secs, step, _IMPATIENT_SECS,
-            )  # fmt: skip
+        release = await take_alone(raw.global_step, raw, "saved", self._patience_secs)
+        if release is not_alone:
             self._patience_secs = _IMPATIENT_SECS
-            return _nothing
+        return release
 
     async def take(
         self, session: Any, release: Callable[[], None], *, is_due: bool
@@ -161,8 +173,13 @@ class CheckpointContent:
                 where that step is saved.
         """
         self._is_writing = False
+        is_alone = release is not not_alone
+        held = (
+            session.global_step.held_here("a save of a checkpoint") if is_alone else nullcontext()
+        )
         try:
-            taken = await self._take(session, release, is_due=is_due)
+            with held:
+                taken = await self._take(session, release, is_due=is_due)
         except Exception:
             release()
             raise
@@ -187,23 +204,40 @@ class CheckpointContent:
         await self._listeners.before_save(session, step)
         logger.info("Saving checkpoints for %d into %s.", step, self.path)
         metric = None if self._metric is None else self._read_metric(self._metric, step)
-        hooks = None if is_due else self.hooks_at_end
-        if hooks is None and not form.is_immediate:
-            self.due_step = step if is_due else None
-            try:
-                hooks = save_hooks(self._hooks)
-            finally:
-                self.due_step = None
+        hooks = self._save_hooks(step, is_due=is_due)
+        self._has_saved_hooks = hooks is not None
         seconds = self._seconds_before + self._engine.now() - self._began_at
         facts = Facts(step, seconds, hooks, metric)
         self._is_writing = True
-        write = await raw.call_blocking(lambda: self._copy(session, facts), lambda _: release())
+        write = await raw.call_alone(lambda: self._copy(session, facts), lambda _: release())
         self.saved_step = step
         if is_due or form.is_immediate:
             self._timer.update_last_triggered_step(step)
         if write is None:
             return Taken(step, None, await self._listeners.after_save(session, step))
         return Taken(step, write)
+
+    def _save_hooks(self, step: int, *, is_due: bool) -> bytes | None:
+        at_end = None if is_due else self.hooks_at_end
+        if at_end is not None and self._keeps_hooks:
+            self._shared = shared_states(self._hooks, self._shared)
+            return with_states(at_end, self._shared)
+        if at_end is not None or not self._are_to_be_kept():
+            return None
+        self._shared = shared_states(self._hooks)
+        self.due_step = step if is_due else None
+        try:
+            return save_hooks(self._hooks)
+        finally:
+            self.due_step = None
+
+    def _are_to_be_kept(self) -> bool:
+        """Whether the hooks' states belong beside the model.
+
+        TensorFlow saves nothing of its hooks. So timers alone, which count anew there, too, leave
+        no file beside its own.
+        """
+        return not self._format.is_immediate or have_more_than_timers(self._hooks)
 
     def _copy(self, session: Any, facts: Facts) -> Callable[[], None] | None:
         try:
@@ -212,11 +246,34 @@ class CheckpointContent:
             self._is_writing = False
 
     def _read_metric(self, metric: MetricReader, step: int) -> float | None:
+        known = self._restored_metric
+        restored = known[1] if known is not None and known[0] == step else None
+        if metric.evaluation is not None:
+            value = metric.at(step)
+            return restored if value is None else value
         if metric.args is not None and self.results is _NO_RUN:
-            known = self._restored_metric
-            return known[1] if known is not None and known[0] == step else None
+            return restored
         taken = metric.read(self.results, step)
         return None if taken is None else taken[1]
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the last evaluation was of this step."""
+        return self._metric is not None and self._metric.at(step) is not None
+
+    async def is_better(self, step: int) -> bool:
+        """Whether this step was evaluated, better than the best checkpoints that are there."""
+        value = None if self._metric is None else self._metric.at(step)
+        self.looked_at = step
+        if value is None or step == self.saved_step:
+            return False
+        return await self.would_stay(value)
+
+    async def would_stay(self, metric: float) -> bool:
+        """Whether a checkpoint with this metric would be one of the best."""
+        found: bool = await run_blocking(
+            self._engine, lambda: self._format.is_better(metric), math.inf, "asynchooks-best"
+        )
+        return found
 
     async def write(self, session: Any, step: int, write: Callable[[], None]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
@@ -226,19 +283,15 @@ class CheckpointContent:
     async def save_hooks_late(self, at_end: bytes | None = None) -> None:
         """Where the model was saved before all hooks had seen the step: now they have.
 
-        TensorFlow saves nothing of its hooks. So timers alone, which count anew there, too, leave
-        no file beside its own.
+        What other workers change as well stays as it was when the model was saved.
         """
         step = self.saved_step
-        if not self._format.is_immediate or step is None or not have_more_than_timers(self._hooks):
+        if not (self._format.is_immediate and self._has_saved_hooks) or step is None:
             return
-        hooks = save_hooks(self._hooks) if at_end is None else at_end
+        late = save_hooks(self._hooks) if at_end is None else at_end
+        hooks = with_states(late, self._shared)
 
         def write() -> None:
             self._format.save_hooks(step, hooks)
 
         await run_blocking(self._engine, write, GRACE_SECS, "asynchooks-save")
-
-
-def _nothing() -> None:
-    """What ends the exclusive side of the gate where it was not to be had."""

@@ -12,7 +12,8 @@ class CheckpointSaverListener:
     but `begin`, which runs on the event loop. While `before_save` runs, nobody who shares the model
     runs a step, and, on a graph without `background` and with a saver that takes no snapshot, while
     `after_save` does: do not run one there. Elsewhere `after_save` comes when the checkpoint is
-    written, beside the steps; of a copy that was superseded it never does.
+    written, beside the steps, so that a plain one must not touch what they train; of a copy that
+    was superseded it never does.
 
     Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverListener`.
 

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from .._errors import StopTraining
-from .._raw_session import raw_session_of
-from .._session_stop import SessionStop
+from ..._engine.current import current_engine
+from ..._errors import StopTraining, add_note
+from ..._stopping.session_stop import SessionStop
+from ...backends._raw_session import raw_session_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -36,13 +37,15 @@ class Listeners:
                 await result
 
     async def before_save(self, session: Any, step: int) -> None:
-        logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
+        if self._listeners:
+            logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
         for listener in self._listeners:
-            await self._call(session, listener.before_save, step)
+            await self._call(session, listener.before_save, step, is_alone=True)
 
     async def after_save(self, session: Any, step: int) -> bool:
         """Returns whether one of them wants training to stop."""
-        logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
+        if self._listeners:
+            logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
         should_stop = False
         for listener in self._listeners:
             if await self._call(session, listener.after_save, step):
@@ -57,15 +60,18 @@ class Listeners:
         for listener in self._listeners:
             await self._call(session, listener.end, step)
 
-    async def _call(self, session: Any, method: Callable[..., Any], step: int) -> Any:
+    async def _call(
+        self, session: Any, method: Callable[..., Any], step: int, *, is_alone: bool = False
+    ) -> Any:
         name = getattr(method, "__qualname__", method)
         try:
-            return await raw_session_of(session).call(method, session, step)
-        except Exception as error:
+            return await raw_session_of(session).call(method, session, step, is_alone=is_alone)
+        except BaseException as error:
             if type(error) is StopTraining and self._is_stopping:
                 logger.info("The listener's %s at step %d was not finished: %s", name, step, error)
                 return None
-            error.add_note(f"in the listener's {name}")
+            if current_engine().failure_in(error) is not None:
+                add_note(error, f"in the listener's {name}")
             raise
 
     @property

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .._raw_session import RawSession
-from ..checkpoints import Checkpoint, CheckpointDirectory, Saver, SnapshotSaver
+from ..._errors import add_note
+from ...backends._raw_session import RawSession
+from ...checkpoints import Checkpoint, CheckpointDirectory, Saver, SnapshotSaver
 
 HOOKS = "hooks.json"
 """The file of a checkpoint that holds the hooks' state."""
@@ -60,6 +61,9 @@ class Format(Protocol):
     def close(self) -> None:
         """Give the directory back; may be called twice."""
 
+    def abandon(self) -> None:
+        """Give the directory back, and nothing else, which might block."""
+
     def restore(self, raw: RawSession) -> Restored | None:
         """Bring the model back, and find what else was saved, if anything was."""
 
@@ -78,11 +82,33 @@ class Format(Protocol):
     def restore_best(self, session: Any) -> str | None:
         """Bring the model back to the best checkpoint; returns its path, None if there is none."""
 
+    def is_better(self, metric: float) -> bool:
+        """Whether a checkpoint with this metric would be one of the best that stay."""
+
+    def set_metric(self, step: int, metric: float) -> bool:
+        """Give the checkpoint of a step its metric; returns whether there is one."""
+
     def reject(self, from_step: int, why: str) -> str | None:
         """Choose none of that step or later any more; returns the path of the newest left."""
 
     def flush(self) -> None:
         """Have everything on the disk."""
+
+
+MakeFormat = Callable[..., Format]
+_make_graph_format: MakeFormat | None = None
+
+
+def set_graph_format(make: MakeFormat) -> None:
+    """Have `make` called for a session on a graph, with what `graph_format` is given."""
+    global _make_graph_format
+    _make_graph_format = make
+
+
+def graph_format(*args: Any, background: bool) -> Format:
+    """The format of a `CheckpointSaverHook` with these arguments, where a graph is run."""
+    assert _make_graph_format is not None
+    return _make_graph_format(*args, background=background)
 
 
 def save(
@@ -128,6 +154,9 @@ class SaverFormat:
     def close(self) -> None:
         self._directory.close()
 
+    def abandon(self) -> None:
+        self._directory.close()
+
     def restore(self, raw: RawSession) -> Restored | None:
         checkpoint = self._directory.newest_intact()
         if checkpoint is None:
@@ -142,6 +171,12 @@ class SaverFormat:
         self._load(checkpoint)
         return checkpoint.path
 
+    def is_better(self, metric: float) -> bool:
+        return self._directory.is_better(metric)
+
+    def set_metric(self, step: int, metric: float) -> bool:
+        return self._directory.set_metric(step, metric)
+
     def reject(self, from_step: int, why: str) -> str | None:
         return reject(self._directory, from_step, why)
 
@@ -149,7 +184,7 @@ class SaverFormat:
         try:
             self._saver.restore(checkpoint.prefix)
         except Exception as error:
-            error.add_note(f"restoring the model from {checkpoint.path}, whose files are intact")
+            add_note(error, f"restoring the model from {checkpoint.path}, whose files are intact")
             raise
 
     def describe(self, session: Any) -> None:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from .._coordinator import Coordinator
-from .._engine import current_engine
-from .._hook import (
+from ..._engine.current import current_engine
+from ..._hook import (
+    SessionHooks,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
     begin_graph,
 )
-from .._raw_session import RawSession
-from .._session_stop import SessionStop
-from .._timer import SecondOrStepTimer
-from ..checkpoints import CheckpointDirectory, Mode, Retention, check_saver
+from ..._running.hook_state import TimerState
+from ..._stopping.coordinator import Coordinator
+from ...backends._raw_session import RawSession, raw_session_of
+from ...checkpoints import CheckpointDirectory, Mode, Retention, check_saver
+from .._arguments import as_path, as_timer
+from .._metrics import Metric, MetricReader
 from ._background import WhenBusy
-from ._checkpoint_content import CheckpointContent
 from ._checkpointer import Checkpointer
+from ._content import CheckpointContent
 from ._listeners import Listeners
-from ._metrics import MetricReader
-from ._saver_format import Format, SaverFormat
+from ._saver_format import Format, SaverFormat, graph_format
 
 logger = logging.getLogger("asynchooks")
 
@@ -41,10 +42,13 @@ class CheckpointSaverHook(SessionRunHook):
     What is saved is copied in a thread, in `global_step.exclusive()`: no worker that shares the
     model runs a step meanwhile, so that a checkpoint holds one step. (Steps that other processes
     make on a server may mix in; and where runs that are under way do not end within 30 s, as they
-    may wait for this worker, it is saved beside them, with a warning.) With `background=True` the
-    copy is written while training goes on; an error then leaves the next run, or `end`, and
-    training is asked to stop. At the end it is saved only if that step is not saved yet, and every
-    write is waited for. A cancellation waits for a save that is under way.
+    may wait for this worker, it is saved beside them, with a warning; but for calls of a sync step
+    function that is not thread-safe it waits on, with another one.) With `background=True` the
+    copy is written while training goes on; by an error training is asked to stop, and it leaves
+    the block at its end. At the end it is saved only if that step is not saved yet, and every
+    write is waited for. That one holds the steps made until its own worker ended: items that other
+    workers still have in hand are unused in it, and trained by a session that resumes from it. A
+    cancellation waits for a save that is under way.
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     directory of its own that is complete or not there, with sizes and hashes of all its files;
@@ -61,18 +65,24 @@ class CheckpointSaverHook(SessionRunHook):
         scaffold: on a graph, a Scaffold, whose saver is used. With neither it is the one in the
             graph's collection SAVERS.
         listeners: `CheckpointSaverListener`s, ours or TensorFlow's, told in this order. They must
-            not open or run a session on the same model: it would wait for the save to end.
+            not open or run a session on the same model: it would wait for the save to end (in a
+            coroutine's own task, a RuntimeError).
         save_graph_def: whether to write `graph.pbtxt` and a `.meta` file for each checkpoint.
         background: whether to write beside training.
         when_busy: what a save does that is due while another is being written.
         retention: which checkpoints stay; None keeps the newest five, and on a graph without
             `background` leaves that to the saver.
         metric: what `retention.keep_best` compares: fetches of one number,
-            `evaluation.metric("accuracy")`, or a function that returns it (None: not known).
+            `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
+            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best` an
+            evaluation between steps that is better than the best ones is saved at once, whatever
+            the intervals; one beside training ranks the checkpoint of the step at which it began,
+            if that was saved and is still there, and else a warning says so.
 
     Raises:
         ValueError: saver and scaffold are both given, or both or neither interval.
-        TypeError: `saver` is none; `metric` is missing; `retention` is no Retention.
+        TypeError: `checkpoint_dir` is no path; `saver` is none; `metric` is missing; `retention` is
+            no Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
@@ -90,7 +100,13 @@ class CheckpointSaverHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
-    _has_only_timers = True
+    _fetches_are = "the metric"
+    _shown = (
+        ("checkpoint_dir", "_directory"),
+        ("save_secs", "_timer._every_secs"),
+        ("save_steps", "_timer._every_steps"),
+        ("saver", "_saver"),
+    )
 
     def __init__(
         self,
@@ -116,8 +132,8 @@ class CheckpointSaverHook(SessionRunHook):
             raise TypeError(f"retention is {retention!r}; give Retention(max_to_keep=3), or None")
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
-        self._timer = SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
-        self._directory = os.fspath(checkpoint_dir)
+        self._timer = as_timer(save_secs=save_secs, save_steps=save_steps)
+        self._directory = as_path("checkpoint_dir", checkpoint_dir)
         self._basename = checkpoint_basename
         self._saver = saver
         self._scaffold = scaffold
@@ -127,15 +143,16 @@ class CheckpointSaverHook(SessionRunHook):
         self._when_busy = when_busy
         self._retention = retention
         self._metric = None if metric is None else MetricReader(metric)
-        # of the session that is to begin next
-        self._hooks: Sequence[Any] = ()
-        self._stops: SessionStop | None = None
+        self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
         self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
         logger.info("Create CheckpointSaverHook.")
 
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._hooks, self._stops = hooks, stops
+    @property
+    def _evaluation(self) -> Metric | None:
+        """What is evaluated, where that decides which checkpoints are the best."""
+        keeps_best = self._metric is not None and self.best_mode is not None
+        return self._metric.evaluation if keeps_best and self._metric is not None else None
 
     @property
     def best_mode(self) -> Mode | None:
@@ -159,29 +176,50 @@ class CheckpointSaverHook(SessionRunHook):
             self._refusals.append(refusal)
             raise refusal
         self._open = None
+        shared = SessionHooks.of(self)
         if self._metric is not None:
-            self._metric.check_is_taken(self._hooks, "CheckpointSaverHook")
+            shared.check(partial(self._check_metric, self._metric, shared))
         path = os.path.join(self._directory, self._basename)
         engine, form = current_engine(), self._choose_format()
         content = CheckpointContent(
-            engine, form, self._listeners, self._hooks, self._timer, self._metric, path
+            engine, form, self._listeners, shared.hooks, self._timer, self._metric, path
         )
         self._open = Checkpointer(
             engine, form, content, is_background=self._is_background, when_busy=self._when_busy
         )
-        stops = self._stops  # another session may be refused meanwhile
+        self._is_by_hand = shared.is_by_hand
+        shared.begun.append(self)
+        shared.restore = shared.restore or self._restore  # of several hooks the first one does
+        shared.owners.append(self._owns)
+        shared.at_ending.append(self._keep_hooks)
+        shared.at_drop.append(self._open.abandon)
         await self._open.open()
-        await self._listeners.begin(stops)
+        await self._listeners.begin(shared.stops)
+
+    def _check_metric(self, metric: MetricReader, shared: SessionHooks) -> None:
+        metric.check_is_taken([*shared.hooks, *shared.begun], "CheckpointSaverHook")
+        if self._evaluation is not None:
+            self._evaluation.owner.followers.append(self._set_metric)
+
+    async def _set_metric(self, step: int, results: Mapping[str, float]) -> None:
+        """An evaluation beside training has ended: its step may have been saved meanwhile."""
+        value = None if self._evaluation is None else self._evaluation.of(results)
+        if value is None or not await self.checkpointer.set_metric(step, value):
+            return
+        logger.warning(
+            "Step %d is not among the best checkpoints, though its %g, found beside training, is "
+            "better: that step was not saved, or its checkpoint was deleted. Save the steps that "
+            "are evaluated, and keep them until then (save_steps, Retention(max_to_keep=...)), or "
+            "give EvaluationHook mode=Evaluate.BETWEEN",
+            step, value,
+        )  # fmt: skip
 
     def _choose_format(self) -> Format:
         if begin_graph.get() is not None:
-            # where the session runs a graph, this part of the package is loaded
-            tf = importlib.import_module("..tf._graph_format", __package__)
-            form: Format = tf.graph_format(
+            return graph_format(
                 self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
                 self._retention, background=self._is_background,
             )  # fmt: skip
-            return form
         if self._saver is None:
             raise RuntimeError(
                 "CheckpointSaverHook on a step function has nothing to save; give it "
@@ -198,9 +236,19 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         checkpointer = self.checkpointer
+        if self._is_by_hand:
+            await self._restore_by_hand(session)
         await checkpointer.describe(session, coord)
         if not checkpointer.is_just_restored:
             await checkpointer.save(session, may_stop=False)
+
+    async def _restore_by_hand(self, session: Any) -> None:
+        """What a session does before it says that the raw one is there."""
+        raw = raw_session_of(session)
+        restored = await self._restore(raw)
+        if restored is not None:
+            raw.global_step.restart(restored)
+            raw.attach(raw.global_step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         self.checkpointer.writer.raise_error()
@@ -209,19 +257,24 @@ class CheckpointSaverHook(SessionRunHook):
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, checkpointer = run_context.global_step.value, self.checkpointer
         checkpointer.content.results = run_values.results
-        if not self._timer.should_trigger_for_step(step):
-            return
-        if checkpointer.is_to_be_skipped:
+        is_due = self._timer.should_trigger_for_step(step)
+        if is_due and checkpointer.is_to_be_skipped:
             logger.info("The checkpoint of step %d is skipped: one is being written", step)
             self._timer.update_last_triggered_step(step)
-        elif checkpointer.is_immediate:
-            await self._save_in_run(run_context)
+            is_due = False
+        if is_due and checkpointer.is_immediate:
+            await self._save_in_run(run_context, is_due=True)
             run_context._finish(2, checkpointer.content.save_hooks_late)
-        else:
-            run_context._finish(2, lambda: self._save_in_run(run_context))
+        elif is_due or self._evaluation is not None:
+            # an evaluation between the steps ends after every after_run
+            run_context._finish(2, lambda: self._save_in_run(run_context, is_due=is_due))
 
-    async def _save_in_run(self, run_context: SessionRunContext) -> None:
-        if await self.checkpointer.save(run_context.session, may_stop=True):
+    async def _save_in_run(self, run_context: SessionRunContext, *, is_due: bool) -> None:
+        session, checkpointer = run_context.session, self.checkpointer
+        if not is_due and not await checkpointer.content.is_better(run_context.global_step.value):
+            return
+        release = run_context._take_release()
+        if await checkpointer.save(session, may_stop=True, is_due=is_due, release=release):
             run_context.request_stop("a CheckpointSaverListener asked for it")
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,7 +283,7 @@ class CheckpointSaverHook(SessionRunHook):
         if due is not None:  # what is being saved is a save that was due
             timer = {"last_step": due, "secs_since_last": 0.0}
         metric = None if self._metric is None else self._metric.state_dict()
-        return {"timer": timer, "metric": metric}
+        return TimerState(timer=timer, metric=metric)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
@@ -240,15 +293,32 @@ class CheckpointSaverHook(SessionRunHook):
     def _owns(self, error: BaseException) -> bool:
         return self._open is not None and self._open.writer.raised is error
 
-    def _ending(self) -> None:
+    def _keep_hooks(self) -> None:
         self.checkpointer.content.keep_hooks()
 
     async def end(self, session: Any) -> None:
         checkpointer = self.checkpointer
+        if self._is_by_hand:
+            self._keep_hooks()
+        failure = await self._evaluate_last(session)
         step = await checkpointer.save_at_end(session)
         await checkpointer.finish(session)
         await self._listeners.end(session, step)
         await checkpointer.close()
+        if failure is not None:
+            raise failure
+
+    async def _evaluate_last(self, session: Any) -> Exception | None:
+        """Have the last evaluation before the last save, in whatever order the hooks are.
+
+        Returns what it failed with: what was trained is saved all the same.
+        """
+        try:
+            if self._evaluation is not None:
+                await self._evaluation.owner.evaluate_last(session)
+        except Exception as error:
+            return error
+        return None
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         checkpointer = None if self._was_refused(exception) else self._open

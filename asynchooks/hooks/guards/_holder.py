@@ -10,7 +10,7 @@ from collections.abc import Set
 from pathlib import PurePath
 from types import CodeType, FrameType
 
-from .._stacks import walk
+from ..._engine.stacks import walk
 
 NOBODY = "the event loop itself"
 
@@ -21,9 +21,9 @@ _DRIVERS = {
 }  # fmt: skip
 # by name: hooks stand below sessions, and must not import them
 _SESSION, _HOOK_LIST, _SIDE_TASKS = (
-    ("asynchooks._session", "asynchooks._supervised"),
-    "asynchooks._hook_list",
-    "asynchooks._side_tasks",
+    "asynchooks._session",
+    "asynchooks._running.dispatch",
+    "asynchooks._stopping.tasks",
 )
 
 
@@ -62,7 +62,7 @@ def holder_of(frame: FrameType | None, loop: Set[CodeType]) -> tuple[str, str]:
         innermost = innermost or place
         if not where and module.partition(".")[0] not in _DRIVERS:
             where = place
-        if module in _SESSION:
+        if module == _SESSION:
             culprit = _in_session(each, function, is_in_hook_list)
         elif module == _SIDE_TASKS and function == "_supervise":
             culprit = f"the side task {each.f_locals['task'].name!r}"

@@ -9,13 +9,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from .._coordinator import Coordinator
-from .._engine import STOPPED, Engine, Slot, current_engine
-from .._hook import SessionRunHook
-from .._stop import EndsAtStop
-from ._arguments import as_secs
-from ._guard_thread import GuardThread
+from ..._engine.base import STOPPED, Engine, Slot
+from ..._engine.current import current_engine
+from ..._engine.stop import EndsAtStop
+from ..._hook import SessionRunHook
+from ..._stopping.coordinator import Coordinator
+from .._arguments import as_secs
 from ._holder import holder_of, loop_code
+from ._thread import GuardThread
 
 logger = logging.getLogger("asynchooks")
 
@@ -80,6 +81,8 @@ class LoopLagHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _joins_session = False
+    _shown = (("max_lag_secs", "_max_lag_secs"),)
 
     def __init__(self, max_lag_secs: float = 0.1) -> None:
         self._max_lag_secs = as_secs("max_lag_secs", max_lag_secs)

@@ -9,12 +9,19 @@ from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-from .._coordinator import Coordinator
-from .._errors import NanLossDuringTrainingError, PreemptionError
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from .._raw_session import RawSession, raw_session_of
-from .._session_stop import SessionStop
-from ._checkpoint_saver import CheckpointSaverHook
+from ..._errors import NanLossDuringTrainingError, PreemptionError
+from ..._hook import (
+    SessionHooks,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from ..._stopping.coordinator import Coordinator
+from ...backends._raw_session import RawSession, raw_session_of
+from .._arguments import saved_whole
+from .._metrics import described, named
+from ..checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
 
@@ -48,6 +55,8 @@ class NanTensorHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _fetches_are = "the loss"
+    _shown = (("loss_tensor", "_args.fetches"),)
 
     def __init__(
         self, loss_tensor: Any, fail_on_nan_loss: bool = True, *, max_rollbacks: int = 0
@@ -63,11 +72,13 @@ class NanTensorHook(SessionRunHook):
         self._first_step = 0  # where the raw session began
         self._num_rollbacks = 0
 
-    def _meet(self, hooks: Sequence[Any], stops: SessionStop) -> None:
-        self._saver = next((each for each in hooks if isinstance(each, CheckpointSaverHook)), None)
-
     async def begin(self) -> None:
-        self._num_rollbacks = 0
+        self._num_rollbacks, self._saver = 0, None
+        shared = SessionHooks.of(self)
+        shared.check(lambda: self._find_saver(shared.begun))
+
+    def _find_saver(self, hooks: Sequence[Any]) -> None:
+        self._saver = next((each for each in hooks if isinstance(each, CheckpointSaverHook)), None)
         if self._max_rollbacks and self._saver is None:
             raise RuntimeError(
                 f"NanTensorHook(max_rollbacks={self._max_rollbacks}) has nothing to go back to: "
@@ -88,8 +99,8 @@ class NanTensorHook(SessionRunHook):
             shape = ()
         if shape is None or (shape and math.prod(shape) != 1):
             raise ValueError(
-                f"the loss {self._args.fetches!r} came to {loss!r}; give a scalar, a tensor rather "
-                "than an op (by name: 'loss:0')"
+                f"the loss {named(self._args.fetches)} is {described(loss)}; give one number, on a "
+                "graph a tensor rather than an op (by name: 'loss:0')"
             )
         if loss == loss:  # only NaN differs from itself
             if self._raw is not None and self._raw.is_saved:  # else reading it costs for nothing
@@ -98,17 +109,19 @@ class NanTensorHook(SessionRunHook):
         logger.log(
             logging.ERROR if self._fails else logging.WARNING, "Model diverged with loss = NaN."
         )
+        step = run_context.global_step.value
+        loss_is_nan = f"the loss {named(self._args.fetches)} is NaN at step {step}"
         good = None if self._raw is None else await self._reject(self._raw)
         if good is not None and self._num_rollbacks < self._max_rollbacks:
             self._num_rollbacks += 1
             raise _RollbackError(
-                f"the loss is NaN at step {run_context.global_step.value}: back to {good}, for the "
-                f"{self._num_rollbacks}. time of {self._max_rollbacks}",
+                f"{loss_is_nan}: back to {good}, for the {self._num_rollbacks}. time of "
+                f"{self._max_rollbacks}",
                 good,
             )
         if self._fails:
-            raise _error(good)
-        run_context.request_stop("the loss is NaN")
+            raise _error(loss_is_nan, good)
+        run_context.request_stop(loss_is_nan)
 
     async def _reject(self, raw: RawSession) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
@@ -127,17 +140,15 @@ class NanTensorHook(SessionRunHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # a rollback itself restores a checkpoint that knows less of them
-        self._num_rollbacks = max(self._num_rollbacks, state["num_rollbacks"])
+        self._num_rollbacks = max(self._num_rollbacks, saved_whole(state, "num_rollbacks"))
 
 
 class _RollbackError(NanLossDuringTrainingError, PreemptionError):
     """Has the session recreated; where it is not, it leaves as what it is."""
 
 
-def _error(good: str | None) -> NanLossDuringTrainingError:
-    if good is None:
-        return NanLossDuringTrainingError()
-    return NanLossDuringTrainingError(
-        f"NaN loss during training. The last good checkpoint is {good}: the next session goes on "
-        "from there", good,
-    )  # fmt: skip
+def _error(loss_is_nan: str, good: str | None) -> NanLossDuringTrainingError:
+    said = f"NaN loss during training: {loss_is_nan}."
+    if good is not None:
+        said += f" The last good checkpoint is {good}: the next session goes on from there"
+    return NanLossDuringTrainingError(said, good)

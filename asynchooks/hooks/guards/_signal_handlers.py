@@ -140,8 +140,12 @@ class Deadline:
 
     def lift(self) -> None:
         """The process goes on, or ends by itself: end the thread, and wait until it has."""
-        self._news.put(None)
+        self.drop()
         self._thread.join(_JOIN_SECS)
+
+    def drop(self) -> None:
+        """As `lift`, without waiting."""
+        self._news.put(None)
 
     def _watch(self) -> None:
         received = self._news.get()

@@ -1,4 +1,4 @@
-"""StallHook: says what everybody is doing when no step ends any more, and stops training."""
+"""StallHook: says what all tasks are doing when no step ends any more, and stops training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
-from .. import _stacks
-from .._coordinator import Coordinator
-from .._engine import TIMED_OUT, Engine, Slot, current_engine
-from .._errors import StallError
-from .._global_step import GlobalStep
-from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
-from .._raw_session import raw_session_of
-from .._stop import EndsAtStop
-from .._stop_reason import StopReason
-from ._arguments import as_secs
-from ._guard_thread import GuardThread
+from ..._engine import stacks as _stacks
+from ..._engine.base import TIMED_OUT, Engine, Slot
+from ..._engine.current import current_engine
+from ..._engine.stop import EndsAtStop, StopReason
+from ..._errors import StallError
+from ..._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from ..._step.global_step import GlobalStep
+from ..._stopping.coordinator import Coordinator
+from ...backends._raw_session import raw_session_of
+from .._arguments import as_secs
+from ._thread import GuardThread
 
 logger = logging.getLogger("asynchooks")
 
@@ -30,7 +30,7 @@ class OnStall(Enum):
     """What a stall leads to, beside the dump in the log."""
 
     STOP = auto()
-    """The session stops; a StallError leaves it."""
+    """All workers of the model stop; a StallError leaves the session."""
     LOG = auto()
     """Nothing more; the next stall is logged again."""
 
@@ -44,7 +44,8 @@ class StallHook(SessionRunHook):
     itself; it waits a tenth longer (a quarter to one second), so that what it says of the loop is
     true. There is one dump for a stall, at level ERROR of the logger "asynchooks".
 
-    By the stop every wait of asynchooks ends, and a StallError leaves the block. A step that hangs
+    By the stop every wait of asynchooks ends, in all workers that share the model, and a StallError
+    leaves the block of this one. A step that hangs
     in a thread is given up after the grace period (of a shared session: that of the worker which
     created it). What waits for something else ends only if it waits through `session.or_stop` or
     `coord.or_stop`, and what holds the event loop is ended by nothing. The watch itself ends at
@@ -54,8 +55,9 @@ class StallHook(SessionRunHook):
     You make it and give it to one session at a time, to each worker its own.
 
     Args:
-        secs: seconds without the end of a run that are a stall, > 0. Saving, evaluating and the
-            first step (which compiles) take their time, too.
+        secs: seconds without the end of a run that are a stall, > 0. Saving, evaluating, other
+            workers' calls where they must not overlap, and the first step (which compiles) take
+            their time, too.
         on_stall: `OnStall.STOP` or `OnStall.LOG`.
 
     Raises:
@@ -69,6 +71,7 @@ class StallHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
+    _shown = (("secs", "_secs"),)
 
     def __init__(self, secs: float, on_stall: OnStall = OnStall.STOP) -> None:
         self._secs = as_secs("secs", secs)
@@ -183,10 +186,11 @@ class _Watch:
         return now + secs
 
     def _tell(self, now: float, last: float, in_thread: bool) -> None:
-        what = (
-            f"no run of this session has ended for {now - last:.4g} s, since global step "
-            f"{self._step.value}{', and the event loop is held' if in_thread else ''}"
+        since = (
+            f"has ended for {now - last:.4g} s, since global step {self._step.value}"
+            f"{', and the event loop is held' if in_thread else ''}"
         )
+        what = f"no run of this session {since}"
         stacks = _stacks.report(self._engine.running_tasks)
         logger.error("StallHook: %s. What everybody is doing:\n%s", what, stacks)
         if self._on_stall is OnStall.LOG:
@@ -196,5 +200,7 @@ class _Watch:
             f"{what}; the log says what all tasks and threads were doing. "
             f"If a run may take longer, give StallHook more than {self._secs:g} s"
         )
+        # as the other workers read it, too
+        reason = StopReason("StallHook", f"no run of its session {since}", error)
         with suppress(StallError):  # the session has ended meanwhile, and reports no more errors
-            self._coord.request_stop(error, reason=StopReason("StallHook", what, error))
+            self._coord.request_stop(error, reason=reason, all_workers=True)

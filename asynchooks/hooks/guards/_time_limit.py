@@ -5,24 +5,24 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .._coordinator import Coordinator
-from .._engine import TIMED_OUT, Slot, current_engine
-from .._hook import SessionRunHook
-from .._stop import EndsAtStop
-from .._stop_reason import StopReason
-from ._arguments import as_secs
+from ..._engine.base import TIMED_OUT, Slot
+from ..._engine.current import current_engine
+from ..._engine.stop import EndsAtStop, StopReason
+from ..._hook import SessionRunHook
+from ..._stopping.coordinator import Coordinator
+from .._arguments import as_secs
 
 logger = logging.getLogger("asynchooks")
 
 
 class TimeLimitHook(SessionRunHook):
-    """Asks the session to stop a time after it was opened, also while it waits for something.
+    """Stops all workers of the model a time after the session was opened, also while they wait.
 
-    should_stop() turns True and every wait of asynchooks ends; a step that is under way is not
-    cut short, so the block ends a step's time later. The time runs from `begin`, on the engine's
-    clock (real or simulated), and goes on while a lost session is recreated: if it is up by then,
-    the new one stops at once. It cannot end the creation of a session, nor the pauses of a
-    `Recovery`.
+    should_stop() turns True, every wait of asynchooks ends, and the next run ends the block; a step
+    that is under way is not cut short, so the block ends a step's time later. The time runs from
+    `begin`, on the engine's clock (real or simulated), and goes on while a lost session is
+    recreated: if it is up by then, the new one stops at once. It cannot end the creation of a
+    session, nor the pauses of a `Recovery`.
 
     You make it and give it to one session at a time; nothing needs to be closed.
 
@@ -35,12 +35,14 @@ class TimeLimitHook(SessionRunHook):
 
     Example:
         async with MonitoredSession([TimeLimitHook(0.01)], creator) as session:
-            while not session.should_stop():
+            while True:
                 await session.run("loss")
         print(session.stop_reason)  # TimeLimitHook: 0.01 s have passed
     """
 
     _looks_at_default_graph = False
+    _joins_session = False
+    _shown = (("secs", "_secs"),)
 
     def __init__(self, secs: float) -> None:
         self._secs = as_secs("secs", secs)
@@ -65,4 +67,4 @@ class TimeLimitHook(SessionRunHook):
     def _stop(self, coord: Coordinator) -> None:
         reason = StopReason("TimeLimitHook", f"{self._secs:g} s have passed")
         logger.info("Stop requested, by %s", reason)
-        coord.request_stop(reason=reason)
+        coord.request_stop(reason=reason, all_workers=True)

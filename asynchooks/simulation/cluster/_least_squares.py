@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ._worker import Worker
+from ._worker import Worker
 
 _NUM_EXAMPLES, _NUM_WEIGHTS, _BATCH = 256, 16, 8
 _NOISE = 0.1

@@ -1,30 +1,31 @@
-"""What messages take: links of workers, and a server that serves one after the other.
+"""Times of messages: cut links of workers, and a queue in front of a server.
 
-It moves no message: it says when one arrives, and sleeps until then.
+No message is moved here: a wait ends when it would arrive.
 """
 
 from __future__ import annotations
 
 import heapq
 
-from .._engine import Slot
-from ._delays import Delay
-from ._kernel import Kernel
-from ._streams import DelayStream, Streams
+from ..._engine.base import Slot
+from ..delays._arguments import checked_count
+from ..delays._light_tails import Delay
+from ..delays._streams import DelayStream, Streams
+from ..kernel._kernel import Kernel
 
 
 class Queue:
     """Servers with one queue, first come first served: how long a request waits and is served.
 
-    You make it through `Simulation.queue`, and call `serve` from any task. Whoever is cancelled
-    meanwhile is served all the same: the request is under way.
+    You make it through `Simulation.queue`, and call `serve` from any task. The request of a task
+    that is cancelled meanwhile is served all the same: it is under way.
 
     Args:
-        kernel: whose time passes.
+        kernel: of the simulation.
         streams: of its random numbers.
         service: seconds that a request takes once it is its turn.
-        num_servers: how many requests are served side by side, >= 1.
-        name: its service times are drawn for this purpose.
+        num_servers: requests that are served at the same time, >= 1.
+        name: names the stream of its service times.
     """
 
     __slots__ = ("_free_at", "_kernel", "_service", "num_served", "secs_busy", "secs_queued")
@@ -32,19 +33,23 @@ class Queue:
     def __init__(
         self, kernel: Kernel, streams: Streams, service: Delay, num_servers: int, name: str
     ) -> None:
-        if not isinstance(num_servers, int) or num_servers < 1:
-            raise ValueError(f"num_servers is {num_servers!r}; give an integer >= 1")
         self._kernel = kernel
         self._service: DelayStream = streams.delays(0, f"service of {name}", service)
-        self._free_at = [0.0] * num_servers
+        self._free_at = [0.0] * checked_count("num_servers", num_servers, least=1)
         self.num_served = 0
         self.secs_queued = 0.0
         """Seconds that all requests together have waited for their turn."""
         self.secs_busy = 0.0
         """Seconds of service, over all servers."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<Queue for {len(self._free_at)} servers, {self._service.delay!r}, "
+            f"{self.num_served} requests>"
+        )
+
     async def serve(self) -> float:
-        """Wait for one's turn and be served; returns the seconds that both took."""
+        """Wait until a request of this task is served; returns the seconds that it took."""
         kernel, free_at = self._kernel, self._free_at
         asked = kernel.time
         begins = max(asked, free_at[0])
@@ -71,7 +76,7 @@ class Closures:
         self._spans = sorted([*self._spans, (begin, end)])
 
     def arrival(self, sent: float, arrives: float) -> float:
-        """When a message arrives that would, on a whole link, arrive then; at the end of a cut."""
+        """When a message arrives that would arrive then on a whole link: at the end of a cut."""
         for begin, end in self._spans:
             if sent < end and begin <= arrives:
                 arrives = max(arrives, end)

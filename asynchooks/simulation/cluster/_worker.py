@@ -3,32 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from .._engine import TIMED_OUT, EngineTask, Slot
-from .._session import MonitoredSession
-from .._signal import Signal
-from ..protocols import Pushed, Snapshot
-from ._arguments import checked_secs
-from ._books import SERVED, Books
-from ._network import Closures
-from ._slowdowns import Slowdowns, stretched, work_done
-from ._streams import DelayStream
-from ._worker_session import session_of
+from ..._engine.base import TIMED_OUT, Sentinel, Slot
+from ..._engine.runner import StepRunnerName
+from ..._hook import SessionRunHook
+from ..._session import MonitoredSession
+from ..._step.global_step import GlobalStep
+from ..._stopping.backoff import Recovery
+from ...backends._function import FunctionSessionCreator
+from ...hooks import StopAtStepHook
+from ...protocols import ParameterServer, ProtocolHook, Pushed, Snapshot
+from ..delays._arguments import checked_secs
+from ..delays._slowdowns import Slowdowns, stretched, work_done
+from ..delays._streams import DelayStream, Streams
+from ..kernel._kernel import Kernel, KernelTask, Until
+from ..output._timeline import SERVED, TimeAccount, Timeline
+from ._network import Closures, Queue
 
-if TYPE_CHECKING:
-    from ._cluster import Cluster
+_PAUSED = Sentinel("PAUSED")
 
-_PAUSED = Signal("PAUSED")
+
+class SimulationView(Protocol):
+    """What a cluster and the programs of its workers use of their `Simulation`."""
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    def sleep(self, secs: float) -> Awaitable[None]: ...
+
+    def run(
+        self, main: Callable[..., Awaitable[Any]], *args: Any, until: Until | None = None
+    ) -> Any: ...
+
+
+class ClusterView(Protocol):
+    """What workers, their programs and the search for standstills use of a `Cluster`."""
+
+    num_workers: int
+    workers: list[Worker]
+    num_unfinished: int
+    updates: int | None
+    streams: Streams
+    server: ParameterServer
+    queue: Queue | None
+    timeline: Timeline
+    nothing: Any
+
+    @property
+    def simulation(self) -> SimulationView: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def global_step(self) -> GlobalStep: ...
+
+    def clock(self) -> float: ...
+
+    def has_opened(self, worker: Worker) -> None: ...
 
 
 class Worker:
-    """What a worker's program acts through. The cluster makes one for each, and counts its time.
+    """What a worker's program acts through. The cluster makes one for each worker.
 
     A program repeats: `pull`, `compute`, `push`; the first and the last wait as the protocol says.
-    Training ends by a StopTraining out of one of them, which the program lets pass.
+    Training ends by a StopTraining that one of them raises, and that the program lets pass.
 
     Example:
         async def train(worker):
@@ -39,40 +84,43 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute", "_epoch", "_is_in_session", "_is_undone", "_pulls", "_pushes", "_rng", "_slot",
-        "_until", "books", "closures", "cluster", "index", "is_away", "is_finished", "num_computed",
-        "num_pauses", "num_stops", "slowdowns", "task", "version",
+        "_compute", "_epoch", "_is_in_session", "_is_undone", "_pull", "_push", "_rng", "_slot",
+        "_until", "closures", "cluster", "index", "is_away", "is_finished",
+        "meets_endless_failures", "num_computed", "num_pauses", "num_stops", "slowdowns", "task",
+        "time", "version",
     )  # fmt: skip
 
-    def __init__(self, cluster: Cluster, index: int) -> None:
+    def __init__(
+        self,
+        cluster: ClusterView,
+        index: int,
+        compute: DelayStream,
+        pull: DelayStream | None,
+        push: DelayStream | None,
+    ) -> None:
         self.cluster = cluster
         self.index = index
         """From 0."""
-        streams, delays = cluster.streams, cluster.delays
-        self._compute = streams.delays(index, "compute", delays.compute)
-        self._pulls = self._pushes = None
-        if delays.pull is not None:
-            self._pulls = streams.delays(index, "pull", delays.pull)
-        if delays.push is not None:
-            self._pushes = streams.delays(index, "push", delays.push)
+        self._compute, self._pull, self._push = compute, pull, push
         self._rng: np.random.Generator | None = None
         self._is_in_session = False
-        self._epoch = cluster.global_step.epoch  # in which the protocol let it pull
+        self._epoch = cluster.global_step.epoch  # when the protocol let it pull
         self._is_undone = False  # the server went back between that and the pull
-        self._slot: Slot | None = None  # where it computes
-        self._until: Slot | None = None  # where it waits for its repair
+        self._slot: Slot | None = None  # parked in while it computes
+        self._until: Slot | None = None  # parked in until its repair
         self.is_finished = False
-        self.is_away = True  # it has no session open, and may yet have one
+        self.is_away = True  # it has no open session, and may still open one
         self.closures: Closures | None = None
         self.slowdowns: Slowdowns | None = None
-        self.task: EngineTask | None = None
-        # failures overlap: it works only while neither its program is stopped nor stands still
+        self.meets_endless_failures = False  # of those that repeat for ever
+        self.task: KernelTask | None = None
+        # failures may overlap: it works only while both are 0
         self.num_stops = 0
         self.num_pauses = 0
         self.version = 0
         """Of the last snapshot that it pulled."""
         self.num_computed = 0
-        self.books = Books(index, cluster.clock, cluster.timeline)
+        self.time = TimeAccount(index, cluster.clock, cluster.timeline)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -82,7 +130,7 @@ class Worker:
         return self._rng
 
     async def pull(self) -> Snapshot:
-        """The present parameters and their version, as soon as the protocol lets this worker.
+        """The current parameters and their version, once the protocol lets this worker pull.
 
         Cancellation safe.
 
@@ -96,20 +144,20 @@ class Worker:
             await cluster.server.begin_step(self.index)
             if self.num_pauses:
                 await self._until_repaired()
-        if self.closures is not None:  # what it asks for is a message, too
+        if self.closures is not None:  # the request is a message, too
             await self._transfer("pull", None)
         snapshot = cluster.server.pull(self.index)
         self.version = snapshot.version
         is_late = self._epoch != cluster.global_step.epoch
-        self._is_undone = is_late and cluster.server._waits_before
-        if self._pulls is not None:
-            await self._transfer("pull", self._pulls)
+        self._is_undone = is_late and cluster.server.waits_before_step
+        if self._pull is not None:
+            await self._transfer("pull", self._pull)
         return snapshot
 
     async def compute(self, secs: float | None = None) -> bool:
         """Spend the virtual time of one gradient on what was pulled last.
 
-        Cancellation safe: it has lost the time.
+        Cancellation safe: the time until then is lost.
 
         Args:
             secs: seconds >= 0 on an unhindered worker; None: drawn from the cluster's delay.
@@ -135,11 +183,11 @@ class Worker:
                 if delay.changes_with_time or self.slowdowns is not None:
                     takes = stretched(delay, self.slowdowns, start, work)
                 self._slot = slot = Slot(kernel, "the end of its computation")
-                forget = server.watch_update(self.version, slot)
+                remove = server.watch_update(self.version, slot)
                 try:
                     value = await kernel.park(slot, start + takes)
                 finally:
-                    forget()
+                    remove()
                 if value is _PAUSED:
                     work -= work_done(delay, self.slowdowns, start, kernel.time - start, work)
                     await self._until_repaired()
@@ -147,31 +195,31 @@ class Worker:
             self._slot = None
             is_done = value is TIMED_OUT
             self.num_computed += is_done
-            self.books.book("compute" if is_done else "lost", begun)
+            self.time.spend("compute" if is_done else "lost", begun)
         return is_done
 
     async def push(self, gradient: Any, version: int | None = None) -> Pushed:
-        """Send a gradient, and wait as the protocol says once it is there. Cancellation safe.
+        """Send a gradient, and wait as the protocol says after its arrival. Cancellation safe.
 
         Args:
             gradient: names and shapes as the parameters'.
             version: of the snapshot that it was computed on; None: of the last one.
 
         Returns:
-            What became of it, and its staleness.
+            Its outcome and staleness.
         """
         cluster = self.cluster
         version = self.version if version is None else version
         if self.num_pauses:
             await self._until_repaired()
-        if self._pushes is not None or self.closures is not None:
-            await self._transfer("push", self._pushes)
+        if self._push is not None or self.closures is not None:
+            await self._transfer("push", self._push)
         if cluster.queue is not None:
             begun = cluster.clock()
             try:
                 await cluster.queue.serve()
             finally:
-                self.books.book(SERVED, begun)
+                self.time.spend(SERVED, begun)
         pushed = cluster.server.push(self.index, gradient, version)
         cluster.timeline.pushed(self.index, cluster.kernel.time, pushed, cluster.server.version)
         if not self._is_in_session:
@@ -184,31 +232,72 @@ class Worker:
         *,
         gradient: Callable[[Any, Worker], Any] | None = None,
         step: Callable[[], Awaitable[Any]] | None = None,
-        **options: Any,
+        stop_grace_period_secs: float = 120,
+        step_runner: StepRunnerName = "auto",
+        recovery: Recovery | None = None,
     ) -> MonitoredSession:
         """A session whose run is one step of this worker: pull, compute, push, with all hooks.
 
-        Open it by `async with`; the hooks of the protocol and of the cluster's number of updates
-        are in it.
+        Open it by `async with`. It has the hooks of the protocol and of the cluster's number of
+        updates.
 
         Args:
             hooks: further ones.
             gradient: of (parameters, worker); None: zeros, for laws of time.
             step: an async function in place of that, which returns a mapping of outputs; it may
-                use `pull`, `compute` and `push`. Else the outputs are "computed" (whether it was
-                in vain), "staleness" and "fate" (None where nothing was pushed).
-            options: of `MonitoredSession`.
+                use `pull`, `compute` and `push`. Without it the outputs are "computed" (False for
+                a computation in vain), "staleness" and "outcome" (None where nothing was pushed).
+            stop_grace_period_secs, step_runner, recovery: as for `MonitoredSession`.
         """
         self._is_in_session = True
-        return session_of(self, hooks, gradient, step, options)
+        cluster = self.cluster
+        own: list[SessionRunHook] = [_OpenedHook(self), ProtocolHook(cluster.server, self.index)]
+        if cluster.updates is not None:
+            own.append(StopAtStepHook(last_step=cluster.updates))
+
+        async def run_step() -> dict[str, Any]:
+            outputs = await (self._one_step(gradient) if step is None else step())
+            return {**outputs, "global_step": cluster.server.version}
+
+        return MonitoredSession(
+            [*own, *hooks],
+            FunctionSessionCreator(run_step, global_step=cluster.global_step),
+            stop_grace_period_secs=stop_grace_period_secs,
+            step_runner=step_runner,
+            recovery=recovery,
+        )
+
+    async def _one_step(self, gradient: Callable[[Any, Worker], Any] | None) -> dict[str, Any]:
+        snapshot = await self.pull()
+        pushed = None
+        is_computed = await self.compute()
+        if is_computed:
+            nothing = self.cluster.nothing
+            value = nothing if gradient is None else gradient(snapshot.parameters, self)
+            pushed = await self.push(value, snapshot.version)
+        return {
+            "computed": is_computed,
+            "staleness": pushed and pushed.staleness,
+            "outcome": pushed and pushed.outcome.value,
+        }
+
+    @property
+    def is_down(self) -> bool:
+        """Whether a failure stops or pauses it now."""
+        return self.num_stops > 0 or self.num_pauses > 0
+
+    @property
+    def draws(self) -> Any:
+        """The state of its own random numbers; equal where none was drawn in between."""
+        return None if self._rng is None else str(self._rng.bit_generator.state)
 
     def begins_anew(self) -> None:
-        """Its program is about to start; for the cluster."""
+        """Prepare for its program to start; for the cluster."""
         self._is_in_session = False
 
     def go_down(self, *, loses_work: bool) -> None:
-        """It works no further: its program is stopped, or stands still; for failures."""
-        self.books.go_down()
+        """Stop or pause it; for failures."""
+        self.time.go_down()
         if loses_work:
             self.num_stops += 1
             return
@@ -217,7 +306,7 @@ class Worker:
             self._slot.wake(_PAUSED)
 
     def come_up(self, *, loses_work: bool) -> None:
-        """One failure is over; it works again once all are. For failures."""
+        """End one failure; it works again once all have ended. For failures."""
         if loses_work:
             self.num_stops -= 1
         else:
@@ -225,16 +314,16 @@ class Worker:
             if not self.num_pauses and self._until is not None:
                 self._until.wake()
         if not (self.num_stops or self.num_pauses):
-            self.books.come_up()
+            self.time.come_up()
 
     async def wait(self, waiting: Awaitable[None]) -> None:
-        """Wait for others, and count that as such; for the server."""
+        """Wait, and count the time as waiting; for the server."""
         begun = self.cluster.clock()
         try:
             await waiting
         finally:
             self._epoch = self.cluster.global_step.epoch
-            self.books.book("wait", begun)
+            self.time.spend("wait", begun)
 
     async def _until_repaired(self) -> None:
         kernel = self.cluster.kernel
@@ -244,7 +333,7 @@ class Worker:
         self._until = None
 
     async def _transfer(self, what: str, stream: DelayStream | None) -> None:
-        """Send a message, and wait until it arrives; without a stream it takes no time itself."""
+        """Wait until a message arrives; without a stream it takes no time itself."""
         kernel = self.cluster.kernel
         sent = arrives = kernel.time
         if stream is not None:
@@ -257,7 +346,20 @@ class Worker:
         try:
             await kernel.park(Slot(kernel, "a message"), arrives)
         finally:
-            self.books.book(what, begun)
+            self.time.spend(what, begun)
 
     def __repr__(self) -> str:
         return f"<worker {self.index} of {self.cluster.num_workers}>"
+
+
+class _OpenedHook(SessionRunHook):
+    """Reports to the cluster that the session of its worker is open."""
+
+    _looks_at_default_graph = False
+    _joins_session = False
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def begin(self) -> None:
+        self._worker.cluster.has_opened(self._worker)

@@ -1,4 +1,4 @@
-"""Checks of the numbers that delays and streams take. Nothing is drawn here."""
+"""Checks of the numbers that delays, streams and clusters take."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import operator
 from numbers import Real
 
 LONGEST_SECS = 1e300
-"""Seconds. A heavy tail overflows a float: what would be longer counts as this long.
+"""Seconds. Longer draws, of heavy tails that overflow a float, count as this long.
 
-Far enough below the largest float that 10^8 of them still have a sum.
+Far enough below the largest float for a sum of 10^8 of them.
 """
 
 
 def checked_number(name: str, value: object, allowed: str = "a finite number") -> float:
-    """The value as a float, unless it is none, NaN or infinite."""
+    """The value as a float; an error unless it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r}; give {allowed}")
     try:
@@ -35,7 +35,7 @@ def checked_secs(name: str, value: object) -> float:
 
 
 def checked_secs_above_zero(name: str, value: object, otherwise: str = "") -> float:
-    """`otherwise` says what to give instead of a zero."""
+    """`otherwise` tells what to give instead of a zero."""
     allowed = f"seconds, > 0 and at most {LONGEST_SECS:g}"
     number = checked_number(name, value, allowed)
     if not 0 < number <= LONGEST_SECS:
@@ -44,7 +44,7 @@ def checked_secs_above_zero(name: str, value: object, otherwise: str = "") -> fl
 
 
 def checked_shape(name: str, value: object) -> float:
-    """A law's parameter without a unit."""
+    """A parameter of a distribution, without a unit."""
     allowed = "a finite number > 0"
     number = checked_number(name, value, allowed)
     if not number > 0:
@@ -52,19 +52,11 @@ def checked_shape(name: str, value: object) -> float:
     return number
 
 
-def checked_count(name: str, value: object) -> int:
-    """The whole number, of any size, unless it is negative."""
+def checked_count(name: str, value: object, least: int = 0) -> int:
+    """The whole number, of any size; an error if it is below `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {value!r}; give a whole number >= 0")
+        raise TypeError(f"{name} is {value!r}; give a whole number >= {least}")
     number = operator.index(value)
-    if number < 0:
-        raise ValueError(f"{name} is {number}; give a whole number >= 0")
-    return number
-
-
-def checked_positive(name: str, value: object) -> int:
-    """The whole number, unless it is below 1."""
-    number = checked_count(name, value)
-    if number < 1:
-        raise ValueError(f"{name} is {number}; give a whole number >= 1")
+    if number < least:
+        raise ValueError(f"{name} is {number}; give a whole number >= {least}")
     return number

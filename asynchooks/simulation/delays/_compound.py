@@ -1,4 +1,4 @@
-"""Delays made of delays: another one for each worker, and stragglers. Neither knows the time."""
+"""Delays made of delays: a separate one for each worker, and stragglers. Neither has a clock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import numpy as np
 from numpy.random import Generator
 
 from ._arguments import LONGEST_SECS, checked_count, checked_number
-from ._delays import Delay, Draws, checked_delay, put
+from ._light_tails import Delay, Draws, checked_delay, put
 
 
 @dataclass(frozen=True, slots=True)
 class PerWorker(Delay):
     """A delay for each worker: worker i draws from `delays[i]`.
 
-    Nothing is drawn from all of them together, and they have no mean together: ask
-    `for_worker(i)`. Streams do.
+    It has no draws, mean or variance as a whole: use `for_worker(i)`, as streams do.
 
     Args:
         delays: at least one.
@@ -82,15 +81,15 @@ class PerWorker(Delay):
 
 @dataclass(frozen=True, slots=True)
 class Stragglers(Delay):
-    """Now and then a draw of `base` takes `factor` times as long.
+    """Some draws of `base` take `factor` times as long.
 
     Args:
-        base: what is drawn.
-        probability: that a draw is such a one, 0 to 1.
+        base: the delay that is drawn.
+        probability: of such a draw, 0 to 1.
         factor: >= 1.
 
     Raises:
-        TypeError, ValueError: a number is none or out of its range, or the base is no delay.
+        TypeError, ValueError: a parameter is no number or out of its range, or base is no delay.
 
     Example:
         assert Stragglers(Constant(1.0), 0.1, 11.0).mean == 2.0

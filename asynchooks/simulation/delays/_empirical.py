@@ -1,4 +1,4 @@
-"""A delay drawn from a recorded trace. It records none."""
+"""A delay drawn from a recorded trace. Nothing is recorded here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 
 from ._arguments import LONGEST_SECS
-from ._delays import Delay, Draws, put
+from ._light_tails import Delay, Draws, put
 
 _ALLOWED = f"seconds, each >= 0 and at most {LONGEST_SECS:g}"
 
@@ -24,7 +24,7 @@ class Empirical(Delay):
         samples: seconds, each >= 0, at least one; a sequence or an array, shape (n,).
 
     Raises:
-        TypeError, ValueError: the samples are no such numbers, or there are none.
+        TypeError, ValueError: a sample is no number or out of its range, or there are none.
 
     Example:
         assert Empirical([1.0, 1.5, 9.0]).mean == 11.5 / 3
@@ -32,7 +32,7 @@ class Empirical(Delay):
 
     samples: Sequence[float] | Draws
     path: str | None = field(default=None, init=False, compare=False)
-    """The file that they are from, None if from none."""
+    """The file that the samples are from; None: from none."""
     _array: Draws = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Delays that are mostly short and now and then very long.
+"""Delays that are mostly short and occasionally very long.
 
-What overflows a float becomes `LONGEST_SECS`; the means and variances are those of the laws.
+Draws that overflow a float become `LONGEST_SECS`; means and variances are those of the
+distributions.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.random import Generator
 
 from ._arguments import LONGEST_SECS, checked_number, checked_secs_above_zero, checked_shape
-from ._delays import Delay, Draws, put
+from ._light_tails import Delay, Draws, put
 
 
 def _times(scale: float, draws: Draws) -> Draws:
-    """The product, at most the longest delay: numpy warns of what overflows."""
+    """The product, at most the longest delay: numpy would warn of an overflow."""
     return scale * np.minimum(draws, min(LONGEST_SECS / scale, sys.float_info.max))
 
 
@@ -39,7 +40,7 @@ class Pareto(Delay):
         shape: > 0; up to 1 the mean is infinite, up to 2 the variance is.
 
     Raises:
-        TypeError, ValueError: a number is none, or out of its range.
+        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert Pareto(1.0, 3.0).mean == 1.5
@@ -82,7 +83,7 @@ class LogNormal(Delay):
         sigma: the standard deviation of the logarithm, >= 0.
 
     Raises:
-        TypeError, ValueError: a number is none, or out of its range.
+        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert LogNormal(0.0, 0.0).mean == 1.0
@@ -125,7 +126,7 @@ class Weibull(Delay):
         shape: > 0; 1 gives an exponential.
 
     Raises:
-        TypeError, ValueError: a number is none, or out of its range.
+        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert Weibull(2.0, 1.0).mean == 2.0

@@ -1,6 +1,6 @@
-"""Delays: how many seconds something takes, each time anew; here the laws with light tails.
+"""Delays: random durations in seconds; here the distributions with light tails.
 
-A delay holds parameters only: it draws from the generator that it is given, and knows no clock.
+A delay holds parameters only: it draws from the generator that it is given, and has no clock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ Draws = NDArray[np.float64]
 
 
 class Delay(ABC):
-    """How many seconds something takes; drawn anew each time.
+    """A duration in seconds, drawn each time.
 
-    The program makes it, nobody closes it: it never changes, so many workers may share one. Its
-    text is what `parse_delay` reads, but of PerWorker, Phases, and an Empirical without a file.
+    The program makes it; there is nothing to close. It never changes, so many workers may share
+    one. `parse_delay` reads its text, except for PerWorker, Phases, and an Empirical without a
+    file.
 
     Example:
         streams = Streams(seed=1)
@@ -45,12 +46,12 @@ class Delay(ABC):
     @property
     @abstractmethod
     def mean(self) -> float:
-        """Of the law, in seconds; `math.inf` where it has none."""
+        """Of the distribution, in seconds; `math.inf` where it is infinite."""
 
     @property
     @abstractmethod
     def variance(self) -> float:
-        """Of the law, in seconds squared; `math.inf` where it has none."""
+        """Of the distribution, in seconds squared; `math.inf` where it is infinite."""
 
     @property
     def changes_with_time(self) -> bool:
@@ -58,7 +59,7 @@ class Delay(ABC):
         return False
 
     def for_worker(self, worker: int) -> Delay:
-        """What this worker draws from: itself, but for PerWorker and what contains one."""
+        """The delay that this worker draws from: itself, unless it is or contains a PerWorker."""
         return self
 
     def stretch(self, start: float, secs: float) -> float:
@@ -85,13 +86,13 @@ def checked_delay(name: str, value: object) -> Delay:
 
 @dataclass(frozen=True, slots=True)
 class Constant(Delay):
-    """Always the same.
+    """Always the same duration.
 
     Args:
         secs: seconds, >= 0.
 
     Raises:
-        TypeError, ValueError: the number is none, or out of its range.
+        TypeError, ValueError: the parameter is no number, or out of its range.
 
     Example:
         assert Constant(2.0).mean == 2.0
@@ -119,13 +120,13 @@ class Constant(Delay):
 
 @dataclass(frozen=True, slots=True)
 class Exponential(Delay):
-    """Without memory: P(X > x) = exp(-x / mean).
+    """Memoryless: P(X > x) = exp(-x / mean).
 
     Args:
         mean: seconds, > 0.
 
     Raises:
-        TypeError, ValueError: the number is none, or out of its range.
+        TypeError, ValueError: the parameter is no number, or out of its range.
 
     Example:
         assert str(Exponential(2.0)) == "exponential:2.0"
@@ -156,10 +157,10 @@ class ShiftedExponential(Delay):
 
     Args:
         shift: seconds, >= 0.
-        excess: the mean of what comes on top, in seconds, > 0.
+        excess: the mean of the exponential, in seconds, > 0.
 
     Raises:
-        TypeError, ValueError: a number is none, or out of its range.
+        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert ShiftedExponential(0.5, 1.0).mean == 1.5
@@ -189,14 +190,14 @@ class ShiftedExponential(Delay):
 
 @dataclass(frozen=True, slots=True)
 class Uniform(Delay):
-    """Every value from `low` to `high` alike.
+    """Uniform from `low` to `high`.
 
     Args:
         low: seconds, >= 0.
         high: seconds, >= low.
 
     Raises:
-        TypeError, ValueError: a number is none, or out of its range.
+        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert Uniform(1.0, 3.0).mean == 2.0

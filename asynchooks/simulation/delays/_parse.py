@@ -1,13 +1,13 @@
-"""Delays as text, for a command line. It parses no other options."""
+"""parse_delay: a delay from its text, for a command line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._compound_delays import Stragglers
-from ._delays import Constant, Delay, Exponential, ShiftedExponential, Uniform
+from ._compound import Stragglers
 from ._empirical import Empirical
 from ._heavy_tails import LogNormal, Pareto, Weibull
+from ._light_tails import Constant, Delay, Exponential, ShiftedExponential, Uniform
 
 _LAWS: tuple[tuple[str, tuple[str, ...], Callable[..., Delay]], ...] = (
     ("constant", ("SECS",), Constant),
@@ -36,7 +36,7 @@ def parse_delay(text: str) -> Delay:
 
     Raises:
         TypeError: it is no string.
-        ValueError: it stands for none.
+        ValueError: it is the text of no delay (lists them).
         OSError: the file of an empirical delay cannot be read.
     """
     if not isinstance(text, str):

@@ -1,6 +1,6 @@
-"""Phases: times at which all work is slower, or stands still, again and again.
+"""Phases: recurring times at which all work is slower, or stands still.
 
-They say how long work takes; whoever simulates asks them with the time that it is.
+A delay with phases says how long work takes that begins at a given time; it has no clock.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import accumulate
 from numpy.random import Generator
 
 from ._arguments import LONGEST_SECS, checked_number, checked_secs_above_zero
-from ._delays import Delay, Draws, checked_delay, put
+from ._light_tails import Delay, Draws, checked_delay, put
 
 _ALLOWED = "pairs, as in phases=[(60.0, 1.0), (5.0, 2.0)]"
 
 
 @dataclass(frozen=True, slots=True)
 class Phases(Delay):
-    """Work of `base`, slower or faster by the time that it is; the phases come again and again.
+    """Work of `base`, slower or faster depending on the time; the phases repeat.
 
     In a phase of factor f work takes f times as long, in a pause (factor `math.inf`) it stands
     still. The first phase begins at virtual time 0. Draws, mean and variance are those of `base`,
@@ -29,11 +29,11 @@ class Phases(Delay):
     the same time is slow together.
 
     Args:
-        base: what is drawn; without phases of its own.
+        base: the delay that is drawn; without phases of its own.
         phases: (seconds > 0, factor > 0) of each, at least one that is no pause.
 
     Raises:
-        TypeError, ValueError: a number is none or out of its range, or the base is no such delay.
+        TypeError, ValueError: a parameter is no number or out of its range, or base does not fit.
 
     Example:
         delay = Phases(Constant(2.0), [(60.0, 1.0), (30.0, math.inf)])
@@ -103,7 +103,7 @@ class Phases(Delay):
             rounds, rest = rounds - 1, self._work
         elapsed = min(left + rounds * self._ends[-1], LONGEST_SECS)
         for length, factor in (*self.phases[first + 1 :], *self.phases[: first + 1]):
-            if rest == 0:  # it just fits, but for rounding: a pause that follows is none of its
+            if rest == 0:  # it just fits, up to rounding: the pause that follows does not delay it
                 break
             if rest * factor <= length:
                 return elapsed + rest * factor

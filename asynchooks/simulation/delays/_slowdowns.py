@@ -1,10 +1,10 @@
-"""Times in which a worker computes slower, from one moment to another."""
+"""Slowdowns of a worker: spans of virtual time in which it computes more slowly."""
 
 from __future__ import annotations
 
 import math
 
-from ._delays import Delay
+from ._light_tails import Delay
 
 
 class Slowdowns:
@@ -20,9 +20,9 @@ class Slowdowns:
         self._spans.append((begin, end, factor))
 
     def stretch(self, start: float, secs: float, delay: Delay) -> float:
-        """How long work of so many seconds takes when it is begun at `start`.
+        """How long `secs` seconds of work take that begin at `start`.
 
-        What the delay has of phases holds besides.
+        Phases of the delay apply as well.
         """
         if secs == 0:
             return 0.0  # it does not wait for the end of a pause
@@ -49,7 +49,7 @@ class Slowdowns:
 
 
 def stretched(delay: Delay, slowdowns: Slowdowns | None, start: float, secs: float) -> float:
-    """How long work of so many seconds takes that is begun at `start`."""
+    """How long `secs` seconds of work take that begin at `start`."""
     if slowdowns is not None:
         return slowdowns.stretch(start, secs, delay)
     return delay.stretch(start, secs)
@@ -58,9 +58,9 @@ def stretched(delay: Delay, slowdowns: Slowdowns | None, start: float, secs: flo
 def work_done(
     delay: Delay, slowdowns: Slowdowns | None, start: float, elapsed: float, work: float
 ) -> float:
-    """How many seconds of the work are done when so many have passed since its start.
+    """How many seconds of the work are done when `elapsed` seconds have passed since its start.
 
-    To within rounding: nobody gives the inverse of `stretch`, so it is searched for.
+    To within rounding: delays have no inverse of `stretch`, so this searches for it.
     """
     if slowdowns is None and not delay.changes_with_time:
         return min(elapsed, work)

@@ -1,7 +1,7 @@
 """Streams of random numbers: one for each seed, worker and purpose.
 
-What a stream gives depends on nothing else: not on how workers interleave, not on other streams,
-not on the process. Nothing here is shared between simulations, nor safe to use from two threads.
+The draws of a stream depend on nothing else: not on how workers interleave, on other streams or
+on the process. Nothing here is shared between simulations, nor safe to use from two threads.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from ._arguments import checked_count
-from ._delays import Delay, checked_delay
+from ._light_tails import Delay, checked_delay
 
 _FIRST_BLOCK = 16
 _DOUBLINGS = 4
 """Blocks grow up to 256 draws: these are 8 KB, much for the single draw of each of many workers.
 
-The sizes belong to what a seed stands for: with other ones the same seed gives other draws.
+The sizes are part of the meaning of a seed: other sizes give other draws for the same seed.
 """
 _LOW_64_BITS = (1 << 64) - 1
 
@@ -31,7 +31,7 @@ class Streams:
         branch: streams of another branch share no draw with these, for the same seed.
 
     Raises:
-        TypeError, ValueError: the seed is no such number.
+        TypeError, ValueError: the seed is no whole number >= 0.
 
     Example:
         streams = Streams(seed=1)
@@ -60,7 +60,7 @@ class Streams:
             "has_uint32": 0,
             "uinteger": 0,
         }
-        self._nothing: list[float] = []  # of all streams that have no block; nobody adds to it
+        self._nothing: list[float] = []  # of all streams without a block; it stays empty
 
     def delays(self, worker: int, purpose: str, delay: Delay) -> DelayStream:
         """The worker's draws for this purpose, from the first one on.
@@ -74,7 +74,7 @@ class Streams:
             delay: what is drawn, by `delay.for_worker(worker)`.
 
         Raises:
-            TypeError, ValueError: an argument is no such thing, or the delay has none for it.
+            TypeError, ValueError: an argument does not fit, or the delay has none for the worker.
         """
         key = self._key_of("delays", worker, purpose)
         return DelayStream(self, key, checked_delay("delay", delay).for_worker(worker))
@@ -89,7 +89,7 @@ class Streams:
             purpose: any name, as "noise".
 
         Raises:
-            TypeError, ValueError: an argument is no such thing.
+            TypeError, ValueError: an argument does not fit.
         """
         return Generator(Philox(key=self._key_of("generator", worker, purpose)))
 
@@ -113,7 +113,7 @@ class Streams:
         draws = np.asarray(delay.sample(self._rng, size), np.float64)
         if draws.shape != (size,):
             raise ValueError(f"{delay} drew shape {draws.shape}; let its sample give ({size},)")
-        # a NaN among the times would upset their order without a word; min and max show it
+        # a NaN among the times would silently break their order; min and max show it
         if not (draws.min() >= 0 and draws.max() < np.inf):
             wrong = draws[~((draws >= 0) & (draws < np.inf))][0]
             raise ValueError(f"{delay} drew {wrong}; let its sample give seconds, finite and >= 0")
@@ -144,7 +144,7 @@ class DelayStream:
         """The next draw, in seconds.
 
         Raises:
-            ValueError: a delay of the program's own drew what is no time.
+            ValueError: a delay of the program's own drew no finite number >= 0.
         """
         try:
             return self._draws.pop()

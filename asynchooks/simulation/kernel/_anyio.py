@@ -1,7 +1,7 @@
-"""What the kernels on asyncio and on trio have in common: waits that an event loop suspends.
+"""The common part of the kernels on asyncio and on trio: waits that an event loop suspends.
 
-Whatever is built on anyio works in them, at exactly its time; the order among equal times is
-promised for asynchooks's own waits alone.
+Code built on anyio works in them, at exact times; the order among equal times is guaranteed for
+asynchooks's own waits only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
-from .._errors import SimulationError
-from .._stacks import frames_of
-from ._entries import Call, check_secs
-from ._kernel import Kernel
-from ._kernel_task import KernelTask
+from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
+from ..._engine.current import use_engine
+from ..._engine.stacks import frames_of
+from ..._errors import SimulationError
+from ._kernel import Call, Kernel, KernelTask, check_secs
 
 _current: ContextVar[LoopTask | None] = ContextVar("asynchooks_simulated_task", default=None)
 
 REAL_IO = (
-    "a simulated program waits for real I/O, which takes no virtual time. Let it talk to simulated "
-    "links, or declare it: `with simulation.outside_work():` lets virtual time stand still."
+    "a simulated program waits for real I/O, which takes no virtual time. Use simulated links, "
+    "or declare it: `with simulation.outside_work():` lets virtual time stand still."
 )
 
 
@@ -45,13 +44,17 @@ class LoopTask(KernelTask):
         self.scope = anyio.CancelScope()
         self.coroutine: object = None  # the outermost, once it has begun
 
+    @property
+    def outermost(self) -> object:
+        return self.coroutine
+
     def cancel(self) -> None:
         if not self.is_done:
             self.kernel.push(self.kernel.time, Call(self.scope.cancel, f"cancel {self.name}"))
 
 
 class AnyioKernel(Kernel):
-    """Suspends by what its event loop has; the loop asks for the next entry when it is idle."""
+    """Suspends by its event loop's means; the idle loop takes the next entry."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -98,7 +101,7 @@ class AnyioKernel(Kernel):
         return _Shield(self, seconds)
 
     def num_threads_busy(self) -> int:
-        # only where there are others at all: to ask the pool costs more than a wake-up
+        # only if there are other threads: a query of the pool costs more than a wake-up
         return self._count_busy_threads() if threading.active_count() > 1 else 0
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
@@ -124,7 +127,7 @@ class AnyioKernel(Kernel):
         return [(name, coroutine) for coroutine, name in {**ours, **others, **ours}.items()]
 
     def look_at_turns(self) -> None:
-        """Called at each turn of the event loop that fires no entry: it may go on so for ever."""
+        """Count a turn of the event loop that fires no entry: there may be endlessly many."""
         if self._seen is not self.entry:
             self._seen = self.entry
             return
@@ -138,21 +141,23 @@ class AnyioKernel(Kernel):
                     task.scope.cancel()
 
     async def body_of(self, task: LoopTask) -> None:
-        """What the event loop runs as this task: its function, guarded."""
+        """Run the task's function, and report its end to the kernel."""
         fn, args = task.body
         task.body = None
-        error: BaseException | None = None
+        failure: BaseException | None = None
         try:
             with task.scope:
-                await fn(*args)
-        except anyio.get_cancelled_exc_class() as cancelled:  # the event loop's own
-            # of main it is an error, as for asyncio.run: main let that of a future pass
+                try:
+                    await fn(*args)
+                except BaseException as error:
+                    failure = self.failure_in(error)
+                    if failure is None:
+                        raise
+        except BaseException as cancelled:  # not by its scope; for main this is an error
             is_lost = task.is_main and not self.is_ending
             self.has_ended(task, cancelled if is_lost else None)
             raise
-        except BaseException as raised:
-            error = raised
-        self.has_ended(task, error)
+        self.has_ended(task, failure)
 
     def _break_waits(self, error: SimulationError) -> None:
         for _, coroutine in self.running_tasks():
@@ -168,7 +173,7 @@ class AnyioKernel(Kernel):
 
     @abstractmethod
     def _break_foreign_wait(self, coroutine: object) -> None:
-        """Let the task that runs it end by its cancellation, shielded or not."""
+        """Cancel the task that runs it, shielded or not."""
 
     @abstractmethod
     def _new_waiter(self) -> Waiter: ...
@@ -182,7 +187,7 @@ class AnyioKernel(Kernel):
 
     @abstractmethod
     def _run_loop(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Run it on an event loop whose clock is this kernel's."""
+        """Run it on an event loop with this kernel's clock."""
 
     @abstractmethod
     def _enter(self) -> None:
@@ -201,6 +206,10 @@ class Waiter:
         self.due = 0
         self._task = _current.get()
 
+    @property
+    def is_daemon(self) -> bool:
+        return self._task is not None and self._task.is_daemon
+
     @abstractmethod
     def suspend(self) -> Awaitable[Any]: ...
 
@@ -215,7 +224,7 @@ class Waiter:
 
 
 class _Shield:
-    """A shielded scope whose end is an entry of the kernel, in order with all others."""
+    """A shielded scope; its end is an entry of the kernel, in order with all others."""
 
     __slots__ = ("_kernel", "_scope", "_seconds", "_timer")
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import anyio
 
-from .._errors import OutsideWorkError, SimulationError
-from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
-from ._kernel_task import KernelTask
+from ..._errors import OutsideWorkError, SimulationError
+from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._kernel import KernelTask
 
 _OWN_FILES = 1
 """The event loop's own pipe, by which threads wake it."""
 
 
 class AsyncioKernel(AnyioKernel):
-    """Every timer of the event loop is an entry, too: asyncio's own heap orders no equal times."""
+    """Every timer of the event loop is an entry: asyncio's own heap does not order equal times."""
 
     _loop: VirtualLoop
     _released: asyncio.Future[None]
@@ -33,9 +33,14 @@ class AsyncioKernel(AnyioKernel):
         named = [(task.get_name(), task.get_coro()) for task in tasks]
         return sorted(named, key=lambda each: each[0])  # coroutines have no order
 
-    def is_being_cancelled(self) -> bool:
-        task = asyncio.current_task()  # else what it awaits was cancelled, and said so
+    def _is_cancellation(self, error: BaseException) -> bool:
+        if not isinstance(error, asyncio.CancelledError):
+            return False
+        task = asyncio.current_task()  # 0: something that it awaits was cancelled instead
         return task is None or task.cancelling() > 0
+
+    def current_task(self) -> object | None:
+        return asyncio.current_task()
 
     def _new_waiter(self) -> Waiter:
         return _FutureWaiter(self._loop.create_future())
@@ -51,7 +56,7 @@ class AsyncioKernel(AnyioKernel):
         self._released = loop.create_future()
 
     async def _until_released(self) -> None:
-        if self._released.cancelled():  # with whoever waited for it before
+        if self._released.cancelled():  # together with an earlier wait for it
             self._released = self._loop.create_future()
             if not self.live:
                 return
@@ -68,7 +73,7 @@ class AsyncioKernel(AnyioKernel):
         self._loop.tasks.add(running)  # the loop itself holds weak references only
         running.add_done_callback(self._loop.tasks.discard)
 
-    def _ring(self) -> None:
+    def _wake_loop(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.deliver)
 
@@ -107,6 +112,7 @@ class _Timer(asyncio.TimerHandle):
 
     due: int
     kernel: AsyncioKernel
+    is_daemon = False
 
     def cancel(self) -> None:
         if self.due:
@@ -157,8 +163,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         call = executor.submit(func, *args)
         self.num_in_executors += 1
         future = asyncio.wrap_future(call, loop=self)
-        # of the thread, not of who awaits it and may be cancelled; after the future's own, so
-        # that time stands still until the outcome is there
+        # counts the thread, as its caller may be cancelled; called after the future's own callback,
+        # so that time stands still until the outcome is there
         call.add_done_callback(self._leaves_executor)
         return future
 
@@ -182,7 +188,7 @@ class _Selector(selectors.DefaultSelector):
         self._kernel = kernel
 
     def select(self, timeout: float | None = None) -> Any:
-        if timeout is not None:  # tasks are ready: only look who has rung
+        if timeout is not None:  # tasks are ready: only poll for wake-ups
             self._kernel.look_at_turns()
             return super().select(0)
         target = self._kernel.next_target()
@@ -194,7 +200,7 @@ class _Selector(selectors.DefaultSelector):
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
         if len(self.get_map()) >= _OWN_FILES and not self._kernel.is_outside_declared:
             error = OutsideWorkError(REAL_IO)
-            self._kernel.end(error)  # not what a task group of the program may make of it
+            self._kernel.end(error)  # itself, rather than an exception group of the program
             raise error
         return super().register(fileobj, events, data)
 
@@ -202,7 +208,7 @@ class _Selector(selectors.DefaultSelector):
 def _busy_workers() -> int:
     """How many threads of `anyio.to_thread` work for this event loop.
 
-    The pool shows them nowhere; of the default limiter, anyio tells the tokens that are borrowed.
+    The pool has no public count of them; anyio counts the borrowed tokens of the default limiter.
     """
     from anyio._backends import _asyncio
 

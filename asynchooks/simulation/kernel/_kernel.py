@@ -1,7 +1,7 @@
 """The kernel: virtual time as an engine. One heap holds every wake-up, one entry fires at a time.
 
-An entry is (time, order of asking, what it wakes); it fires only when no task can run. How a task
-is suspended and resumed is said by the three kernels made of this. Nothing here knows of workers.
+An entry is (time, order of asking, target); it fires only when no task can run. Three kernels are
+derived from this one, and say how a task is suspended and resumed. Nothing here knows of workers.
 """
 
 from __future__ import annotations
@@ -10,28 +10,150 @@ import heapq
 import itertools
 import math
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from .._engine import Engine, Slot
-from .._errors import DeadlockError, LivelockError, SimulationError
-from ._entries import NOTHING, Call, Target
-from ._kernel_task import KernelTask, Start
+from ..._engine.base import Engine, EngineTask, Slot
+from ..._errors import DeadlockError, LivelockError, SimulationError
 from ._recording import Recording
 from ._waits import describe
 
+Until = float | Callable[[], bool]
+"""The last virtual time, or a condition: what ends a run early."""
 _AFTER_ALL = 1 << 200
-"""An order of asking behind every other of the same time."""
+"""An order of asking after every other of the same time."""
 _TICK = 2.0**-40
 _TICKS_OF_A_TURN = 32
-"""One of them is a step: so many steps in a row, and others get their turn."""
+"""Steps in a row after which other tasks get a turn; a step counts as one tick."""
 _KEPT_STALE = 1000
-"""So many entries that will wake nobody are kept before the heap is swept."""
+"""Entries that fire nothing are swept from the heap once there are more than this."""
 _MOST_NOTES = 8
-"""Of later errors, at the first one."""
+"""Later errors that are noted at the first one."""
+
+
+class Target(Protocol):
+    """What an entry wakes; it fires only while `due` is the entry's order of asking.
+
+    `is_daemon`: whether it makes no progress.
+    """
+
+    due: int
+
+    @property
+    def is_daemon(self) -> bool: ...
+
+    def fire(self) -> None: ...
+
+
+class Once(ABC):
+    """A target that runs outside of every task; it may only wake, start and cancel."""
+
+    __slots__ = ("due",)
+
+    # for the turbo kernel, which resumes every target as if it were a task
+    is_guarded = True
+    run = None
+    is_daemon = False
+
+    def __init__(self) -> None:
+        self.due = 0
+
+    @property
+    def body(self) -> Once:
+        """What `send` is called on."""
+        return self
+
+    def send(self, _: None) -> None:
+        """Fire, in the way that a task is resumed."""
+        self.due = 0
+        self.fire()
+
+    @abstractmethod
+    def fire(self) -> None: ...
+
+
+class Call(Once):
+    """A function that an entry calls."""
+
+    __slots__ = ("_fn", "_what")
+
+    def __init__(self, fn: Callable[[], object], what: str) -> None:
+        super().__init__()
+        self._fn = fn
+        self._what = what
+
+    def fire(self) -> None:
+        self._fn()
+
+    def __repr__(self) -> str:
+        return self._what
+
+
+NOTHING = Call(lambda: None, "nothing")
+"""For a kernel that has to check again which tasks can run."""
+
+
+class KernelTask(EngineTask):
+    """One task of a kernel; it ends with the simulation at the latest."""
+
+    __slots__ = (
+        "_name", "body", "due", "is_daemon", "is_done", "is_main", "kernel", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, kernel: Kernel, name: str | int) -> None:
+        self.kernel = kernel
+        self._name = name  # or its number
+        self.due = 0
+        self.body: Any = None
+        self.is_done = False
+        self.is_main = False
+        self.is_daemon = False  # it makes no progress: all others may be deadlocked beside it
+        self.waiting: dict[Slot, None] | None = None  # in order; None until a task waits
+
+    @property
+    def name(self) -> str:
+        """The name that it was started with."""
+        return self._name if isinstance(self._name, str) else f"task {self._name}"
+
+    @property
+    def outermost(self) -> object:
+        """The coroutine that the task runs, once it has begun."""
+        return self.body
+
+    async def wait(self, until: float = math.inf) -> bool:
+        if not self.is_done:
+            slot = Slot(self.kernel, f"the end of {self.name}")
+            if self.waiting is None:
+                self.waiting = {}
+            self.waiting[slot] = None
+            try:
+                await self.kernel.park(slot, until)
+            finally:
+                if self.waiting is not None:
+                    del self.waiting[slot]
+        return self.is_done
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+class Start(Once):
+    """The entry by which a task begins."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: KernelTask) -> None:
+        super().__init__()
+        self._task = task
+
+    def fire(self) -> None:
+        self._task.kernel.begin(self._task)
+
+    def __repr__(self) -> str:
+        return f"the start of {self._task!r}"
 
 
 class Kernel(Engine):
@@ -40,7 +162,7 @@ class Kernel(Engine):
     Args:
         orders: gives the order of each asking, which decides among equal times; all differ.
         max_turns: how often the tasks of one simulation may run at one virtual time, per task.
-        recording: takes down what fires, if anybody wants to know.
+        recording: records what fires; None: nothing is recorded.
     """
 
     is_virtual = True
@@ -51,47 +173,58 @@ class Kernel(Engine):
         max_turns: int = 10_000,
         recording: Recording | None = None,
     ) -> None:
-        self.entry: tuple[float, int, Any] = (0.0, 0, None)  # fired last: the present moment
-        self.fires_freely_until = math.inf  # the last moment whose entries need no closer look
+        self.entry: tuple[float, int, Any] = (
+            0.0,
+            0,
+            None,
+        )  # fired last: its time is the current one
+        self.fires_freely_until = math.inf  # entries up to this time fire without `next_target`
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self._num_later = 0  # errors that came after it
         self.is_ending = False
-        self.broken_by: SimulationError | None = None  # why no wait is possible any more
+        self.broken_by: SimulationError | None = None  # why no wait is possible from now on
         self._stop_at = math.inf  # the last moment whose entries fire
-        self._condition: Callable[[], bool] | None = None  # looked at before each entry
+        self._condition: Callable[[], bool] | None = None  # checked before each entry
+        self.may_end_by_time = False  # by a condition that time alone fulfils
         self._num_outside = 0  # pieces of outside work under way
         self._heap: list[tuple[float, int, Any]] = []
         self._next_order = (itertools.count(1) if orders is None else orders).__next__
         self._last_orders = itertools.count(_AFTER_ALL).__next__
-        self._num_stale = 0  # entries that will fire nothing
+        self._num_stale = 0  # entries that fire nothing
         self._max_turns = max_turns
         self._turns_at = -1.0  # the time at which these were counted:
         self._turns_here = 0  # entries fired
-        self._most_live = 0  # tasks at once, as far as any of them has ended
+        self._most_live = 0  # most tasks alive at once, counted as tasks end
         self._to_end: set[KernelTask] = set()  # live, and cancelled by the end of the run
         self._thread = threading.get_ident()
-        self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
+        self._thread_wakes: deque[tuple[Slot, Any]] = deque()  # wake-ups from other threads
         self._num_started = 0
         # steps cost no time: `tick` counts them, so that a turn comes due after some
         self.tick = itertools.count(0.0, _TICK).__next__  # type: ignore[method-assign]
         self.turn_due_at = 0.0
-        self._look_closer()
+        self._update_fast_path()
 
-    def _look_closer(self) -> None:
-        """Say how far a kernel may fire entries without asking `next_target`."""
+    def _update_fast_path(self) -> None:
+        """Set up to which time a kernel may fire entries without `next_target`."""
         is_plain = not (self.recording or self._condition or self._num_outside)
         self.fires_freely_until = self._stop_at if is_plain else -math.inf
 
-    def stop_when(self, stop_at: float, condition: Callable[[], bool] | None) -> None:
-        """End the run after that moment, or as soon as the condition holds."""
-        self._stop_at, self._condition = stop_at, condition
-        self._look_closer()
+    def stop_when(
+        self, stop_at: float, condition: Callable[[], bool] | None, *, by_time: bool = False
+    ) -> None:
+        """End the run after that moment, or as soon as the condition holds.
+
+        Args:
+            by_time: whether time alone may fulfil the condition.
+        """
+        self._stop_at, self._condition, self.may_end_by_time = stop_at, condition, by_time
+        self._update_fast_path()
 
     @property
     def time(self) -> float:
-        """The present moment, in virtual seconds."""
+        """The current time, in virtual seconds."""
         return self.entry[0]
 
     def now(self) -> float:
@@ -102,7 +235,7 @@ class Kernel(Engine):
         return threading.get_ident() != self._thread
 
     def push(self, time: float, target: Target) -> None:
-        """Have the target fire at that time, and not before; once only."""
+        """Let the target fire once, at that time."""
         order = target.due = self._next_order()
         heapq.heappush(self._heap, (time, order, target))
 
@@ -121,15 +254,15 @@ class Kernel(Engine):
 
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
         # the handler may have interrupted a change of the heap
-        self._mail.append((slot, value))
+        self._thread_wakes.append((slot, value))
         self.fires_freely_until = -math.inf
-        self._ring()
+        self._wake_loop()
 
     def deliver(self) -> None:
-        """Wake whom other threads have woken meanwhile."""
-        self._look_closer()
-        while self._mail:
-            self.wake(*self._mail.popleft())
+        """Wake the slots that other threads have asked to wake."""
+        self._update_fast_path()
+        while self._thread_wakes:
+            self.wake(*self._thread_wakes.popleft())
 
     async def turn(self) -> None:
         await self.sleep(0.0)
@@ -148,8 +281,8 @@ class Kernel(Engine):
         """Suspend for exactly that many virtual seconds, >= 0. Cancellation safe."""
 
     @abstractmethod
-    def _ring(self) -> None:
-        """Have `deliver` called soon, unless the run is over; from another thread."""
+    def _wake_loop(self) -> None:
+        """Let `deliver` be called soon, unless the run is over; called from other threads."""
 
     @abstractmethod
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
@@ -157,7 +290,7 @@ class Kernel(Engine):
 
     @abstractmethod
     def begin(self, task: KernelTask) -> None:
-        """Make it a task that runs, in its context; at its entry."""
+        """Let the task run, in its context; called at its entry."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -165,11 +298,11 @@ class Kernel(Engine):
 
     @abstractmethod
     def _break_waits(self, error: SimulationError) -> None:
-        """Let every wait end by the error, shielded or not: tasks catch their cancellation."""
+        """Let every wait raise the error, shielded or not: tasks ignore their cancellation."""
 
     @abstractmethod
     def num_threads_busy(self) -> int:
-        """How many threads of the program work for its tasks now, as far as that can be known."""
+        """How many threads of the program work for its tasks now, as far as is known."""
 
     def start(
         self, fn: Callable[..., Awaitable[None]], *args: Any, name: str | None = None
@@ -195,7 +328,7 @@ class Kernel(Engine):
             self.wake(slot)
         if error is not None or task.is_main:
             self.end(error)
-        if self.is_ending and not self._to_end:  # those that clean-up started have no end yet
+        if self.is_ending and not self._to_end:  # tasks that clean-up started are not cancelled yet
             self._cancel_all()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -211,7 +344,7 @@ class Kernel(Engine):
         if self.is_ending:
             return
         self.is_ending = True
-        self.stop_when(math.inf, None)  # clean-up may take its time
+        self.stop_when(math.inf, None)  # clean-up may take any virtual time
         self._cancel_all()
 
     def _cancel_all(self) -> None:
@@ -219,21 +352,21 @@ class Kernel(Engine):
         for task in list(self.live):
             task.cancel()
         if not self.live:
-            self.recording = None  # an event loop may fire entries that wake nobody as it closes
+            self.recording = None  # an event loop may fire entries while it closes
             self._release()
 
     def next_target(self, before: float = math.inf) -> Target | None:
         """Advance to the next entry and take it out; None if there is nothing to fire now.
 
-        Then tasks wait for what is outside of the simulation, or the run is over, or the event
-        loop's own timer `before` comes first: time has advanced to that.
+        None means that tasks wait for work outside of the simulation, that the run is over, or
+        that the event loop's own timer at `before` comes first: time has advanced to that.
         """
         heap = self._heap
         while True:
-            if self._mail:
+            if self._thread_wakes:
                 self.deliver()
             if self._condition is not None:
-                self._look_at_condition(self._condition)
+                self._check_condition(self._condition)
             time, order, target = heap[0] if heap else (math.inf, 0, None)
             if target is not None and target.due != order:
                 heapq.heappop(heap)
@@ -269,14 +402,37 @@ class Kernel(Engine):
             return fired
 
     def forget_one(self) -> None:
-        """One more entry will fire nothing; the heap is swept when they are many."""
+        """Count an entry that fires nothing; the heap is swept when there are many."""
         self._num_stale += 1
         if self._num_stale > _KEPT_STALE and 2 * self._num_stale > len(self._heap):
             self._heap[:] = [each for each in self._heap if each[2].due == each[1]]
             heapq.heapify(self._heap)
             self._num_stale = 0
 
-    def _look_at_condition(self, condition: Callable[[], bool]) -> None:
+    def is_left_to_daemons(self, *, later: bool = False) -> bool:
+        """Whether only daemon tasks have entries left; called by a running task.
+
+        Args:
+            later: ignore entries of the current time.
+        """
+        if self._thread_wakes or self._is_outside_busy() or self._has_foreign_timers():
+            return False
+        since = self.time if later else -math.inf
+        return all(
+            target.due != order or target.is_daemon or time <= since
+            for time, order, target in self._heap
+        )
+
+    def _has_foreign_timers(self) -> bool:
+        """Whether another library has a timer that is not among the entries."""
+        return False
+
+    def describe_waits(self) -> str:
+        """A text with a line for each thing that tasks other than daemons wait for."""
+        daemons = {task.name for task in self.live if task.is_daemon}
+        return describe(each for each in self.running_tasks() if each[0] not in daemons)
+
+    def _check_condition(self, condition: Callable[[], bool]) -> None:
         try:
             is_over = condition()
         except BaseException as error:
@@ -286,21 +442,21 @@ class Kernel(Engine):
                 self.end()
 
     def count_turn(self, time: float) -> None:
-        """One more turn at this time, which the turbo kernel may have reached without a count."""
+        """Count a turn at this time, which the turbo kernel may have reached without counting."""
         if time == self._turns_at:
             self._turns_here += 1
         else:
             self._turns_at, self._turns_here, self._most_live = time, 0, 0
 
     def _refuse_livelock(self, what: str) -> bool:
-        """Enough turns without spending time: end, if there are not as many tasks as that."""
+        """End the run if the tasks took too many turns without spending time."""
         num_tasks = max(self._most_live, len(self.live))
         if self._turns_here <= self._max_turns * num_tasks:
             return False
         self._turns_here = 0
         error = LivelockError(
             f"{num_tasks} tasks took more than {self._max_turns} turns each at virtual time "
-            f"{self.time!r}, the last of them {what}: they go on without spending time. Let them "
+            f"{self.time!r}, the last of them {what}: they run on without spending time. Let them "
             "sleep or compute for more than 0 s, or give Simulation a larger max_turns."
         )
         if self.is_ending:
@@ -310,8 +466,8 @@ class Kernel(Engine):
         return True
 
     def _force_end(self, error: SimulationError) -> None:
-        """What is left would never end by its cancellation alone."""
-        if self.broken_by is not None:  # not even that has ended them
+        """End the remaining tasks, which ignore their cancellation."""
+        if self.broken_by is not None:  # breaking their waits has not ended them either
             raise error
         self.broken_by = error
         self.error = self.error or error
@@ -319,20 +475,20 @@ class Kernel(Engine):
 
     @property
     def is_outside_declared(self) -> bool:
-        """Whether the program said that outside work is under way."""
+        """Whether the program has declared outside work."""
         return self._num_outside > 0
 
     def _is_outside_busy(self) -> bool:
         return self._num_outside > 0 or self.num_threads_busy() > 0
 
     def _nothing_left(self) -> None:
-        """No entry is left, but tasks wait: a deadlock, or they shield themselves for ever."""
+        """No entry is left, but tasks wait: a deadlock, or an endless shielded wait."""
         if not self.live:
             return
         error = DeadlockError(
             f"nothing is left to happen at virtual time {self.time!r}, but tasks wait:\n"
-            f"{describe(self.running_tasks())}\nLet somebody wake them, or end them by a stop, a "
-            "cancellation or a timeout."
+            f"{describe(self.running_tasks())}\nWake them, or end them by a stop, a cancellation "
+            "or a timeout."
         )
         if self.is_ending:
             self._force_end(error)
@@ -343,10 +499,24 @@ class Kernel(Engine):
     def outside_work(self) -> Iterator[None]:
         """Virtual time stands still within the block."""
         self._num_outside += 1
-        self._look_closer()
+        self._update_fast_path()
         try:
             yield
         finally:
             self._num_outside -= 1
-            self._look_closer()
-            self._ring()
+            self._update_fast_path()
+            self._wake_loop()
+
+
+def check_secs(secs: float) -> float:
+    """The seconds as a float, or an error.
+
+    NumPy's narrow floats are converted before they meet the time, which they would round.
+    """
+    try:
+        checked = float(secs)
+    except (TypeError, ValueError, OverflowError):
+        checked = -1.0
+    if not checked >= 0 or isinstance(secs, str):
+        raise ValueError(f"secs is {secs!r}; give virtual seconds >= 0")
+    return checked

@@ -1,4 +1,4 @@
-"""What fired in a simulation, in order: to compare two runs, and to show where they part."""
+"""The events of a simulation, in order: to compare two runs, and to show where they differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """One thing that happened: when, and what, as text."""
+    """One event: its time, and what happened, as text."""
 
     time: float
     what: str
@@ -25,12 +25,15 @@ class Recording:
         self.events: list[Event] = []
 
     def fired(self, time: float, target: Any) -> None:
-        """Take down that the target is woken now."""
+        """Record that the target fires now."""
         self.events.append(Event(time, repr(target)))
 
     def note(self, time: float, what: str) -> None:
-        """Take down what the program says."""
+        """Record a note of the program."""
         self.events.append(Event(time, what))
+
+    def __repr__(self) -> str:
+        return f"<Recording of {len(self.events)} events>"
 
     def to_bytes(self) -> bytes:
         """All of it, a line for each event, times as exact hexadecimal floats."""

@@ -1,4 +1,4 @@
-"""The kernel on trio: a clock that fires the next entry when trio asks how long to sleep."""
+"""The kernel on trio: a clock that fires the next entry when trio is about to sleep."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import outcome
 import trio
 import trio.testing
 
-from .._errors import OutsideWorkError
-from ._anyio_kernel import REAL_IO, AnyioKernel, LoopTask, Waiter
-from ._kernel_task import KernelTask
+from ..._errors import OutsideWorkError
+from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
+from ._kernel import KernelTask
 
 _TRIOS_OWN = ("trio.", "<")
 """How trio names its own tasks."""
 _OWN_WAITS = 1
 """Trio's own task waits for the pipe by which threads wake the loop."""
 _LOOK_EVERY = 256
-"""Entries between two looks for tasks that wait for real I/O: a look takes some microseconds."""
+"""Entries between two checks for tasks that wait for real I/O; one takes some microseconds."""
 
 
 class TrioKernel(AnyioKernel):
@@ -37,6 +37,12 @@ class TrioKernel(AnyioKernel):
             if task is not self._driver and not task.name.startswith(_TRIOS_OWN)
         ]
 
+    def _is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, trio.Cancelled)
+
+    def current_task(self) -> object | None:
+        return trio.lowlevel.current_task()
+
     def _new_waiter(self) -> Waiter:
         return _TaskWaiter(self._current_task())
 
@@ -44,7 +50,7 @@ class TrioKernel(AnyioKernel):
         options = {"clock": _Clock(self)}
         try:
             anyio.run(fn, *args, backend="trio", backend_options=options)
-        except trio.TrioInternalError as error:  # what the clock raised, when all else failed
+        except trio.TrioInternalError as error:  # raised by the clock, as the last resort
             raise self.error or error from error
 
     def _enter(self) -> None:
@@ -52,7 +58,7 @@ class TrioKernel(AnyioKernel):
         self._driver = trio.lowlevel.current_task()
         self._token = trio.lowlevel.current_trio_token()
         self._event = trio.Event()
-        # trio shows it nowhere; without it, `wait_all_tasks_blocked` ends when time has passed
+        # not public in trio; without it, `wait_all_tasks_blocked` ends when time has passed
         context = getattr(trio._core._run, "GLOBAL_RUN_CONTEXT", None)
         self._runner = getattr(context, "runner", None)
 
@@ -70,25 +76,25 @@ class TrioKernel(AnyioKernel):
         )
         task.coroutine = spawned.coro
 
-    def _ring(self) -> None:
+    def _wake_loop(self) -> None:
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self.deliver)
 
     def _break_foreign_wait(self, coroutine: object) -> None:
         for task in _tasks_of_run():
-            # trio shows scopes nowhere; without this, the task would wait for ever
+            # scopes are not public in trio; without this, the task would never end
             status = getattr(task, "_cancel_status", None) if task.coro is coroutine else None
             while status is not None:
                 status._scope.shield = False
                 status = status.parent
 
     def _count_busy_threads(self) -> int:
-        # trio forgets a thread that was abandoned; its token is not back until it has worked
+        # trio does not count abandoned threads; their tokens return when they end
         tokens = trio.to_thread.current_default_thread_limiter().borrowed_tokens
         return max(trio.testing.active_thread_count(), tokens)
 
     def sleep_secs(self, deadline: float) -> float:
-        """Fire the next entry, or let trio's next deadline come; how long trio is to sleep."""
+        """Fire the next entry, or let trio's next deadline come; returns trio's time to sleep."""
         self._num_looks += 1
         if self._num_looks % _LOOK_EVERY == 0:
             self._refuse_io()
@@ -100,8 +106,11 @@ class TrioKernel(AnyioKernel):
             return 0.0
         return 0.0 if self.time >= deadline or self._is_released else math.inf
 
+    def _has_foreign_timers(self) -> bool:
+        return trio.lowlevel.current_statistics().seconds_to_next_deadline < math.inf
+
     def _is_idle_awaited(self) -> bool:
-        """Whether somebody waits until all tasks are blocked: trio tells them, if it may sleep."""
+        """Whether a task waits until all are blocked: trio wakes it if this clock lets it sleep."""
         return bool(getattr(self._runner, "waiting_for_idle", False))
 
     def _nothing_left(self) -> None:
@@ -119,7 +128,7 @@ class _TaskWaiter(Waiter):
 
     def __init__(self, trio_task: trio.lowlevel.Task) -> None:
         super().__init__()
-        self._trio_task: trio.lowlevel.Task | None = trio_task  # until it is to run again
+        self._trio_task: trio.lowlevel.Task | None = trio_task  # until it is rescheduled
 
     def suspend(self) -> Awaitable[Any]:
         return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105
@@ -146,10 +155,10 @@ class _Clock(trio.abc.Clock):
         self._kernel = kernel
 
     def start_clock(self) -> None:
-        """It stands at 0 until something is to fire."""
+        """Nothing to start: the time is that of the kernel's last entry."""
 
     def current_time(self) -> float:
-        if not trio.lowlevel.in_trio_task():  # the loop asks, once a turn
+        if not trio.lowlevel.in_trio_task():  # the loop itself, once a turn
             self._kernel.look_at_turns()
         return self._kernel.entry[0]
 
@@ -161,7 +170,7 @@ def _tasks_of_run() -> list[trio.lowlevel.Task]:
     """The root of all tasks, and all tasks."""
     root = trio.lowlevel.current_root_task()
     tasks = [] if root is None else [root]
-    for task in tasks:  # grows meanwhile
+    for task in tasks:  # grows during the loop
         for nursery in task.child_nurseries:
             tasks.extend(nursery.child_tasks)
     return tasks

@@ -1,6 +1,6 @@
 """The turbo kernel: coroutines driven without any event loop.
 
-It takes programs that wait through asynchooks only; any other await is an error that says which.
+It runs programs that wait through asynchooks only; any other await is an error that names it.
 """
 
 from __future__ import annotations
@@ -11,37 +11,48 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context, copy_context
-from types import TracebackType, coroutine
+from types import FrameType, TracebackType, coroutine
 from typing import Any
 
-from .._engine import TIMED_OUT, ShieldedScope, Slot, use_engine
-from .._errors import LivelockError, SimulationError
-from ._entries import Call, check_secs
-from ._foreign import foreign_await, foreign_error
-from ._kernel import Kernel
-from ._kernel_task import KernelTask
+from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
+from ..._engine.current import use_engine
+from ..._engine.stacks import frames_of
+from ..._errors import ForeignAwaitError, LivelockError, SimulationError
+from ._kernel import Call, Kernel, KernelTask, check_secs
+from ._waits import is_users
 
 _MOST_THROWS = 1000
-"""So often a task may go on waiting against its cancellation, at one moment."""
+"""How often, at one time, a task may go on waiting in spite of its cancellation."""
+_NO_LOOP_TEXTS = {
+    RuntimeError: (
+        "no running event loop",
+        "must be called from async context",
+        "not currently running on any asynchronous event loop",
+        "unknown async library",
+    ),
+    AttributeError: ("has no attribute 'create_future'", "'runcontext' object has no attribute"),
+}
+"""Texts of errors that other libraries raise where no event loop runs, in lower case."""
 
 
 class Cancelled(BaseException):
-    """What a cancelled task gets at its wait. Let it pass."""
+    """Raised in the wait of a cancelled task. Let it pass."""
 
     def __init__(self, scope: object) -> None:
         super().__init__("cancelled")
         self.scope = scope
 
 
-class _HasChangedContext(Exception):  # noqa: N818 - it never leaves where it is raised
-    """A task has set a variable in the context that is common."""
+class _HasChangedContext(Exception):  # noqa: N818 - it is caught where it is raised
+    """A task has set a variable in the common context."""
 
 
 class TurboTask(KernelTask):
-    """A coroutine with its place in the heap; the entry that resumes it holds the task itself."""
+    """A coroutine that is itself the target of its entries in the heap."""
 
     __slots__ = ("is_cancelled", "is_guarded", "run", "shield")
 
@@ -49,10 +60,10 @@ class TurboTask(KernelTask):
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         super().__init__(kernel, name)
-        self.run: Any = None  # of a context of its own
+        self.run: Any = None  # `run` of its own context; None: the common one
         self.shield: _Shield | None = None  # the innermost
         self.is_cancelled = False
-        self.is_guarded = False  # cancelled, or shielded: its waits need a closer look
+        self.is_guarded = False  # cancelled or shielded: its waits take the slow path
 
     def fire(self) -> None:
         self.kernel.resume(self, self.body.send, None)
@@ -66,7 +77,7 @@ class TurboTask(KernelTask):
         self.kernel.interrupt(self)
 
     def cancelled_by(self) -> object | None:
-        """What cancels its waits now: a shield whose time is over, the task itself, or nothing."""
+        """What cancels its waits now: a shield past its time, the task itself, or nothing."""
         shield = self.shield
         while shield is not None:
             if shield.is_over:
@@ -78,7 +89,7 @@ class TurboTask(KernelTask):
 
 
 class TurboKernel(Kernel):
-    """Resumes coroutines one after the other; the fastest, for sweeps over many workers."""
+    """Resumes coroutines one after the other: the fastest kernel, for sweeps over many workers."""
 
     _is_released = False
     _is_interrupted = False
@@ -115,11 +126,18 @@ class TurboKernel(Kernel):
     def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
         return _Shield(self, seconds)
 
+    def _is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, Cancelled)
+
     def running_tasks(self) -> list[tuple[str, object]]:
         return [(task.name, task.body) for task in self.live]
 
+    def current_task(self) -> object | None:
+        task: object = self.entry[2]  # resumed last
+        return task
+
     def num_threads_busy(self) -> int:
-        return 0  # a thread that works for a task would need an event loop to say so
+        return 0  # a thread could report its end to an event loop only
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
         hooks = sys.get_asyncgen_hooks()
@@ -140,7 +158,7 @@ class TurboKernel(Kernel):
 
     @contextmanager
     def _heeding_interrupts(self) -> Iterator[None]:
-        """Ctrl-C ends the run at its next entry, as on an event loop; a second one at once."""
+        """Let Ctrl-C end the run at its next entry, as on an event loop; a second one at once."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield
@@ -164,16 +182,17 @@ class TurboKernel(Kernel):
         self.start(generator.aclose, name=f"the end of {generator.__qualname__}")
 
     def _fire_all(self) -> None:
-        """One entry after the other; the usual one, a task's own, without any further call.
+        """Fire one entry after the other; the usual one, a task's own, without further calls.
 
-        It runs in the context that all tasks share that have changed nothing in theirs: entering
-        10,000 contexts would cost more than the rest. Who changes it keeps it, and this returns.
+        It runs in the common context, of all tasks that have changed nothing in theirs: entering
+        10,000 contexts would cost more than the rest. A task that changes it becomes its owner,
+        and this returns.
         """
         heap, next_order, replace = self._heap, self._next_order, heapq.heapreplace
         last, turns, most_turns = -1.0, 0, self._max_turns
         entered, common, never = self._entered, self._common, math.inf
         while not self._is_released:
-            # not `while heap`: CPython 3.11 warms code up at unconditional jumps back only
+            # not `while heap`: CPython 3.11 specializes code at unconditional backward jumps only
             while True:
                 if not heap:
                     break
@@ -194,19 +213,19 @@ class TurboKernel(Kernel):
                 except BaseException as error:
                     self._unplace(task)
                     if run is None and differ(entered, common):
-                        self._owner = task  # nobody goes on in what it has changed
+                        self._owner = task  # no other task continues in the changed context
                     self._has_left(task, error)
                     break
                 try:
                     if run is None and entered != common:
                         raise _HasChangedContext
-                except Exception:  # that, or values that cannot be compared, such as arrays
+                except Exception:  # also values that cannot be compared, such as arrays
                     self._unplace(task)
                     if task.__class__ is TurboTask:
                         self._give_context(task)
                         self._park(task, until)
                     return
-                # another may be first now, by another order than first come, or after a sweep
+                # another may be first now, with shuffled ties or after a sweep
                 if type(until) is float and heap[0] is entry and not task.is_guarded:
                     if until < never:
                         task.due = order = next_order()
@@ -225,7 +244,7 @@ class TurboKernel(Kernel):
                 target.fire()
                 if self._owner is not None:
                     return
-            elif not self._is_released:  # until outside work is over, or has woken somebody
+            elif not self._is_released:  # until outside work has ended, or has woken a task
                 self._news.get()
 
     def resume(self, task: TurboTask, how: Callable[[Any], Any], value: Any) -> None:
@@ -248,11 +267,11 @@ class TurboKernel(Kernel):
                 self._give_context(task)
 
     def _give_context(self, task: TurboTask) -> None:
-        """The context that has been common is this task's alone now."""
+        """Make this task the only owner of the common context."""
         task.run, self._owner = self._entered.run, task
 
     def interrupt(self, task: TurboTask) -> None:
-        """Throw what cancels its wait now, if anything does; a task that runs gets it there."""
+        """Throw its cancellation into its wait, if it is cancelled now."""
         scope = None if type(task.body) is tuple else task.cancelled_by()  # not begun yet
         if scope is not None and not task.is_done:
             if task.due:
@@ -260,12 +279,12 @@ class TurboKernel(Kernel):
             self.resume(task, task.body.throw, Cancelled(scope))
 
     def _unplace(self, task: TurboTask) -> None:
-        """Its entry in the heap fires nothing."""
+        """Let its entry in the heap fire nothing."""
         task.due = 0
         self.forget_one()
 
     def _park(self, task: TurboTask, until: Any) -> None:
-        """It waits now: until then, until it is woken, or not at all, as it is cancelled."""
+        """Let it wait: until that time, until it is woken, or not at all if it is cancelled."""
         for _ in range(_MOST_THROWS):
             scope = task.cancelled_by()
             if self.broken_by is not None:
@@ -273,13 +292,13 @@ class TurboKernel(Kernel):
             elif scope is not None:
                 error = Cancelled(scope)
                 if isinstance(until, (float, int)) and until < math.inf:
-                    self._next_order()  # on an event loop it has asked for its time, too
+                    self._next_order()  # as on an event loop, where it has got an order too
             elif isinstance(until, (float, int)):
                 if until < math.inf:
                     self.push(float(until), task)
                 return
             else:
-                error = foreign_await(task.body, until)
+                error = _foreign_await(task.body, until)
             try:
                 until = self._call(task, task.body.throw, error)
             except BaseException as left:
@@ -288,12 +307,12 @@ class TurboKernel(Kernel):
         self._has_left(task, LivelockError(f"{task!r} goes on waiting though it is cancelled"))
 
     def _has_left(self, task: TurboTask, error: BaseException) -> None:
-        if task.__class__ is not TurboTask:  # a function that an entry calls has failed
+        if task.__class__ is not TurboTask:  # a function called by an entry has failed
             self.end(error)
         elif isinstance(error, (StopIteration, Cancelled)):
             self.has_ended(task, None)
         else:
-            self.has_ended(task, foreign_error(error))
+            self.has_ended(task, _foreign_error(error))
 
     def begin(self, task: KernelTask) -> None:
         assert isinstance(task, TurboTask)
@@ -313,7 +332,7 @@ class TurboKernel(Kernel):
                     self._unplace(task)
                 self.resume(task, task.body.throw, error)
 
-    def _ring(self) -> None:
+    def _wake_loop(self) -> None:
         self._news.put(None)
 
     def _release(self) -> None:
@@ -329,7 +348,7 @@ def differ(one: Context, other: Context) -> bool:
 
 
 def _differs_if_other(value: object) -> bool:
-    """Whether no other object passes for it: contexts compare values as `==` does.
+    """Whether the value equals no other object: contexts compare values by `==`.
 
     A task that sets a variable to a list of its own, equal to the common one, must not share it.
     """
@@ -337,7 +356,7 @@ def _differs_if_other(value: object) -> bool:
 
 
 def as_coroutine(awaitable: Any) -> Coroutine[Any, Any, Any]:
-    """What can be driven: the coroutine itself, or one around another awaitable."""
+    """The coroutine itself, or one around another awaitable."""
     return awaitable if isinstance(awaitable, Coroutine) else _awaiting(awaitable)
 
 
@@ -346,7 +365,7 @@ async def _awaiting(awaitable: Awaitable[Any]) -> None:
 
 
 class _Shield:
-    """A scope that the task's cancellation does not enter, until its time is over."""
+    """A scope that shields from the task's cancellation until its time is over."""
 
     __slots__ = ("_kernel", "_seconds", "_task", "_timer", "cancelled_caught", "is_over",
                  "outer", "shield")  # fmt: skip
@@ -384,3 +403,35 @@ class _Shield:
             self._kernel.forget_one()
         self.cancelled_caught = isinstance(error, Cancelled) and error.scope is self
         return self.cancelled_caught
+
+
+def _foreign_await(coroutine: Any, yielded: object) -> ForeignAwaitError:
+    """The error for a coroutine that awaits something other than asynchooks's waits."""
+    return _foreign(f"it awaits {type(yielded).__name__}", frames_of(coroutine))
+
+
+def _foreign_error(error: BaseException) -> BaseException:
+    """The error, or a ForeignAwaitError if another library raised it for want of an event loop."""
+    text = str(error).lower()
+    texts = _NO_LOOP_TEXTS.get(type(error), ())
+    is_foreign = type(error).__name__ in ("NoEventLoopError", "AsyncLibraryNotFoundError")
+    if not is_foreign and not any(each in text for each in texts):
+        return error
+    frames = traceback.walk_tb(error.__traceback__)
+    foreign = _foreign(f"{type(error).__name__}: {error}", frames)
+    foreign.__cause__ = error
+    return foreign
+
+
+def _foreign(what: str, frames: Iterable[tuple[FrameType, int]]) -> ForeignAwaitError:
+    """The error, with the innermost of the frames that runs the user's code."""
+    places = [(frame, line) for frame, line in frames if is_users(frame)]
+    place = ""
+    if places:
+        frame, line = places[-1]
+        place = f" at {frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+    return ForeignAwaitError(
+        f'backend "turbo" could not take an await: {what}{place}. It takes waits of asynchooks '
+        'only (sleep, global_step.wait_for, hooks, workers); use backend="asyncio" or "trio" '
+        "for others."
+    )

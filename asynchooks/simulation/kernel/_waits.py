@@ -1,4 +1,4 @@
-"""Who waits for what, as text for a deadlock's error."""
+"""What each task waits for, as text for the error of a deadlock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-from .._engine import Slot
-from .._stacks import frames_of
+from ..._engine.base import Slot
+from ..._engine.stacks import frames_of
 
 _MAX_LINES, _MAX_NAMES = 50, 8
-_OURS = str(Path(__file__).parents[1])
-_NOBODYS = tuple(f"{os.sep}{name}{os.sep}" for name in ("asyncio", "anyio", "trio", "outcome"))
+_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("asyncio", "anyio", "trio", "outcome"))
 
 
 def describe(running_tasks: Iterable[tuple[str, object]]) -> str:
@@ -23,7 +23,9 @@ def describe(running_tasks: Iterable[tuple[str, object]]) -> str:
     """
     names: dict[str, list[str]] = {}
     for name, coroutine in running_tasks:
-        names.setdefault(_wait_of(coroutine), []).append(name)
+        what, place = wait_of(coroutine)
+        wait = " at ".join(filter(None, (what or "a wait of another library's", place)))
+        names.setdefault(wait, []).append(name)
     lines = []
     for wait, waiting in list(names.items())[:_MAX_LINES]:
         shown = ", ".join(waiting[:_MAX_NAMES])
@@ -34,20 +36,21 @@ def describe(running_tasks: Iterable[tuple[str, object]]) -> str:
     return "\n".join(lines) or "  (no tasks are known)"
 
 
-def _wait_of(coroutine: object) -> str:
+def wait_of(coroutine: object) -> tuple[str | None, str | None]:
+    """What is waited for (None: another library's wait), and where in the user's code."""
     what = place = None
     for frame, line in frames_of(coroutine):
         slot = frame.f_locals.get("slot")
         if isinstance(slot, Slot):
             what = slot.what
-        elif frame.f_code.co_name == "sleep" and frame.f_code.co_filename.startswith(_OURS):
+        elif frame.f_code.co_name == "sleep" and frame.f_code.co_filename.startswith(_PACKAGE):
             what = "the end of a sleep that has none"
         if is_users(frame):
             place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
-    return " at ".join(filter(None, (what or "a wait of another library's", place)))
+    return what, place
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether it runs a program's code, rather than ours or an event loop's."""
+    """Whether it runs the user's code, rather than asynchooks's or an event loop's."""
     path = frame.f_code.co_filename
-    return not (path.startswith((_OURS, "<frozen")) or any(part in path for part in _NOBODYS))
+    return not (path.startswith((_PACKAGE, "<frozen")) or any(part in path for part in _LIBRARIES))

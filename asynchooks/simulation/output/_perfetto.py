@@ -1,7 +1,7 @@
 """A simulated training as a trace that ui.perfetto.dev and chrome://tracing open.
 
-The format is Chrome's "Trace Event Format" in JSON. It takes down nothing: the cluster's timeline
-has it all. Within a lane spans never overlap, or viewers would drop them.
+The format is Chrome's "Trace Event Format" in JSON. All data is that of the cluster's timeline.
+Within a lane spans never overlap, or viewers would drop them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import json
 import os
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ._report import Report
 from ._spans import cut_spans, numbers_at_work
+from ._timeline import Push, Span, Timeline
 from ._whole_file import whole_file
-
-if TYPE_CHECKING:
-    from ._report import Report
-    from ._timeline import Push, Span, Timeline
 
 _TICKS = 8e6
 """Per second. Eighths of a microsecond are exact as floats, and whole nanoseconds: whether a reader
@@ -79,7 +77,7 @@ def _events(report: Report, timeline: Timeline) -> Iterator[str]:
     spans = cut_spans(timeline.spans)
     span = next(spans, None)
     for push in timeline.pushes:
-        # what a worker did until its push, first
+        # first, what the worker did until its push
         while span is not None and span.end <= push.time:
             yield from writer.span(span)
             span = next(spans, None)
@@ -93,7 +91,7 @@ def _events(report: Report, timeline: Timeline) -> Iterator[str]:
 
 
 def _names(report: Report) -> Iterator[str]:
-    """What the lanes are called, and their order."""
+    """The names of the lanes, and their order."""
 
     def name(what: str, place: str, key: str, value: Any) -> str:
         return f'{{"ph":"M","name":"{what}",{place},"args":{{"{key}":{json.dumps(value)}}}}}'
@@ -126,7 +124,7 @@ def _counter(name: str, ticks: int, value: int) -> str:
 
 
 class _Writer:
-    """Goes through spans and pushes in order of time, and makes events of them."""
+    """Converts spans and pushes to events, in order of time."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[str, int, int]] = {}  # by worker: its last span
@@ -157,7 +155,7 @@ class _Writer:
         lane = _WORKERS + worker
         kind, begin, end = self._last.get(worker, ("wait", 0, 0))
         source = None if kind in _IDLE or end != at else (lane, (begin + end) // 2)
-        if push.fate == "discarded":
+        if push.outcome == "discarded":
             self._first.pop(worker, None)
             yield (
                 f'{{"ph":"i","s":"t","name":"discarded","pid":{_WORKERS},"tid":{lane},'
@@ -167,18 +165,18 @@ class _Writer:
         if source is not None:
             self._parts.append(source)
         yield from self._from_maker(push, lane)
-        if push.fate == "applied":
+        if push.outcome == "applied":
             yield from self._update(at, push, source)
         self._first.pop(worker, None)
 
     def _from_maker(self, push: Push, lane: int) -> Iterator[str]:
         """The arrow from the span that made a version to the first that worked on it."""
-        pulled = push.version - push.staleness - (push.fate == "applied")
+        pulled = push.version - push.staleness - (push.outcome == "applied")
         first = self._first.get(push.worker)
         if first is None or not 0 < pulled < len(self._made_by):
             return
         maker, made_at = self._made_by[pulled], self._made_at[pulled]
-        # who goes on from its own update needs no arrow
+        # a worker that continues from its own update needs no arrow
         if maker not in (0, lane) and made_at <= first[0]:
             yield from self._flow("pulled", (maker, made_at), _WORKERS, lane, first[0])
 
@@ -212,7 +210,7 @@ class _Writer:
     def _flow(
         self, name: str, source: tuple[int, int], pid: int, lane: int, at: int
     ) -> Iterator[str]:
-        """An arrow; its begin is within a span, as at the very end viewers may miss that."""
+        """An arrow; it begins within a span, as viewers may miss one at its very end."""
         self._num_flows += 1
         common = f'"cat":"flow","name":"{name}","id":{self._num_flows}'
         begin = f'"pid":{_WORKERS},"tid":{source[0]},"ts":{_micros(source[1])}'
@@ -220,5 +218,5 @@ class _Writer:
         yield f'{{"ph":"f","bp":"e",{common},"pid":{pid},"tid":{lane},"ts":{_micros(at)}}}'
 
     def end(self, secs: float) -> Iterator[str]:
-        """What was still so at the end of training."""
+        """The last version, until the end of training."""
         yield from self._end_version(max(_ticks(secs), self._version[0] if self._version else 0))

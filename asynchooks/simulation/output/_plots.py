@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._perfetto import timeline_of
+from ._report import Report
 from ._spans import cut_spans
 from ._whole_file import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from ._report import Report
 
 FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = {
@@ -38,9 +37,9 @@ _WORKERS_OF_SEVERAL = 16
 
 
 def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> None:
-    """Draw what there is of one or several trainings: staleness, losses, timelines.
+    """Draw all plots of one or several trainings: staleness, losses, timelines.
 
-    Losses are drawn if any were taken down, timelines (of the first four) if they were kept.
+    Losses are drawn if any were recorded, timelines (of the first four) if they were kept.
 
     Args:
         path: ends with .png, .svg or .pdf; the file is replaced whole, or left as it was.
@@ -98,7 +97,7 @@ def plot_staleness(axes: Axes, reports: Sequence[Report]) -> None:
 
 
 def plot_losses(axes: Axes, reports: Sequence[Report]) -> None:
-    """Draw the losses against virtual time, a line for each report; what is not finite is left out.
+    """Draw the losses against virtual time, a line for each report; without losses not finite.
 
     An axis is logarithmic where it spans much: losses more than a factor of ten, or the times that
     the trainings took more than one of twenty.
@@ -137,7 +136,7 @@ def plot_timeline(
     Args:
         axes: to draw on.
         report: of a cluster with keep_timeline=True.
-        window: (begin, end), virtual seconds; None: from 0, so long that single spans are seen.
+        window: (begin, end), virtual seconds; None: from 0, short enough to see single spans.
         num_workers: at most so many, from worker 0 on, >= 1.
 
     Raises:
@@ -159,7 +158,7 @@ def plot_timeline(
                 pieces,
                 (worker - 0.4, 0.8),
                 facecolors=colour,
-                edgecolors="white",  # tells neighbours of one kind apart
+                edgecolors="white",  # separates neighbours of one kind
                 linewidth=0.4,
                 label=kind if number == 0 else None,
             )
@@ -175,7 +174,7 @@ def plot_timeline(
 
 
 def _legend_below(axes: Axes) -> None:
-    """Where it hides no line, whatever the lines are."""
+    """Put the legend below, where it cannot hide a line."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
 
 

@@ -1,31 +1,29 @@
-"""What came of a simulated training: rates, staleness, where the time went, losses."""
+"""The results of a simulated training: rates, staleness, where the time went, losses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._timeline import NoTimeline
-
-if TYPE_CHECKING:
-    from ._cluster import Cluster
-    from ._timeline import Timeline
-    from ._worker import Worker
+from ..._errors import StepUnreachableError
+from ...protocols import ParameterServer
+from ._timeline import Timeline
 
 SPENT = {
     "computed": "compute", "lost": "lost", "waited": "wait", "pulled": "pull", "pushed": "push",
     "down": "down",
 }  # fmt: skip
-"""Where a worker's seconds go, and the kinds of spans; what is left of them it was idle."""
+"""Where a worker's seconds go, and the kind of span of each; the rest is idle."""
 
 
 @dataclass(frozen=True)
 class WorkerReport:
     """Of one worker; all times in virtual seconds.
 
-    `secs_lost` went into computations that came to nothing, `secs_waited` into waiting for others,
-    as the protocol says; in `secs_idle` its program did something else, or nothing any more. What
-    is under way counts once it is done.
+    `secs_lost` went into computations that were discarded, `secs_waited` into waiting for others,
+    as the protocol says; in `secs_idle` its program did something else, or had ended. What is
+    under way counts once it is done.
     """
 
     worker: int
@@ -47,7 +45,9 @@ class Report:
     `staleness` counts, by staleness, the gradients that took part in an update. The `*_rows` are
     lists of flat dicts, as `pandas.DataFrame` takes them. `secs` is the time from the begin of
     training to the last update, if their number was given and has been made; else to its end.
-    `timeline` is what every worker did when, if the cluster kept it.
+    `applied`, `discarded`, `staleness` and `updates` are those of the server: gradients that a
+    restore of its state has undone count in `undone` only, whatever their outcome was. `timeline`
+    is what every worker did when, if the cluster kept it.
     """
 
     protocol: str
@@ -59,6 +59,7 @@ class Report:
     staleness: dict[int, int]
     workers: list[WorkerReport]
     losses: list[tuple[float, int, float]]
+    undone: int = 0
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -103,7 +104,7 @@ class Report:
         ]
 
     def loss_rows(self) -> list[dict[str, Any]]:
-        """A row for each loss that was taken down, with its time and the updates made."""
+        """A row for each recorded loss, with its time and the updates made."""
         return [
             {"protocol": self.protocol, "secs": secs, "updates": updates, "loss": loss}
             for secs, updates, loss in self.losses
@@ -119,6 +120,7 @@ class Report:
             "updates": self.updates,
             "updates_per_second": self.updates_per_second,
             "discarded": self.discarded,
+            "undone": self.undone,
             "mean_staleness": self.mean_staleness,
             "max_staleness": max(self.staleness, default=0),
             **{f"share_{kind}": share for kind, share in spent.items()},
@@ -130,33 +132,44 @@ class Report:
         return sum(getattr(each, what) for each in self.workers) / whole if whole > 0 else 0.0
 
 
-def report_of(cluster: Cluster) -> Report:
-    """What has come of it up to now."""
-    secs = cluster.clock() - cluster.began_at
-    server = cluster.server
-    return Report(
-        protocol=str(server.protocol),
-        num_workers=cluster.num_workers,
-        secs=secs,
-        updates=server.version,
-        applied=server.num_applied,
-        discarded=server.num_discarded,
-        staleness=server.staleness_counts(),
-        workers=[_report_of_worker(cluster, each, secs) for each in cluster.workers],
-        losses=list(cluster.losses),
-        timeline=None if isinstance(cluster.timeline, NoTimeline) else cluster.timeline,
-    )
+class LossRecorder:
+    """Records the loss of the server's parameters over virtual time. The cluster makes it.
 
+    Args:
+        server: of the parameters.
+        clock: the current time, in virtual seconds.
+        loss: a function of the parameters.
+        losses: (virtual seconds, updates, loss) are appended to it.
+    """
 
-def _report_of_worker(cluster: Cluster, worker: Worker, secs: float) -> WorkerReport:
-    times = {f"secs_{name}": getattr(worker.books, kind) for name, kind in SPENT.items()}
-    return WorkerReport(
-        worker=worker.index,
-        gradients=worker.num_computed,
-        staleness=cluster.server.staleness_counts(worker.index),
-        **times,
-        secs_idle=max(0.0, secs - sum(times.values())),
-    )
+    def __init__(
+        self,
+        server: ParameterServer,
+        clock: Callable[[], float],
+        loss: Callable[[Any], float],
+        losses: list[tuple[float, int, float]],
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._loss = loss
+        self._losses = losses
+
+    async def record(self, every: int) -> None:
+        """Record now, and after every so many updates."""
+        step = self._server.global_step
+        while True:
+            self.add()
+            try:
+                await step.wait_for(step.value + every)
+            except StepUnreachableError:  # no worker is left to make one
+                return
+
+    def add(self) -> None:
+        """Record now, unless this time and update are recorded already."""
+        secs, version = self._clock(), self._server.version
+        if not self._losses or self._losses[-1][:2] != (secs, version):
+            value = float(self._loss(self._server.parameters))
+            self._losses.append((secs, version, value))
 
 
 def _mean(counts: dict[int, int]) -> float:

@@ -1,21 +1,17 @@
-"""The spans of a timeline made fit to be drawn: in the lane of a worker none overlaps another."""
+"""The spans of a timeline, cut for drawing: in the lane of a worker none overlaps another."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from ._timeline import Span
-
-if TYPE_CHECKING:
-    from ._timeline import Timeline
+from ._timeline import Span, Timeline
 
 Interval = tuple[float, float]
 
 
 def cut_spans(spans: list[Span]) -> Iterator[Span]:
-    """The spans in the same order; what goes on while a worker is down is cut there.
+    """The spans in the same order, without the times at which their worker is down.
 
     A computation that is not lost by a crash spans the repair, and so may a wait; two failures of
     one worker may overlap.

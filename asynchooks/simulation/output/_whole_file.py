@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all. It outlasts no power failure: nothing is synced."""
+"""Files that are written completely or not at all. Nothing is synced against power failures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives a path beside `path` to write to; what is there gets its name at the end of the block.
+    """Yield a path next to `path` to write to; the file is renamed at the end of the block.
 
-    After any error nothing is left of it, and what was at `path` is untouched.
+    After any error the new file is removed, and the file at `path` is untouched.
 
     Raises:
         OSError: it cannot be written there (says why).
     """
     place = _place(path)
-    # of this process alone, so that two runs never write one file
+    # with the process's id, so that two runs never write one file
     new = place.with_name(f".{place.name}.{os.getpid()}.new")
     try:
         yield new
@@ -41,7 +41,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     new = _place(path)
     probe = new.with_name(f".{new.name}.{os.getpid()}.new")
     try:
-        # permissions alone do not tell of read-only file systems, quotas and names too long
+        # permissions alone do not show read-only file systems, quotas and names too long
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -49,14 +49,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
-    """Where it is, behind links: a link stays one."""
+    """The path with links resolved: a link stays a link."""
     place = Path(os.path.realpath(path))
     if os.path.isdir(place):  # unlike Path.is_dir, never an error
         raise IsADirectoryError(
             errno.EISDIR, "cannot be written, it is a directory; name a file", os.fspath(path)
         )
     if os.path.exists(place) and not os.path.isfile(place):
-        # replacing it would take a device such as /dev/null away from everybody
+        # this would replace a device such as /dev/null
         raise FileExistsError(
             errno.EEXIST, "cannot be written whole, it is no regular file; name one", str(path)
         )

@@ -9,20 +9,20 @@ from typing import Any, Self
 
 import keras
 
-from .._coordinator import Coordinator
-from .._engine import current_engine
-from .._errors import FetchError, StopTraining
-from .._function_session import pick
-from .._global_step import GlobalStep
-from .._hook import SessionRunArgs, SessionRunContext, finish_run
-from .._hook_list import HookList, values_of
-from .._merge import MergedRun
-from .._portal import BlockingPortal, HookPortal
-from .._raw_session import RawSession
-from .._stop import Stop
+from ..._engine.current import current_engine
+from ..._engine.stop import Stop
+from ..._errors import FetchError, StopTraining
+from ..._hook import AnyHook, SessionRunArgs, SessionRunContext
+from ..._running.dispatch import HookList, values_of
+from ..._running.merge import MergedRun
+from ..._step.global_step import GlobalStep
+from ..._stopping.coordinator import Coordinator, Owner
+from ...backends._function import pick
+from ...backends._raw_session import RawSession
+from ._portal import BlockingPortal, HookPortal
 
 _GRACE_SECS = 120.0
-"""What side tasks get to stop at the end, and hooks for on_error."""
+"""Time for side tasks to stop at the end, and for on_error of hooks."""
 
 
 class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -36,8 +36,8 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
     before a batch (the input of a hook, or a StopAtStepHook that finds its step there already),
     Keras warns that its own input ran out of data.
 
-    `with HooksCallback(hooks) as callback:` around `fit` tells hooks by `on_error` when `fit`
-    fails; without it they learn only of their own errors.
+    `with HooksCallback(hooks) as callback:` around `fit` calls `on_error` of hooks when `fit`
+    fails; without it they get only their own errors.
 
     Args:
         hooks: an iterable of `SessionRunHook`; may be used for one `fit` after the other.
@@ -50,7 +50,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         model.fit(x, y, epochs=5, callbacks=[HooksCallback([NanTensorHook("loss")])])
     """
 
-    def __init__(self, hooks: Iterable[Any], *, portal: BlockingPortal | None = None) -> None:
+    def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
         super().__init__()
         self._stop = Stop()  # of the present fit
         self._hooks = HookList(hooks, self._stop)
@@ -61,7 +61,9 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._coord is not None:
-            lost = RuntimeError("the fit before this one failed, which Keras tells no callback")
+            lost = RuntimeError(
+                "the fit before this one failed, which Keras reports to no callback"
+            )
             self._portal.call(self._fail, lost)
         self._guarded(self._begin)
 
@@ -75,7 +77,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         try:
             self._guarded(self._after, dict(logs or {}))
-        except StopTraining:  # a hook was told to stop while it waited
+        except StopTraining:  # a stop ended the wait of a hook
             self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -114,7 +116,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._raw.attach(step)
         self._step = step.bound(self._stop, step.open_worker())
         coord = self._coord = Coordinator(clean_stop_exception_types=())
-        coord.attach(self._on_change, lambda task: task)
+        coord.attach(_Fit(self))
         await self._hooks.begin(lambda: True)
         await self._hooks.after_create_session(self._raw, coord)
 
@@ -155,7 +157,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     await hooks.tell_group(group, self._context, values, results)
                 else:
                     await method(self._context, values_of(call, values, results))
-            await finish_run(self._context)
+            await self._context.finish()
         if self._context.stop_requested or self._is_at_limit:
             self.model.stop_training = True
 
@@ -176,7 +178,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert coord is not None
         first = await self._hooks.end(self._raw)
         await self._end_coord(coord)
-        error = coord.error or first
+        error = await self._hooks.leave(coord.error or first)
         if error is not None:
             raise error
         self._coord = None
@@ -186,13 +188,14 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         await self._hooks.on_error(self._raw, error, current_engine(), _GRACE_SECS)
         if coord is not None:
             await self._end_coord(coord)
+        await self._hooks.leave(error)
 
     async def _end_coord(self, coord: Coordinator) -> None:
         coord.detach()
         engine = current_engine()
         await coord.end(engine, engine.now() + _GRACE_SECS, cancel_tasks=False)
 
-    def _on_change(self, is_set: bool) -> None:
+    def _stop_changed(self, is_set: bool) -> None:
         assert self._raw is not None
         if is_set:
             self._stop.set()
@@ -203,8 +206,20 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return self._step.limit is not None and self._step.value >= self._step.limit
 
 
+class _Fit(Owner):
+    """Keras's `fit`, as the coordinator of the hooks sees it."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: HooksCallback) -> None:
+        self._callback = callback
+
+    def stop_changed(self, is_set: bool) -> None:
+        self._callback._stop_changed(is_set)
+
+
 class _KerasSession(RawSession):
-    """What hooks are given as the session: the model that Keras trains."""
+    """The session for hooks: the model that Keras trains."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -223,6 +238,11 @@ class _KerasSession(RawSession):
     def read_step(self) -> int:
         return int(self.model.optimizer.iterations)
 
+    async def take_up_step(self) -> None:
+        if self.read_step() < self.global_step.value:
+            self.global_step.restart(self.read_step())
+        self.global_step.publish(self.read_step())
 
-def _call_here(fn: Any, kind: Any) -> None:
+
+def _call_here(fn: Any, kind: Any, ends_at_stop: bool) -> None:
     fn()

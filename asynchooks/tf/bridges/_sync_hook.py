@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import tensorflow as tf
 
-from .._coordinator import Coordinator
-from .._engine import current_engine
-from .._errors import StopTraining, is_input_end
-from .._global_step import GlobalStep
-from .._hook import (
+from ..._engine.current import current_engine
+from ..._engine.runner import is_async
+from ..._engine.stop import Stop
+from ..._errors import StopTraining, add_note, is_input_end
+from ..._hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
     begin_graph,
-    finish_run,
 )
-from .._hook_calls import needs_global_step
-from .._portal import BlockingPortal, HookPortal
-from .._raw_session import RawSession
-from .._runner import is_async
-from .._stop import Stop
-from ._coordinator import GraphCoordinator
-from ._graph import Driven
-from ._graph_session import GraphSession
+from ..._running.hook_calls import needs_global_step
+from ..._step.global_step import GlobalStep
+from ..._stopping.coordinator import Coordinator, Owner
+from ...backends._raw_session import RawSession
+from ..graph._default_graph import Driven, step_name
+from ..graph._session import GraphCoordinator, GraphSession
+from ._portal import BlockingPortal, HookPortal
 
 v1 = tf.compat.v1
 
 _GRACE_SECS = 120.0
-"""What side tasks get to stop at the end."""
+"""Time for side tasks to stop at the end."""
 
 
 def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> Any:
@@ -40,7 +38,7 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
     Its coroutines run in an event loop in a thread, while TensorFlow's thread waits; the session's
     graph is their default one. The global step that it sees is read after each run, and ten times
     a second while it waits; waits end when TensorFlow's coordinator is asked to stop. Side tasks
-    work, and end at `end`. TensorFlow tells hooks nothing of errors, so `on_error` is not called.
+    work, and end at `end`. TensorFlow reports no errors to hooks, so `on_error` is not called.
     Each moment runs in a task of its own: a task group or scope cannot be held from one to another.
 
     Args:
@@ -85,19 +83,23 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._end_side_tasks()
         last = None if self._raw is None else self._raw.global_step
         raw: RawSession | None = getattr(session, "asynchooks_raw", None)
-        if raw is None:  # of several such hooks on one session the first one comes here
+        if raw is None:  # of several such hooks on one session the first one makes it
             raw = GraphSession(session)
             value = raw.read_step() or 0
-            raw.attach(last or GlobalStep(value, moved_elsewhere=True))
+            name = step_name(self._graph)
+            raw.attach(last or GlobalStep(value, name=name, moved_elsewhere=True))
             if last is not None:
                 last.restart(value)
+        else:
+            _take_up_step(raw)  # an earlier hook may have moved it
         self._raw = raw
         self._stop.clear()
         self._step = raw.global_step.bound(self._stop)
         self._their_coord = coord
         self._coord = GraphCoordinator(clean_stop_exception_types=())
-        self._coord.attach(self._tell_theirs, lambda task: Driven(task, self._graph, self._name))
+        self._coord.attach(_Bridge(self))
         self._call("after_create_session", session, self._coord)
+        _take_up_step(raw)
 
     def before_run(self, run_context: Any) -> Any:
         args = SessionRunArgs(*run_context.original_args)
@@ -116,17 +118,16 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context._pending is not None:
-                self._portal.call(self._drive, finish_run, (self._context,), meanwhile=self._look)
+                self._portal.call(self._drive, self._context.finish, (), meanwhile=self._poll)
         except StopTraining:
             if self._coord is None or not self._coord.should_stop():
                 raise
-            run_context.request_stop()  # it was told to stop while it waited
+            run_context.request_stop()  # a stop ended the wait of the hook
         self._pass_on_stop(run_context)
 
     def end(self, session: Any) -> None:
         try:
             try:
-                self._hook._ending()
                 self._call("end", session)
             finally:
                 self._end_side_tasks()
@@ -137,12 +138,12 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         method = getattr(self._hook, moment)
         try:
             if is_async(method):
-                return self._portal.call(self._drive, method, args, meanwhile=self._look)
+                return self._portal.call(self._drive, method, args, meanwhile=self._poll)
             result = method(*args)
             if isinstance(result, Awaitable):
-                return self._portal.call(self._drive, _itself, (result,), meanwhile=self._look)
+                return self._portal.call(self._drive, _itself, (result,), meanwhile=self._poll)
         except Exception as error:
-            error.add_note(f"in {moment} of {type(self._hook).__name__}")
+            add_note(error, f"in {moment} of {type(self._hook).__name__}")
             raise
         return result
 
@@ -150,8 +151,8 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         begin_graph.set(self._graph)
         return await Driven(method(*args), self._graph, self._name)
 
-    def _look(self) -> None:
-        """The hook waits, perhaps for a step or for a stop."""
+    def _poll(self) -> None:
+        """Update step and stop while the hook waits."""
         if self._raw is not None and self._step.statistics().tasks_waiting_for_step:
             self._read_step()
         if self._their_coord is not None and self._their_coord.should_stop():
@@ -165,17 +166,17 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
             self._step.publish(step)
 
     def _pass_on_stop(self, run_context: Any) -> None:
-        # TensorFlow's session knows of no limit
+        # TensorFlow's session has no limit
         is_at_limit = self._step.limit is not None and self._step.value >= self._step.limit
         if self._context.stop_requested or is_at_limit:
             run_context.request_stop()
 
-    def _tell_theirs(self, is_set: bool) -> None:
+    def _stop_theirs(self, is_set: bool) -> None:
         if is_set and self._coord is not None and self._their_coord is not None:
             error = self._coord.error
-            # a bare error is taken to be the one that is being handled just now
-            told = None if error is None else (type(error), error, error.__traceback__)
-            self._their_coord.request_stop(told)
+            # TensorFlow takes a bare error for the one that is being handled
+            info = None if error is None else (type(error), error, error.__traceback__)
+            self._their_coord.request_stop(info)
 
     def _end_side_tasks(self) -> None:
         coord, self._coord = self._coord, None
@@ -191,6 +192,30 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def _name(self) -> str:
         return type(self._hook).__name__
+
+
+class _Bridge(Owner):
+    """TensorFlow's session, as the coordinator of the hook sees it."""
+
+    __slots__ = ("_hook",)
+
+    def __init__(self, hook: _SyncHook) -> None:
+        self._hook = hook
+
+    def stop_changed(self, is_set: bool) -> None:
+        self._hook._stop_theirs(is_set)
+
+    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        return Driven(task, self._hook._graph, self._hook._name)
+
+
+def _take_up_step(raw: RawSession) -> None:
+    """Take the step of the model, also where it has gone back."""
+    known, found = raw.global_step.value, raw.read_step()
+    if found is not None and found < known:
+        raw.global_step.restart(found)
+    elif found is not None:
+        raw.global_step.publish(found)
 
 
 async def _itself(awaitable: Awaitable[Any]) -> Any:

@@ -5,20 +5,36 @@ All of it blocks, and runs in threads, with the graph as the default one.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from .._hook import begin_graph
-from .._raw_session import RawSession
-from ..checkpoints import CheckpointDirectory, Retention
-from ..hooks._saver_format import HOOKS, Facts, Format, Restored, reject, restored_from, save
+from ..._errors import CheckpointError, DamagedCheckpointError, add_note
+from ..._hook import begin_graph
+from ...backends._raw_session import RawSession
+from ...checkpoints import CheckpointDirectory, Retention
+from ...checkpoints._files import NotAFileError, open_file
+from ...hooks._summaries import tensorflows_writer
+from ...hooks.checkpoint._saver_format import (
+    HOOKS,
+    Facts,
+    Format,
+    Restored,
+    reject,
+    restored_from,
+    save,
+)
 from ._variables_copy import VariablesCopier
 
 v1 = tf.compat.v1
+
+_MAX_HOOKS_BYTES = 1 << 30
+"""Of the file with the state of hooks, next to TensorFlow's own."""
 
 
 def graph_format(
@@ -45,7 +61,7 @@ def graph_format(
 
 
 class _GraphFiles:
-    """What both formats of a graph have in common: its saver, and the files beside checkpoints."""
+    """What both formats of a graph have in common: its saver, and the files next to checkpoints."""
 
     def __init__(self, directory: str, saver: Any, scaffold: Any, save_graph_def: bool) -> None:
         self._graph = begin_graph.get()
@@ -59,11 +75,12 @@ class _GraphFiles:
         try:
             tf.io.gfile.makedirs(self._path)
             with self._graph.as_default():  # it refuses to work where eager execution is on
-                self._writer = v1.summary.FileWriterCache.get(self._path)
+                self._writer = tensorflows_writer(self._path)
         except tf.errors.OpError as error:
-            error.add_note(
+            add_note(
+                error,
                 f"the checkpoint directory {self._path!r} cannot be made; give "
-                "CheckpointSaverHook one that may be created and written to"
+                "CheckpointSaverHook one that may be created and written to",
             )
             raise
 
@@ -81,6 +98,29 @@ class _GraphFiles:
     def flush(self) -> None:
         if self._writer is not None:
             self._writer.flush()
+
+    def _close_writer(self) -> None:
+        """Close TensorFlow's cached writer, unless others have it, too: a thread and a file.
+
+        The cache keeps it for the life of the process. One that was closed would lose what it is
+        given, so it is removed: the next request for this directory gets a new one.
+        """
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        seen, file = weakref.ref(writer), writer.event_writer
+        cache = v1.summary.FileWriterCache
+        writers: dict[str, Any] = getattr(cache, "_cache", {})
+        with getattr(cache, "_lock", contextlib.nullcontext()):
+            if writers.get(self._path) is not writer:
+                return
+            # TensorFlow's own hooks do not register their use: see whether it lives without ours
+            del writers[self._path], writer
+            in_use = seen()
+            if in_use is not None:
+                writers[self._path] = in_use
+                return
+        file.close()
 
     def _log(self, path: str, step: int) -> None:
         log = v1.SessionLog(status=v1.SessionLog.CHECKPOINT, checkpoint_path=path)
@@ -112,12 +152,22 @@ class GraphFormat(_GraphFiles):
         self._prefix = os.path.join(directory, basename)
 
     def close(self) -> None:
-        """TensorFlow knows no owner of a directory."""
+        """Release nothing: in TensorFlow directories have no owner.
+
+        The writer stays in its cache: the next session continues the same event file, as there.
+        """
+
+    def abandon(self) -> None:
+        """Nothing is held."""
 
     def restore(self, raw: RawSession) -> Restored | None:
         return saved_beside(raw)
 
     def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
+        if (
+            facts.hooks is not None
+        ):  # first: without them a restored model would continue with other items
+            self._write_hooks(facts.step, facts.hooks)
         self._find_saver().save(
             session, self._prefix, global_step=facts.step, write_meta_graph=self._save_graph_def
         )
@@ -127,20 +177,34 @@ class GraphFormat(_GraphFiles):
     def restore_best(self, session: Any) -> str | None:
         return None  # its checkpoints have no metric
 
+    def is_better(self, metric: float) -> bool:
+        return False
+
+    def set_metric(self, step: int, metric: float) -> bool:
+        return False
+
     def reject(self, from_step: int, why: str) -> str | None:
-        return None  # its checkpoints cannot be told apart
+        return None  # its checkpoints cannot be distinguished
 
     def save_hooks(self, step: int, hooks: bytes) -> None:
-        path = self._hooks_path(step)
-        with tf.io.gfile.GFile(f"{path}.new", "wb") as file:
-            file.write(hooks)
-        tf.io.gfile.rename(f"{path}.new", path, overwrite=True)
+        self._write_hooks(step, hooks)
         place, name = os.path.split(self._prefix)
         for other in tf.io.gfile.listdir(place):
             if other.startswith(f"{name}-") and other.endswith(f".{HOOKS}"):
                 other = os.path.join(place, other)
                 if not tf.io.gfile.exists(other.removesuffix(HOOKS) + "index"):
                     tf.io.gfile.remove(other)  # its checkpoint is gone
+
+    def _write_hooks(self, step: int, hooks: bytes) -> None:
+        path = self._hooks_path(step)
+        if len(hooks) > _MAX_HOOKS_BYTES:
+            raise CheckpointError(
+                f"{path!r} is not written: the state of the hooks has {len(hooks):,} bytes, and "
+                f"may have {_MAX_HOOKS_BYTES:,}; keep what is large with the model"
+            )
+        with tf.io.gfile.GFile(f"{path}.new", "wb") as file:
+            file.write(hooks)
+        tf.io.gfile.rename(f"{path}.new", path, overwrite=True)
 
     def _hooks_path(self, step: int) -> str:
         return f"{self._prefix}-{step}.{HOOKS}"
@@ -173,6 +237,12 @@ class CopiedGraphFormat(_GraphFiles):
 
     def close(self) -> None:
         self._close_copier()
+        try:
+            self._close_writer()
+        finally:
+            self._checkpoints.close()
+
+    def abandon(self) -> None:
         self._checkpoints.close()
 
     def _close_copier(self) -> None:
@@ -213,7 +283,7 @@ class CopiedGraphFormat(_GraphFiles):
             )
 
     def _meta_graph(self, graph: Any, saver: Any) -> bytes:
-        """Made once for all checkpoints: meanwhile Python's lock is held."""
+        """Made once for all checkpoints, as it holds the GIL."""
         if self._meta[0] != graph.version:
             meta = v1.train.export_meta_graph(graph=graph, saver_def=saver.saver_def)
             self._meta = graph.version, meta.SerializeToString()
@@ -226,6 +296,12 @@ class CopiedGraphFormat(_GraphFiles):
         self._find_saver().restore(session, checkpoint.prefix)
         return checkpoint.path
 
+    def is_better(self, metric: float) -> bool:
+        return self._checkpoints.is_better(metric)
+
+    def set_metric(self, step: int, metric: float) -> bool:
+        return self._checkpoints.set_metric(step, metric)
+
     def reject(self, from_step: int, why: str) -> str | None:
         newest = reject(self._checkpoints, from_step, why)
         self._name_newest()
@@ -236,7 +312,7 @@ class CopiedGraphFormat(_GraphFiles):
 
 
 def saved_beside(raw: RawSession) -> Restored | None:
-    """What was saved beside the model that the session's creator has restored, in either format."""
+    """The state saved with the model that the session's creator has restored, in either format."""
     prefix: str | None = getattr(raw.exposed, "asynchooks_restored", None)
     if prefix is None:
         return None
@@ -248,9 +324,27 @@ def saved_beside(raw: RawSession) -> Restored | None:
     path = f"{prefix}.{HOOKS}"
     if not tf.io.gfile.exists(path):
         return None
-    with tf.io.gfile.GFile(path, "rb") as file:
-        facts = Facts(raw.read_step() or 0, 0.0, file.read(), None)
+    facts = Facts(raw.read_step() or 0, 0.0, _read_hooks(path), None)
     return Restored(path, facts, is_model=False)
+
+
+def _read_hooks(path: str) -> bytes:
+    """The state of the hooks, for which there is no manifest."""
+    if not os.path.lexists(path):  # on another file system, such as gs://
+        with tf.io.gfile.GFile(path, "rb") as file:
+            content: bytes = file.read()
+            return content
+    try:
+        with open_file(path, follows_link=True) as local:
+            num_bytes = os.fstat(local.fileno()).st_size
+            if num_bytes <= _MAX_HOOKS_BYTES:
+                return local.readall()
+    except NotAFileError as error:
+        raise DamagedCheckpointError(f"{path!r} holds no state of hooks: {error}") from error
+    raise DamagedCheckpointError(
+        f"{path!r} holds no state of hooks: it has {num_bytes:,} bytes, and none has more than "
+        f"{_MAX_HOOKS_BYTES:,}; restore another checkpoint"
+    )
 
 
 def is_durable(prefix: str) -> bool:

@@ -10,17 +10,22 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from .._errors import CheckpointError, DamagedCheckpointError
-from ._checkpoint_tensors import faults_of, tensors_of
+from ..._errors import CheckpointError, DamagedCheckpointError
 
 _DAMAGE = (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError, IndexError)
 """What TensorFlow raises for files that are missing, damaged or cut off."""
+_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""Under which name a checkpoint holds which object has which variables."""
+
+_MAX_LISTED = 20
+"""How many variables that do not fit are listed in an error."""
 
 
 class TensorFlowSaver:
@@ -61,10 +66,10 @@ class TensorFlowSaver:
 
         Raises:
             RuntimeError: eager execution is off, in this thread or altogether.
-            CheckpointError: the disk's fault.
+            CheckpointError: the disk is full or cannot be written to.
         """
         _check_eager()
-        with _telling(path):
+        with _disk_errors(path):
             self._checkpoint.write(path)
 
     def restore(self, path: str) -> None:
@@ -86,7 +91,7 @@ class TensorFlowSaver:
         try:
             self._checkpoint.read(path).assert_existing_objects_matched()
         except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
-            faults = faults_of(self._checkpoint, path) or [str(error)[:1000]]
+            faults = _faults_of(self._checkpoint, path) or [str(error)[:1000]]
             raise CheckpointError(
                 f"the checkpoint {path!r} does not fit the objects here; variables may have "
                 "changed. Build the objects as they were when they were saved, or restore another "
@@ -110,7 +115,7 @@ class TensorFlowSaver:
         # Tried: CheckpointOptions(enable_async=True). It reports a failed write at the next one or
         # never (`sync` raises nothing), and it looks for variables only once: one that came later
         # was written as it was after the snapshot in 20 of 20 trials (TensorFlow 2.21).
-        tensors = tensors_of(self._checkpoint)
+        tensors = _tensors_of(self._checkpoint)
         if tensors is None:
             return _WrittenAtOnce(self._checkpoint).write
         try:
@@ -128,7 +133,7 @@ _SAVED = "saved"
 
 
 class _WrittenAtOnce:
-    """A checkpoint that TensorFlow writes already at the snapshot, to be copied to its place.
+    """A checkpoint that TensorFlow writes at the snapshot already, to be copied to its place.
 
     For variables on several servers, for types that TensorFlow cannot copy, and for objects whose
     savers are registered with TensorFlow.
@@ -138,7 +143,7 @@ class _WrittenAtOnce:
         self._directory = tempfile.mkdtemp(prefix="asynchooks-")
         weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         prefix = os.path.join(self._directory, _SAVED)
-        with _telling(prefix):
+        with _disk_errors(prefix):
             checkpoint.write(prefix)
 
     def write(self, path: str) -> None:
@@ -156,7 +161,7 @@ def _copied(tensor: Any) -> Any:
 
 def _write(tensors: dict[tuple[str, str], Any], path: str) -> None:
     _check_eager()
-    with _telling(path), tf.device("CPU"):
+    with _disk_errors(path), tf.device("CPU"):
         tf.raw_ops.SaveV2(
             prefix=path,
             tensor_names=[key for key, _ in tensors],
@@ -166,8 +171,8 @@ def _write(tensors: dict[tuple[str, str], Any], path: str) -> None:
 
 
 @contextmanager
-def _telling(path: str) -> Iterator[None]:
-    """TensorFlow's errors of the disk become ours."""
+def _disk_errors(path: str) -> Iterator[None]:
+    """Raise CheckpointError for TensorFlow's errors of the disk."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -184,3 +189,88 @@ def _check_eager() -> None:
             "tf.compat.v1.disable_eager_execution() was called, or this runs inside a graph or a "
             "tf.function. For a graph, use CheckpointSaverHook(directory, save_steps=100)"
         )
+
+
+def _tensors_of(checkpoint: Any) -> dict[tuple[str, str], Any] | None:
+    """TensorFlow's ShardableTensors that `checkpoint.write` would write, by name and slice.
+
+    None where they are not available: for variables on several servers, and for objects whose
+    savers are registered with TensorFlow.
+    """
+    collect = _Collect()
+    with tempfile.TemporaryDirectory(prefix="asynchooks-") as scratch:
+        options = tf.train.CheckpointOptions(experimental_sharding_callback=collect)
+        with suppress(_Collected):
+            checkpoint.write(os.path.join(scratch, "none"), options=options)
+        has_written = bool(os.listdir(scratch))  # by a registered saver
+    found = collect.tensors
+    if has_written or not found or any(tf.is_symbolic_tensor(e.tensor) for e in found.values()):
+        return None
+    return found
+
+
+def _faults_of(checkpoint: Any, path: str) -> list[str]:
+    """Which existing variables the files at the path lack or have otherwise, one line each.
+
+    Only for messages: TensorFlow's own comparison has more ways to find a variable.
+    """
+    reader = tf.train.load_checkpoint(path)
+    shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    nodes = _matches(checkpoint, reader) if _GRAPH_KEY in shapes else {}
+    faults = []
+    for (name, _), each in (_tensors_of(checkpoint) or {}).items():
+        place, _, attribute = name.partition("/.ATTRIBUTES/")
+        here = f"{each.tensor.dtype.name} of shape {tuple(each.tensor.shape)}"
+        node = nodes.get(id(each.trackable))
+        keys = [] if node is None else node.attributes
+        key = next((key.checkpoint_key for key in keys if key.name == attribute), name)
+        if key not in shapes:
+            faults.append(f"{place}: missing in the checkpoint, here is {here}")
+        elif attribute == "VARIABLE_VALUE" and (
+            (there := f"{types[key].name} of shape {tuple(shapes[key])}") != here
+        ):
+            faults.append(f"{place}: the checkpoint holds {there}, here is {here}")
+    rest = len(faults) - _MAX_LISTED
+    return [*faults[:_MAX_LISTED], f"and {rest} more"] if rest > 0 else faults
+
+
+def _matches(checkpoint: Any, reader: Any) -> dict[int, Any]:
+    """By the id of an existing object, its node in the checkpoint: where the same names lead to."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor(_GRAPH_KEY))
+    view = tf.train.TrackableView(checkpoint)
+    found = {id(checkpoint): graph.nodes[0]}
+    pending = [checkpoint]
+    while pending:
+        each = pending.pop()
+        existing = view.children(each)
+        for child in found[id(each)].children:
+            inner = existing.get(child.local_name)
+            if inner is not None and id(inner) not in found:
+                found[id(inner)] = graph.nodes[child.node_id]
+                pending.append(inner)
+    return found
+
+
+class _Collected(Exception):  # noqa: N818 - it ends a write early, which is no error
+    """The tensors are collected."""
+
+
+class _Collect(tf.train.experimental.ShardingCallback):  # type: ignore[misc]
+    """Is asked how to distribute the tensors of a checkpoint over files, and keeps them instead.
+
+    The only public way to what TensorFlow would write, with all its kinds of variables, tables
+    and iterators, without writing it.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[str, str], Any] = {}
+
+    @property
+    def description(self) -> str:
+        return "collects the tensors"
+
+    def __call__(self, shardable_tensors: Sequence[Any]) -> Any:
+        for each in shardable_tensors:
+            self.tensors[each.checkpoint_key, each.slice_spec] = each
+        raise _Collected

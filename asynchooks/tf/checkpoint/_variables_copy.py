@@ -1,4 +1,4 @@
-"""A copy of what a graph's saver saves, and how it is written in TensorFlow's format."""
+"""A copy of the variables that a graph's saver saves, and its writing in TensorFlow's format."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
+from ..graph._default_graph import run_in_graph
+
 v1 = tf.compat.v1
 
 
@@ -21,7 +23,7 @@ class VariablesCopy:
     Args:
         names: of the variables in the file; bytes, shape (n,).
         slices: which part of a variable each is, "" for the whole; bytes, shape (n,).
-        values: n arrays, which nobody changes any more.
+        values: n arrays, which are not changed any more.
     """
 
     names: np.ndarray[Any, Any]
@@ -32,8 +34,8 @@ class VariablesCopy:
 class VariablesWriter:
     """Writes copies in TensorFlow's format: `<prefix>.index` and `<prefix>.data-00000-of-00001`.
 
-    In a graph and a session of its own, made once: nothing of it runs where training does. Whoever
-    makes it closes it.
+    In a graph and a session of its own, made once: nothing of it runs where training does. Close
+    it.
 
     Args:
         dtypes: of the values of every copy, in their order.
@@ -63,14 +65,14 @@ class VariablesWriter:
     def write(self, copy: VariablesCopy, prefix: str) -> None:
         feeds = {self._prefix: prefix, self._names: copy.names, self._slices: copy.slices}
         feeds.update(zip(self._values, copy.values, strict=True))
-        self._session.run(self._save, feeds)
+        run_in_graph(self._session, self._save, feeds)
 
     def close(self) -> None:
         self._session.close()
 
 
 class VariablesCopier:
-    """Copies what one saver saves of one session; whoever saves keeps it.
+    """Copies what one saver saves of one session; keep it between saves.
 
     It keeps the memory of the last copy that was written: new memory takes ten times as long to
     fill, here 0.4 s for 200 MB instead of 0.04. Close it.
@@ -88,7 +90,7 @@ class VariablesCopier:
         self._writer: VariablesWriter | None = None
 
     def copy(self) -> VariablesCopy:
-        """What the saver would save now: one run reads it all. Nobody changes it meanwhile."""
+        """What the saver would save now: one run reads it all. It must not change meanwhile."""
         names, slices, values = self._read()
         spare = self._spare.pop() if self._spare else []
         copies = []
@@ -120,10 +122,10 @@ class VariablesCopier:
 def _aligned_like(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """New memory of that shape and dtype.
 
-    At a multiple of 64 bytes TensorFlow takes it as it is; it would copy any other, once more, and
-    with Python's lock held.
+    TensorFlow uses memory at a multiple of 64 bytes as it is; it would copy any other once more,
+    holding the GIL.
     """
-    if value.dtype.hasobject:  # texts
+    if value.dtype.hasobject:  # strings
         return np.empty_like(value)
     memory = np.empty(value.nbytes + 64, np.uint8)
     begin = -memory.ctypes.data % 64
@@ -132,10 +134,10 @@ def _aligned_like(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _compile_read(session: Any, ops: list[tf.Operation]) -> Callable[[], tuple[Any, Any, Any]]:
-    """What reads names, slices and values; the values may be the variables' own memory.
+    """A function that reads names, slices and values; values may be the variables' own memory.
 
-    The public callable copies them, and holds Python's lock meanwhile: 0.4 s for 200 MB in new
-    memory. The private one, where it is there, was tried with TensorFlow 2.16 and 2.21.
+    The public callable copies them, and holds the GIL meanwhile: 0.4 s for 200 MB in new memory.
+    The private one is used where it exists; it was tested with TensorFlow 2.16 and 2.21.
     """
     inputs = [tensor for op in ops for tensor in op.inputs[1:]]
     try:
@@ -147,7 +149,7 @@ def _compile_read(session: Any, ops: list[tf.Operation]) -> Callable[[], tuple[A
     places = np.cumsum([0] + [len(op.inputs) - 1 for op in ops])
 
     def read_all() -> tuple[Any, Any, Any]:
-        # NumPy's own texts end before their last zero bytes
+        # NumPy's own strings drop trailing zero bytes
         arrays = [
             np.array(each, object) if isinstance(each, bytes) else np.asarray(each)
             for each in read()

@@ -1,4 +1,4 @@
-"""The end of training in a cluster: processes that train tell each ps, and each ps waits for it."""
+"""The end of training in a cluster: processes that train report it, and each ps waits for it."""
 
 from __future__ import annotations
 
@@ -10,56 +10,57 @@ from contextlib import suppress
 
 import tensorflow as tf
 
-from .._engine import Engine, Slot, current_engine
-from .._work_thread import Outcome, run_blocking
-from ._cluster_board import BoardSession, tell_end
+from ..._engine.base import Engine, Slot
+from ..._engine.current import current_engine
+from ..._engine.threads import Outcome, run_blocking
+from ._messages import ServerSession, write_end
 
 logger = logging.getLogger("asynchooks")
 
-_TELL_SECS = 5.0
-"""How long a process that has ended tries to say so to each ps."""
+_REPORT_SECS = 5.0
+"""How long a process tries to report its end to each ps."""
 _GRACE_SECS = 1.0
 
 
-async def tell_all(me: str, targets: dict[str, str]) -> set[str]:
-    """Tell servers that this task's training has ended; which of them know it now.
+async def report_end(name: str, targets: dict[str, str]) -> set[str]:
+    """Report the end of this task's training to each ps; returns those that have it.
 
-    It ends within some five seconds, whatever the servers do.
+    It ends within some five seconds, also where a server does not answer.
 
     Args:
-        me: the name of this task.
+        name: of this task.
         targets: name of the ps -> "grpc://host:port".
     """
     engine = current_engine()
-    until = engine.now() + _TELL_SECS
-    told: set[str] = set()
-    telling = [engine.start(_tell, me, ps, targets[ps], told, until) for ps in targets]
+    until = engine.now() + _REPORT_SECS
+    reported: set[str] = set()
+    tasks = [engine.start(_report, name, ps, targets[ps], reported, until) for ps in targets]
     try:
-        for each in telling:  # side by side: a silent one does not take the others' time
+        for each in tasks:  # concurrently: a silent server does not use up the others' time
             await each.wait(until + _GRACE_SECS)
     finally:
-        for each in telling:
+        for each in tasks:
             each.cancel()
-    return told
+    return reported
 
 
-async def _tell(me: str, ps: str, target: str, told: set[str], until: float) -> None:
+async def _report(name: str, ps: str, target: str, reported: set[str], until: float) -> None:
     problem = "it does not answer"
     try:
-        has_told = await run_blocking(
+        is_reported = await run_blocking(
             current_engine(),
-            lambda: tell_end(target, _queue(ps), me),
+            lambda: write_end(target, _queue(ps), name),
             0,
             "asynchooks-end",
             until=until,
         )
-    except Exception as error:  # TensorFlow's mostly; nobody could catch it
-        # a ps that has heard it may end before its answer is here
-        has_told, problem = False, str(error)
-    if has_told:
-        told.add(ps)
+    except Exception as error:  # TensorFlow's mostly; it would end in a task of its own
+        # a ps that has the message may end before its answer is here
+        is_reported, problem = False, str(error)
+    if is_reported:
+        reported.add(ps)
     else:
-        logger.info("%s could not tell %s that it has ended: %s", me, ps, problem)
+        logger.info("%s could not report its end to %s: %s", name, ps, problem)
 
 
 def _queue(ps: str) -> str:
@@ -67,7 +68,7 @@ def _queue(ps: str) -> str:
 
 
 class EndOfTraining:
-    """At a ps: who has ended, as far as it was told. The task makes it; nobody need close it.
+    """At a ps: the tasks that have reported their end. The task makes it; it need not be closed.
 
     Args:
         name: the ps.
@@ -84,14 +85,14 @@ class EndOfTraining:
         self._is_awaited = False
 
     async def wait(self, start: Callable[[], str], linger_secs: float) -> None:
-        """Suspend until training has ended. Cancellation safe: who has ended is remembered.
+        """Suspend until training has ended. Cancellation safe: reported ends are kept.
 
         Args:
             start: starts the server, unless it runs, and returns its address; blocks.
             linger_secs: seconds to wait for the others once the chief has ended.
 
         Raises:
-            RuntimeError: somebody waits already.
+            RuntimeError: another task waits already.
         """
         if self._is_awaited:
             raise RuntimeError(f"{self._name} is being served already; call serve() once")
@@ -128,7 +129,7 @@ class EndOfTraining:
             until = self._chief_ended_at + linger_secs
             if engine.now() >= until:
                 logger.warning(
-                    "The chief ended %g s ago, and nothing was heard of the end of %s; %s ends",
+                    "The chief ended %g s ago, and the end of %s was not reported; %s ends",
                     linger_secs, ", ".join(missing), self._name,
                 )  # fmt: skip
                 return
@@ -136,9 +137,9 @@ class EndOfTraining:
 
 
 class _Receiver:
-    """Takes from a server of this process who has ended, by one blocked dequeue in a thread.
+    """Receives the reported ends from this process's server, by one blocked dequeue in a thread.
 
-    Making and closing it blocks for some milliseconds.
+    The constructor and `close` block for some milliseconds.
 
     Args:
         target: the server's address.
@@ -151,19 +152,19 @@ class _Receiver:
         self._ended = ended
         self._slot: Slot | None = None
         self._is_closing = False
-        self._session = BoardSession(target, queue, may_wait=True)
+        self._session = ServerSession(target, queue, may_wait=True)
         self._thread = threading.Thread(target=self._receive, name="asynchooks-serve", daemon=True)
         self._thread.start()
 
     def notify(self, slot: Slot) -> None:
-        """Wake the slot at the next name; whoever looks after this, not before, misses none."""
+        """Wake the slot at the next name; read the names after this call, and none is missed."""
         self._slot = slot
 
     def _receive(self) -> None:
         try:
             while not self._is_closing:
                 name = self._session.run(self._session.dequeue).decode()
-                if name:  # else it is `close` that ends the wait
+                if name:  # "" is sent by `close`
                     self._ended.add(name)
                     self._wake()
         except BaseException as error:
@@ -175,7 +176,7 @@ class _Receiver:
             self._slot.wake()
 
     def close(self) -> None:
-        """End the thread: one that the end of the process meets in TensorFlow may abort it."""
+        """End the thread: one within TensorFlow when the process exits may abort the process."""
         self._is_closing = True
         with suppress(tf.errors.OpError):
             self._session.run(self._session.enqueue, "")
@@ -184,6 +185,6 @@ class _Receiver:
 
 
 def _close_late(outcome: Outcome) -> None:
-    """A receiver that came after its task was cancelled belongs to nobody."""
+    """Close a receiver that was created after its task had been cancelled."""
     if outcome.error is None:
         outcome.value.close()

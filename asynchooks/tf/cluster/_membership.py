@@ -1,7 +1,7 @@
-"""Board: what this process knows of a server's notice board, and asks of it.
+"""Membership: this process as a member of a server's membership table.
 
-One thread asks, and another holds the one blocked wait of the process. The operations are
-`_board_ops`'s; who waits here, and who runs steps, is known to the `GlobalStep`.
+One thread sends requests, another holds the one blocked wait of the process. The operations are
+those of `_membership_table`; the `GlobalStep` knows which tasks wait or run steps.
 """
 
 from __future__ import annotations
@@ -16,43 +16,41 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .._engine import system_now
-from .._errors import is_preemption
-from .._global_step import GlobalStep
-from .._step_source import Demand, SourceState, StepSource
-from ..distributed._rations import Rations
-from ._beats import BEATS_LEASED, Beats, Silent
-from ._board_link import BoardLink, Notice, SeatLostError
-from ._board_pieces import HELD, NEVER, OWNER, Place
-from ._end_of_process import TensorFlowThread
-from ._owners import Owners
-from ._patient import GivenUp, PatientThread
+from ..._engine.current import system_now
+from ..._errors import is_preemption
+from ..._step.global_step import GlobalStep
+from ..._step.source import Demand, SourceState, StepSource
+from ...distributed._credits import CreditPolicy
+from .._threads import GivenUp, PatientThread, TensorFlowThread
+from ._failure_detector import HEARTBEATS_LEASED, FailureDetector, ProcessIds, SilentProcess
+from ._membership_client import MembershipClient, Notification, SlotLostError
+from ._membership_table import HELD, NEVER, PROCESS_ID, Place
 
 logger = logging.getLogger("asynchooks")
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
-"""Between two tries to find the board again."""
+"""Between two attempts to reach the table again."""
 _LEAST_PATIENCE_SECS = 3.0
 """Before silence is reported: the first run of each kind is compiled, on a busy machine perhaps."""
 
 
-class Board(StepSource):
+class Membership(StepSource):
     """Brings a server's global step to the one of this process, and rations its last steps.
 
     The server of this process (`_server.Server`) makes it with the first session there, and closes
-    it with the last. Threads of its own, because it must go on while the event loop is busy.
+    it with the last. It has threads of its own, to go on while the event loop is busy.
 
     Args:
-        step: where to publish; the board feeds it until it is closed.
+        step: where to publish; fed from here until `close`.
         place: where the step lives.
         master: the address through which the server is reached.
         config: a `tf.compat.v1.ConfigProto`, or None.
-        owners: who this process is, and the others.
-        heartbeat_secs: seconds, > 0: it beats twice in that time, and silence for so long is
-            reported.
+        process_ids: of this process and of the others.
+        heartbeat_secs: seconds, > 0: two heartbeats are sent in that time, and a server that does
+            not answer for so long is reported.
         stride: by how much one run moves the step.
-        on_notice: called with all that the board says; whether it is of the newest epoch.
-        on_silence: called with an error to raise, when nobody answers.
+        on_notification: called with each notification; returns whether it is of the newest epoch.
+        on_silence: called with an error message when the server does not answer.
     """
 
     rations = True
@@ -63,30 +61,30 @@ class Board(StepSource):
         place: Place,
         master: str,
         config: Any,
-        owners: Owners,
+        process_ids: ProcessIds,
         heartbeat_secs: float,
         stride: int,
-        on_notice: Callable[[Notice], bool],
+        on_notification: Callable[[Notification], bool],
         on_silence: Callable[[str], None],
     ) -> None:
         self.stride = stride
         self.place = place
         self._step = step
-        self._on_notice = on_notice
+        self._on_notification = on_notification
         self._on_silence = on_silence
         self._heartbeat_secs = heartbeat_secs
-        self._owners = owners
-        self._new_link = partial(BoardLink, place, master, config, owners.new())
-        self._where = f"the board of {place.name} at {place.device or master}"
+        self._process_ids = process_ids
+        self._new_client = partial(MembershipClient, place, master, config, process_ids.new())
+        self._where = f"the membership table of {place.name} at {place.device or master}"
         self._changed = threading.Condition()
-        self._is_due = False  # somebody has called look_again
+        self._is_due = False  # `look_again` was called
         self._is_closed = False
         self._is_silent = False
-        self._has_linked = False  # since the last loss: sessions older than that are lost, too
-        self._newest: Notice | None = None  # what was heard last
-        self._calls = PatientThread("asynchooks-board-calls")
+        self._has_joined = False  # since the table was lost last: older sessions are lost, too
+        self._newest: Notification | None = None  # the newest notification
+        self._calls = PatientThread("asynchooks-membership-calls")
         step.feed_from(self, stride)
-        TensorFlowThread(self._serve, "asynchooks-board")
+        TensorFlowThread(self._serve, "asynchooks-membership")
         TensorFlowThread.close_at_exit(self)
 
     def look_again(self) -> None:
@@ -95,11 +93,11 @@ class Board(StepSource):
             self._changed.notify()
 
     def close(self) -> None:
-        """Leave the board. Returns at once; what is under way there is left behind."""
+        """Leave. Returns at once; a call that is under way is left behind."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        if self._is_silent:  # looked at after it was closed, as the other looks the other way round
+        if self._is_silent:  # read after `_is_closed` is set; `impatient` reads in the other order
             self._calls.give_up()
         self._step.feed_from(None, instead_of=self)
 
@@ -111,109 +109,116 @@ class Board(StepSource):
                     with self._changed:
                         self._changed.wait_for(lambda: self._is_closed, pause)
                 try:
-                    self._visit()
+                    self._join_once()
                     pause = _FIRST_PAUSE_SECS
-                except (tf.errors.OpError, SeatLostError, RuntimeError) as error:
+                except (tf.errors.OpError, SlotLostError, RuntimeError) as error:
                     self._set_state(SourceState.LOST, _in_short(error))
-                    if is_preemption(error) and self._has_linked and self._is_newest():
+                    if is_preemption(error) and self._has_joined and self._is_newest():
                         self._on_silence(f"{self._where} is lost: {_in_short(error)}")
-                    self._has_linked = False
+                    self._has_joined = False
                     pause = min(max(2 * pause, _FIRST_PAUSE_SECS), _LONGEST_PAUSE_SECS)
         except GivenUp:
             pass
         finally:
             self._calls.give_up()
 
-    def _visit(self) -> None:
-        """Take a seat and keep it, until it is lost or this is closed."""
+    def _join_once(self) -> None:
+        """Take a slot and keep it until the slot is lost or `close` is called."""
         if self._is_closed:
             return
-        # made before anybody is asked: on a busy machine that alone takes seconds
-        link = self._new_link(int(self._heartbeat_secs * 5e5))
+        # built before the first request: on a busy machine that alone takes seconds
+        client = self._new_client(int(self._heartbeat_secs * 5e5))
         moment = system_now()
         try:
-            self._call(link.take_seat)
-            held = self._begin_seat(link)
+            self._call(client.take_slot)
+            held = self._restore_held(client)
             self._lease_from(moment)
-            self._has_linked = True
-            if not self._note(link.first):
-                raise SeatLostError("no chief has initialised the model since the server started")
-            link.listen(self._note, self.look_again)
+            self._has_joined = True
+            if not self._note(client.first):
+                raise SlotLostError("no chief has initialised the model since the server started")
+            client.listen(self._note, self.look_again)
             self._set_state(SourceState.LIVE)
-            self._attend(link, held)
-        except GivenUp:  # once the server answers, others should not have to wait for this one
-            link.close(leaves=True)
+            self._keep_slot(client, held)
+        except GivenUp:  # once the server answers, other processes must not wait for this slot
+            client.close(leaves=True)
             raise
         finally:
-            link.close()
+            client.close()
 
-    def _note(self, notice: Notice) -> bool:
-        if self._newest is None or notice.epoch >= self._newest.epoch:
-            self._newest = notice
-        return self._on_notice(notice)
+    def _note(self, notification: Notification) -> bool:
+        if self._newest is None or notification.epoch >= self._newest.epoch:
+            self._newest = notification
+        return self._on_notification(notification)
 
     def _is_newest(self) -> bool:
-        """Whether nobody knows of a newer epoch: else sessions have been recreated already."""
-        return self._newest is None or self._on_notice(self._newest)
+        """Whether no newer epoch is known: else sessions have been recreated already."""
+        return self._newest is None or self._on_notification(self._newest)
 
-    def _begin_seat(self, link: BoardLink) -> int:
-        """Give up what was granted to another seat; say, and return, what is held all the same."""
+    def _restore_held(self, client: MembershipClient) -> int:
+        """Return the tickets of an earlier slot; report, and return, the steps still under way."""
         demand = self._step.demand()
         while demand.num_spare and not self._is_closed:
             self._grant(-demand.num_spare, demand)
             demand = self._step.demand()
         held = self.stride * demand.num_out
         if held:
-            self._call(link.take, 0, held, self.stride, 0)
+            self._call(client.take, 0, held, self.stride, 0)
         return held
 
     def _lease_from(self, moment: float) -> None:
         with self._changed:
             if not self._is_closed:
-                self._step.lease(moment + BEATS_LEASED * self._heartbeat_secs / 2)
+                self._step.lease(moment + HEARTBEATS_LEASED * self._heartbeat_secs / 2)
 
-    def _attend(self, link: BoardLink, held: int) -> None:
-        rations, beats = Rations(), Beats(self._heartbeat_secs / 2)
-        armed, beat_at = NEVER, system_now()
+    def _keep_slot(self, client: MembershipClient, held: int) -> None:
+        policy, detector = CreditPolicy(), FailureDetector(self._heartbeat_secs / 2)
+        armed, heartbeat_at = NEVER, system_now()
         while True:
             with self._changed:
                 if self._is_closed:
                     break
                 self._is_due = False
-            if link.error is not None:
-                raise link.error
+            if client.error is not None:
+                raise client.error
             demand, moment = self._step.demand(), system_now()
             wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
             if wanted != armed:
-                self._note(self._call(link.arm, wanted))
+                self._note(self._call(client.arm, wanted))
                 armed = wanted
-            move = rations.next_move(demand, moment)
+            move = policy.next_move(demand, moment)
             if move.give_back and self._grant(-move.give_back, demand):
                 demand = demand._replace(num_spare=0)
-            in_hand = self.stride * (demand.num_out + demand.num_spare)
+            reserved = self.stride * (demand.num_out + demand.num_spare)
             if move.ask:
-                held = in_hand + self.stride * self._ask(link, rations, demand, move.ask, in_hand)
-            elif move.is_idle and held != in_hand:
-                self._call(link.take, 0, in_hand, self.stride, 0)
-                held = in_hand
-            if moment >= beat_at:
-                self._beat(link, beats)
-                if beats.have_lasted(demand.num_lost):
+                held = reserved + self.stride * self._ask(
+                    client, policy, demand, move.ask, reserved
+                )
+            elif move.is_idle and held != reserved:
+                self._call(client.take, 0, reserved, self.stride, 0)
+                held = reserved
+            if moment >= heartbeat_at:
+                self._send_heartbeat(client, detector)
+                if detector.have_lasted(demand.num_lost):
                     self._step.forget_lost(demand.epoch)
-                beat_at = moment + beats.every_secs
+                heartbeat_at = moment + detector.every_secs
             with self._changed:
-                until = 0.0 if move.ask else min(beat_at, move.look_at) - system_now()
+                until = 0.0 if move.ask else min(heartbeat_at, move.look_at) - system_now()
                 self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
-        self._call(link.leave)
+        self._call(client.leave)
 
     def _ask(
-        self, link: BoardLink, rations: Rations, demand: Demand, runs: int, in_hand: int
+        self,
+        client: MembershipClient,
+        policy: CreditPolicy,
+        demand: Demand,
+        runs: int,
+        reserved: int,
     ) -> int:
         """Ask for tickets; returns how many runs are granted."""
         assert demand.limit is not None
-        notice, granted = self._call(link.take, runs, in_hand, self.stride, demand.limit)
-        self._note(notice)
-        rations.take_note(granted, demand, system_now())
+        notification, granted = self._call(client.take, runs, reserved, self.stride, demand.limit)
+        self._note(notification)
+        policy.take_note(granted, demand, system_now())
         if granted:
             self._grant(int(granted), demand)
         return int(granted)
@@ -221,45 +226,47 @@ class Board(StepSource):
     def _grant(self, runs: int, demand: Demand) -> bool:
         return self._step.grant(runs, epoch=demand.epoch, limit=demand.limit, source=self)
 
-    def _beat(self, link: BoardLink, beats: Beats) -> None:
+    def _send_heartbeat(self, client: MembershipClient, detector: FailureDetector) -> None:
         moment = system_now()
-        notice, rows = self._call(link.beat)
+        notification, rows = self._call(client.heartbeat)
         self._lease_from(moment)
-        self._note(notice)
-        owners = rows[:, OWNER]
-        own = int(owners[link.seat])
-        for seat in self._owners.predecessors(own, owners):
-            if self._call(link.evict, seat, int(owners[seat]), -1):
+        self._note(notification)
+        in_slots = rows[:, PROCESS_ID]
+        own = int(in_slots[client.slot])
+        for slot in self._process_ids.others_of_task(own, in_slots):  # their port is this one's
+            if self._call(client.evict, slot, int(in_slots[slot]), -1):
                 logger.info(
-                    "%s has come again on %s; the %d steps that it may have been about to make "
-                    "before are given to others",
-                    self._owners.name(own), self._where, int(rows[seat, HELD]),
+                    "%s has restarted on %s; the %d steps that its predecessor had reserved are "
+                    "given to others",
+                    self._process_ids.name(own), self._where, int(rows[slot, HELD]),
                 )  # fmt: skip
-        for each in beats.missed(rows, link.seat):
-            self._attend_to_silent(link, each, owners)
+        for each in detector.silent(rows, client.slot):
+            self._handle_silent(client, each, in_slots)
 
-    def _attend_to_silent(self, link: BoardLink, silent: Silent, owners: np.ndarray) -> None:
-        name = self._owners.name(silent.owner)
-        if not silent.is_for_long and self._owners.may_go_on(silent.owner, owners):
+    def _handle_silent(
+        self, client: MembershipClient, silent: SilentProcess, in_slots: np.ndarray
+    ) -> None:
+        name = self._process_ids.name(silent.process_id)
+        if not silent.is_for_long and self._process_ids.may_resume(silent.process_id, in_slots):
             if silent.is_new:
                 logger.info(
-                    "Nothing has been heard of %s on %s for a while, yet it has not ended; it "
-                    "keeps the %d steps that it may be about to make",
+                    "%s has sent no heartbeat on %s for a while, but has not ended; it keeps the "
+                    "%d steps that it has reserved",
                     name, self._where, silent.held,
                 )  # fmt: skip
-        elif self._call(link.evict, silent.seat, silent.owner, silent.beats):
+        elif self._call(client.evict, silent.slot, silent.process_id, silent.heartbeats):
             logger.warning(
-                "Nothing has been heard of %s on %s for a while; the %d steps that it may have "
-                "been about to make are given to others",
+                "%s has sent no heartbeat on %s for a while; the %d steps that it had reserved "
+                "are given to others",
                 name, self._where, silent.held,
             )  # fmt: skip
 
     def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
         def impatient() -> None:
             self._is_silent = True
-            problem = f"nobody has answered for {secs:g} s"
+            problem = f"no answer for {secs:g} s"
             self._set_state(SourceState.LOST, problem)
-            if self._has_linked:  # else whoever opens a session there notices for itself
+            if self._has_joined:  # else the session that opens there finds out by itself
                 self._on_silence(problem)
             if self._is_closed:
                 self._calls.give_up()

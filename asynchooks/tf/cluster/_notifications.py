@@ -1,4 +1,4 @@
-"""Notices: has every run that moves the global step tell other processes, in the same run.
+"""Notifications: every run that moves the global step notifies other processes in the same run.
 
 It adds operations to the user's graph, finds the runs that move the step, and runs none of them.
 """
@@ -11,8 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ._board_ops import BoardOps
-from ._board_pieces import Place, num_boxes_for
+from ._membership_table import MembershipTable, Place, num_subscribers_for
 
 v1 = tf.compat.v1
 
@@ -23,8 +22,8 @@ _READS = {
 MAX_FUSED = 64
 
 
-class Notices:
-    """The board's operations in one graph. Its lease makes it, before the graph is finalized.
+class Notifications:
+    """The membership table's operations in one graph; its lease makes it before it is finalized.
 
     Args:
         graph: that is trained.
@@ -34,36 +33,36 @@ class Notices:
     def __init__(self, graph: tf.Graph, step: Any) -> None:
         self.place = Place.of(step)
         self._graph = graph
-        self._ops = BoardOps(graph, self.place)
+        self._ops = MembershipTable(graph, self.place)
         self._updates = _updates_of(step)
         self.stride = _stride_of(self._updates)
         self.prepare = self._ops.prepare()
         with graph.as_default():
             self.known_epoch = v1.placeholder(tf.int64, (), "known_epoch")
         self.begin_epoch = self._ops.begin_epoch(self.known_epoch, 0)
-        self.say_ready = self._ops.say_ready()
-        self.ring_all: Any = None
+        self.announce_ready = self._ops.announce_ready()
+        self.notify_all: Any = None
         self._num_taken = -1
         self._lock = threading.Lock()  # guards growing
-        self._after: dict[tf.Operation, Any] = {}  # notices, each after one update
-        self._now: Any = None
-        # runs by their fetches, with what is fetched beside; None: they do not move the step
+        self._after: dict[tf.Operation, Any] = {}  # notifications, each after one update
+        self.now: Any = None  # a notification that is a run of its own
+        # by the key of the fetches: result of `fused`; None: they do not move the step
         self._fused: dict[Hashable, tuple[Any, Any] | None] = {}
         self.grow(0)
 
     def grow(self, num_taken: int) -> None:
-        """Ring every box from now on, if there are more than before; from any thread."""
+        """Notify all subscribers from now on, if there are more than before; from any thread."""
         with self._lock:
             if num_taken <= self._num_taken:
                 return
             is_finalized = self._graph.finalized
-            if is_finalized:  # new operations are fine beside runs
+            if is_finalized:  # operations may be added during runs
                 self._graph._unsafe_unfinalize()
             try:
-                self._now = self._ops.notice(num_taken)
-                self.ring_all = self._ops.ring_all(num_taken) if num_taken else None
+                self.now = self._ops.notification(num_taken)
+                self.notify_all = self._ops.notify_all(num_taken) if num_taken else None
                 self._after = {
-                    each: self._ops.notice_after(each, num_taken)
+                    each: self._ops.notification_after(each, num_taken)
                     for each in self._updates
                     if each._get_control_flow_context() is None
                 }
@@ -73,18 +72,13 @@ class Notices:
             self._num_taken, self._fused = num_taken, {}
 
     def is_large_enough(self, num_taken: int) -> bool:
-        """Whether every box is rung; else it must `grow`."""
-        return num_boxes_for(num_taken) <= num_boxes_for(self._num_taken)
-
-    @property
-    def now(self) -> Any:
-        """The notice of a run of its own."""
-        return self._now
+        """Whether all subscribers are notified; else it must `grow`."""
+        return num_subscribers_for(num_taken) <= num_subscribers_for(self._num_taken)
 
     def fused(self, key: Hashable, fetches: Any) -> tuple[Any, Any] | None:
-        """These fetches, with a notice after what moves the step; None if they do not move it.
+        """The fetches and a notification after the update of the step; None if they move no step.
 
-        The second is None where a notice needs a run of its own.
+        The second is None where a notification needs a run of its own.
         """
         if key is None:
             return self._fuse(fetches)
@@ -127,13 +121,13 @@ def _ops_of(graph: tf.Graph, fetches: Any) -> list[Any]:
         try:
             element = graph.as_graph_element(each)
         except (TypeError, ValueError, KeyError):
-            continue  # the run will say so
+            continue  # the run raises the error
         flat.append(element if isinstance(element, tf.Operation) else element.op)
     return flat
 
 
 def _updates_of(step: Any) -> dict[tf.Operation, None]:
-    """What changes the step, in order: neither its initializer nor what restores it."""
+    """The operations that change the step, in order, but for its initializer and its restoring."""
     tensor = step.handle if hasattr(step, "handle") else step.op.outputs[0]
     return {
         op: None

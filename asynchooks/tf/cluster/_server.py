@@ -18,14 +18,14 @@ from weakref import WeakSet, WeakValueDictionary
 
 import tensorflow as tf
 
-from .._engine import Engine, Slot
-from .._global_step import GlobalStep
-from .._old_objects import OldObjects
-from .._stop import Loss
-from ._board import Board
-from ._board_link import Notice
-from ._notices import Notices
-from ._owners import Owners
+from ..._engine.base import Engine, Slot
+from ..._engine.old_objects import OldObjects
+from ..._engine.stop import Loss
+from ..._step.global_step import GlobalStep
+from ._failure_detector import ProcessIds
+from ._membership import Membership
+from ._membership_client import Notification
+from ._notifications import Notifications
 
 logger = logging.getLogger("asynchooks")
 
@@ -34,12 +34,12 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]
 
 
 class Server:
-    """What all sessions of this process on one server share: the step, and news of the chief.
+    """What all sessions of this process on one server share: the step, and the state of the chief.
 
     `Server.at` finds or makes it; it lives as long as a session uses it.
     """
 
-    # What the process knows of a server is one thing, wherever in it somebody asks.
+    # One object for each server in the whole process.
     _known: ClassVar[WeakValueDictionary[tuple[str, str], Server]] = WeakValueDictionary()
     _guard = threading.Lock()
 
@@ -48,11 +48,11 @@ class Server:
         self.global_step = GlobalStep(name=step_name, moved_elsewhere=True)
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._epoch_lock = threading.Lock()
-        self._epoch = 0  # of the board; 0: none has begun, or its chief is not one of ours
-        self._num_taken = 0
-        self._board: Board | None = None
-        self._num_on_board = 0
-        self._lock = threading.Lock()  # guards what stands above and below, but for the step
+        self.epoch = 0  # of the table; 0: none has begun, or its chief does not use asynchooks
+        self.num_taken = 0  # slots of the table, as of the newest notification
+        self._membership: Membership | None = None
+        self._num_sessions = 0
+        self._lock = threading.Lock()  # guards all fields but the step and the epoch's
         self._slots: list[Slot] = []
         self._chiefs_to_come: WeakSet[object] = WeakSet()
         self.num_chiefs_come = 0
@@ -68,89 +68,83 @@ class Server:
                 server = cls._known[master, step_name] = cls(master, step_name)
             return server
 
-    def join_board(
-        self, notices: Notices, config: Any, owners: Owners, heartbeat_secs: float
+    def join_membership(
+        self,
+        notifications: Notifications,
+        config: Any,
+        process_ids: ProcessIds,
+        heartbeat_secs: float,
     ) -> None:
-        """A session opens here: news of other processes is wanted until it has left."""
+        """A session opens here: notifications of other processes are needed until it has left."""
         with self._lock:
-            self._num_on_board += 1
-            if self._board is None:
+            self._num_sessions += 1
+            if self._membership is None:
                 OldObjects.leave_out()
-                self._board = Board(
-                    self.global_step, notices.place, self.master, config, owners, heartbeat_secs,
-                    notices.stride, self.note, self.report_silence,
+                self._membership = Membership(
+                    self.global_step, notifications.place, self.master, config, process_ids,
+                    heartbeat_secs, notifications.stride, self.note, self.report_silence,
                 )  # fmt: skip
 
-    def leave_board(self) -> None:
+    def leave_membership(self) -> None:
         """A session that has joined closes."""
         with self._lock:
-            self._num_on_board -= 1
-            board = self._board if self._num_on_board == 0 else None
-            if board is not None:
-                self._board = None
-        if board is not None:
+            self._num_sessions -= 1
+            membership = self._membership if self._num_sessions == 0 else None
+            if membership is not None:
+                self._membership = None
+        if membership is not None:
             OldObjects.take_back()
-            board.close()
+            membership.close()
 
-    @property
-    def num_taken(self) -> int:
-        """How many seats have been taken at the board, as last heard."""
-        return self._num_taken
-
-    @property
-    def epoch(self) -> int:
-        """The newest one that the board has told of, in numbers of its own."""
-        return self._epoch
-
-    def note(self, notice: Notice, *, begins: bool = False) -> bool:
-        """Take note of what the board said, to whichever thread of this process.
+    def note(self, notification: Notification, *, begins: bool = False) -> bool:
+        """Apply a notification; from any thread.
 
         Args:
             begins: whether a session begins with it: no run of its own is known here yet.
 
         Returns:
-            Whether it is of the newest epoch known: an older one is that of a server that has just
-            started, before its chief has initialised the model, or it is late news.
+            Whether it is of the newest known epoch: an older one comes from a server that has just
+            started, before its chief has initialised the model, or it is late.
         """
         with self._epoch_lock:
-            self._num_taken = max(self._num_taken, notice.num_taken)
-            if notice.epoch < self._epoch:
+            self.num_taken = max(self.num_taken, notification.num_taken)
+            if notification.epoch < self.epoch:
                 return False
-            # the first one that is heard of is the one in which all began, unless it shows
-            is_known = self._epoch > 0 or (begins and notice.step < self.global_step.value)
-            is_new, self._epoch = is_known and notice.epoch > self._epoch, notice.epoch
+            # the first known epoch is the one in which training began, unless the step is behind
+            is_known = self.epoch > 0 or (begins and notification.step < self.global_step.value)
+            is_new, self.epoch = is_known and notification.epoch > self.epoch, notification.epoch
             before = self.global_step.value
             if is_new:
-                self.global_step.restart(notice.step)
+                self.global_step.restart(notification.step)
             else:
-                self.global_step.publish(notice.step)
-        if is_new and notice.step < before:
+                self.global_step.publish(notification.step)
+        if is_new and notification.step < before:
             logger.warning(
-                "%s has gone back from %d to %d: its chief on %s has initialised the model anew, "
+                "%s has gone back from %d to %d: its chief on %s has initialised the model again, "
                 "or restored a checkpoint",
-                self.global_step.name, before, notice.step, self.master,
+                self.global_step.name, before, notification.step, self.master,
             )  # fmt: skip
         return True
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A session opens that is to hear of the server's silence."""
+        """A session opens that must be told when the server does not answer."""
         with self._lock:
             self._heartbeats.add(heartbeat)
 
     def report_silence(self, problem: str) -> None:
-        """Have what runs here raise an error, as nobody answers."""
+        """Have runs on this server raise an error, as it does not answer."""
         with self._lock:
             heartbeats = list(self._heartbeats)
         for each in heartbeats:
             each.report(problem)
 
     def expect_chief(self, chief: object) -> None:
-        """A chief's session was made in this process and will be opened, or dropped."""
+        """A chief's session was created in this process and will be opened, or dropped."""
         with self._lock:
             self._chiefs_to_come.add(chief)
 
     def note_chief(self, chief: object, *, has_come: bool) -> None:
-        """The chief has initialised the model, or is gone; tell those who wait for it."""
+        """The chief has initialised the model, or is gone; wake the workers that wait for it."""
         with self._lock:
             self._chiefs_to_come.discard(chief)
             self.num_chiefs_come += has_come
@@ -160,11 +154,11 @@ class Server:
 
     @property
     def has_chief_to_come(self) -> bool:
-        """Whether a chief of this process will tell when it has come."""
+        """Whether a chief of this process has not opened its session yet."""
         return len(self._chiefs_to_come) > 0
 
     async def wait_for_chief(self, engine: Engine, num_seen: int, until: float) -> None:
-        """Suspend until another chief than those seen has come, or the time has."""
+        """Suspend until one more chief than those seen has opened, or until the time."""
         slot = Slot(engine, f"a chief on {self.master}")
         with self._lock:
             if self.num_chiefs_come > num_seen:
@@ -179,10 +173,10 @@ class Server:
 
 
 class Heartbeat:
-    """Asks a server again and again whether it answers; reports its silence as a loss.
+    """Checks again and again whether a server answers; one that does not is reported as lost.
 
-    One for each TensorFlow session on a server; whoever opens that starts and stops it. A thread,
-    because it must go on while the event loop is busy.
+    One for each TensorFlow session on a server, started and stopped with it. It has a thread, to go
+    on while the event loop is busy.
 
     Args:
         master: the server's address, "grpc://host:port".
@@ -200,17 +194,17 @@ class Heartbeat:
         self._stopped = threading.Event()
 
     def check(self) -> None:
-        """Ask once, blocking.
+        """Check once, blocking.
 
         Raises:
-            tf.errors.UnavailableError: nobody answers (says how).
+            tf.errors.UnavailableError: the server does not answer (with the reason).
         """
-        problem = self._ask()
+        problem = self._check_all()
         if problem:
             raise self._error(problem)
 
     def report(self, problem: str) -> None:
-        """Have whatever waits for the server raise an error, as nobody answers."""
+        """Have all that waits for the server raise an error, as it does not answer."""
         self.loss.report(partial(self._error, problem))
 
     def start(self) -> None:
@@ -221,21 +215,21 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._timeout):
-            problem = self._ask()
+            problem = self._check_all()
             if problem and not self._stopped.is_set():
                 logger.warning("%s", problem)
                 self.report(problem)
                 return
 
-    def _ask(self) -> str:
-        """What is wrong with the servers, nothing if they answer."""
+    def _check_all(self) -> str:
+        """What is wrong with the servers; "" if all answer."""
         for name, target in self._servers.items():
-            problem = self._ask_one(name, target)
+            problem = self._check_one(name, target)
             if problem:
                 return problem
         return ""
 
-    def _ask_one(self, name: str, target: str) -> str:
+    def _check_one(self, name: str, target: str) -> str:
         try:
             address = urlsplit(target)
             host, port = address.hostname, address.port
@@ -251,8 +245,8 @@ class Heartbeat:
         except TimeoutError:
             return f"{name} at {target} has not answered for {self._timeout:g} s"
         except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
-            who = f", where {name} should be" if len(self._servers) > 1 else ""
-            return f"no server answers at {target}{who}: {error}"
+            where = f", where {name} should be" if len(self._servers) > 1 else ""
+            return f"no server answers at {target}{where}: {error}"
         return "" if answered else f"{name} at {target} hangs up"
 
     @staticmethod

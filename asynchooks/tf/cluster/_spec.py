@@ -1,4 +1,4 @@
-"""The tasks of a TensorFlow cluster, checked: what a process is told of the others, and of itself.
+"""The tasks of a TensorFlow cluster, checked: addresses of all processes, and this one's task.
 
 It opens no connection and resolves no name.
 """
@@ -23,7 +23,7 @@ _EXAMPLE = '{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222
 
 
 class TaskConfig(NamedTuple):
-    """What TF_CONFIG says."""
+    """The contents of TF_CONFIG."""
 
     cluster: Any
     job: Any
@@ -32,7 +32,7 @@ class TaskConfig(NamedTuple):
 
 
 def parse_tf_config(text: str | None) -> TaskConfig:
-    """Read the text of TF_CONFIG; what the cluster holds is not looked at.
+    """Read the text of TF_CONFIG; the cluster in it is not checked.
 
     Raises:
         TypeError: it is no text.
@@ -91,9 +91,9 @@ def checked_tasks(cluster: Any) -> Tasks:
     if not tasks:
         raise ValueError(f"the cluster is empty; give for each job its addresses: {_EXAMPLE}")
     _check_roles(tasks)
-    owners: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for name, address in named(tasks):
-        other = owners.setdefault(address.lower(), name)
+        other = seen.setdefault(address.lower(), name)
         if other != name:
             raise ValueError(
                 f"{other} and {name} have the same address {address!r}; give each task its own"
@@ -154,7 +154,7 @@ def split_address(address: str) -> tuple[str, int]:
 def _check_roles(tasks: Tasks) -> None:
     if "ps" not in tasks:
         raise ValueError(
-            f"the cluster has no ps, but only {', '.join(tasks)}; variables live on a ps: "
+            f"the cluster has no ps, but only {', '.join(tasks)}; variables are placed on a ps: "
             f"{_EXAMPLE}"
         )
     chiefs = [name for name, _ in named(tasks) if name.split(":")[0] in CHIEF_JOBS]

@@ -12,13 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._engine import current_engine
-from .._errors import is_clean_end
-from .._work_thread import run_blocking
-from ._cluster_check import check_ps
-from ._cluster_end import EndOfTraining, tell_all
-from ._cluster_server import Servers
-from ._cluster_spec import (
+from ..._engine.base import AsyncOnly
+from ..._engine.current import current_engine
+from ..._engine.threads import run_blocking
+from ..._errors import is_clean_end
+from ._check import check_ps
+from ._end import EndOfTraining, report_end
+from ._own_server import Servers
+from ._spec import (
     TRAINING_JOBS,
     check_task,
     checked_count,
@@ -34,20 +35,20 @@ v1 = tf.compat.v1
 _GRACE_SECS = 1.0
 
 
-class ClusterTask:
-    """One process of a cluster: its name, its server, where its ops go, and a clean end of all.
+class ClusterTask(AsyncOnly):
+    """One process of a cluster: its name, its server, the devices of its ops, and a clean end.
 
     Your script makes it, one in each process. `async with task:` starts the server and waits until
-    every ps is there and was told of the same cluster; after a clean end it tells each ps that this
-    process has ended, which `serve` waits for. The server itself lives as long as the process:
+    every ps answers and was given the same cluster; after a clean end it reports the end of this
+    process to each ps, which `serve` waits for. The server itself lives as long as the process:
     TensorFlow cannot stop one.
 
-    TensorFlow's server listens on all interfaces, also when its address is 127.0.0.1, and asks
-    nobody who they are: whoever reaches the port can run what they like. Trusted networks only.
+    TensorFlow's server listens on all interfaces, also when its address is 127.0.0.1, and has no
+    authentication: any program that reaches the port can run any code. Trusted networks only.
 
-    Two processes that both take themselves for one task are found where both run on one machine:
-    the second finds its port taken. On two machines they are found unless the host name means, on
-    each of them, that machine.
+    Two processes of the same task are detected where both run on one machine: the second finds its
+    port taken. On two machines they are detected unless the host name means, on each of them, that
+    machine.
 
     Args:
         cluster: a `tf.train.ClusterSpec`, or for each job (ps, chief or master, worker, evaluator)
@@ -55,7 +56,7 @@ class ClusterTask:
         job: this process's job.
         index: its number in the job.
         workers_per_process: how many workers train in each process, >= 1.
-        max_wait_secs: seconds to wait for each ps to be there, >= 0.
+        max_wait_secs: seconds to wait for each ps to answer, >= 0.
 
     Raises:
         TypeError, ValueError: the cluster is none that can train, or has no such task.
@@ -67,6 +68,8 @@ class ClusterTask:
             train_op = build_model()
         print(task.name, task.is_chief, train_op.device)
     """
+
+    _in_with = "task"
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class ClusterTask:
         self._addresses = dict(named(self._tasks))
         trainers = [each for each in self._tasks if each in TRAINING_JOBS]
         self._trainers = {f"{each}:{number}" for each in trainers for number in self._tasks[each]}
-        self._told: set[str] = set()  # each ps that knows that this process has ended
+        self._reported: set[str] = set()  # each ps that has the end of this process
         self._end_of_training = EndOfTraining(self.name, self._trainers, chief_of(self._tasks))
 
     @classmethod
@@ -135,7 +138,7 @@ class ClusterTask:
     def config(self) -> Any:
         """A new `tf.compat.v1.ConfigProto`: sessions see the ps and this task, and no others.
 
-        So a chief or worker that dies stops nobody else.
+        So a chief or worker that dies stops no other process.
         """
         filters = ["/job:ps", f"/job:{self.job}/task:{self.index}"]
         return v1.ConfigProto(device_filters=filters[: 1 if self.is_ps else 2])
@@ -159,25 +162,25 @@ class ClusterTask:
         Servers.start(self.name, self._addresses, self.cluster)
 
     async def check_cluster(self) -> None:
-        """Wait until every ps is there, and see that it was told of the same cluster.
+        """Wait until every ps answers, and check that it was given the same cluster.
 
         `async with` does it. Cancellation safe.
 
         Raises:
-            ClusterError: a ps is not there within `max_wait_secs`, is another task, or was told of
-                another cluster (says what differs).
+            ClusterError: a ps does not answer within `max_wait_secs`, is another task, or was given
+                another cluster (with the differences).
         """
         until = current_engine().now() + self.max_wait_secs
         for ps in self._ps_names:
             await check_ps(self.name, ps, self._addresses, self.max_wait_secs, until)
 
     async def serve(self, *, linger_secs: float = 10.0) -> None:
-        """At a ps: serve until training has ended everywhere, as `end` tells.
+        """At a ps: serve until training has ended everywhere, as `end` reports.
 
         It returns when the chief has ended, and every other process that trains has, too, or
-        `linger_secs` have passed since: one that was killed never says so. A chief that is killed
-        and never comes back keeps it, though, until somebody cancels this.
-        Cancellation safe: whoever has ended is remembered, and the server goes on.
+        `linger_secs` have passed since: one that was killed never reports its end. After a chief
+        that is killed and not restarted this waits until it is cancelled.
+        Cancellation safe: reported ends are kept, and the server goes on.
 
         Args:
             linger_secs: seconds to wait for the others once the chief has ended, >= 0.
@@ -192,15 +195,15 @@ class ClusterTask:
         await self._end_of_training.wait(lambda: self.target, linger_secs)
 
     async def end(self) -> None:
-        """Tell each ps that training has ended in this process; elsewhere than there, nothing.
+        """Report to each ps that training has ended in this process; does nothing at a ps.
 
-        `async with` does it at a clean end. It ends within some five seconds, whatever the ps does:
-        one that is gone, or silent, is logged. Each is told once.
+        `async with` does it at a clean end. It ends within some five seconds: a ps that is gone, or
+        does not answer, is logged. Each is told once.
         """
         if self.name in self._trainers:
-            untold = [ps for ps in self._ps_names if ps not in self._told]
-            targets = {ps: f"grpc://{self._addresses[ps]}" for ps in untold}
-            self._told |= await tell_all(self.name, targets)
+            missing = [ps for ps in self._ps_names if ps not in self._reported]
+            targets = {ps: f"grpc://{self._addresses[ps]}" for ps in missing}
+            self._reported |= await report_end(self.name, targets)
 
     async def __aenter__(self) -> ClusterTask:
         engine = current_engine()

@@ -1,10 +1,12 @@
 """Runs of a TensorFlow session through compiled callables, each with the results of `Session.run`.
 
-What it cannot compile, or convert, goes to `Session.run` itself, which also words the errors.
+Fetches that cannot be compiled, and feeds that cannot be converted, go to `Session.run` itself,
+which also raises the errors.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
@@ -14,9 +16,21 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from ._one_thread import PooledOrAlone
+from ..._engine.current import now
+from ._default_graph import entering, run_in_graph
 
 MAX_CALLABLES = 64
+TRIED_SECS = 2e-4
+"""A step that takes longer in the pool stays there: less than a tenth could be gained."""
+_NUM_TIMED = 4
+_MAX_OPS = 5000
+_NEVER_WAIT = (
+    "Apply", "Assert", "Assign", "IsVariableInitialized", "Multinomial", "RandomGamma",
+    "RandomPoisson", "RandomStandardNormal", "RandomUniform", "ReadVariable", "ResourceApply",
+    "ResourceGather", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign",
+    "Scatter", "SparseApply", "TruncatedNormal", "VarHandle", "VarIsInitialized", "Variable",
+)  # fmt: skip
+"""Prefixes of the types of stateful ops that wait for no other op: variables and random."""
 
 Pack = Callable[[list[Any]], Any]
 """Makes the outputs, nested as the fetches, out of the values of a callable."""
@@ -25,14 +39,14 @@ Pack = Callable[[list[Any]], Any]
 class Callables:
     """The compiled callables of one TensorFlow session, bounded; they die with it.
 
-    `Session.run` costs 64 to 140 us where a callable costs 10 to 30. With feeds that takes
-    `Session._make_callable_from_options`, which is private: tried with TensorFlow 2.16, 2.18 and
-    2.21. Where it is missing, the public `make_callable` serves, which takes none.
+    `Session.run` costs 64 to 140 us where a callable costs 10 to 30. Feeds need
+    `Session._make_callable_from_options`, which is private: tested with TensorFlow 2.16, 2.18 and
+    2.21. Where it is missing, the public `make_callable` is used, which takes none.
 
     Args:
         session: the TensorFlow session.
-        is_remote: whether it runs on a server. Forgetting a private callable asks the server to
-            forget it, too, and blocks for ever where nobody answers: the public one serves then.
+        is_remote: whether it runs on a server. Releasing a private callable sends a request to the
+            server, which blocks for ever where it does not answer: the public one is used then.
     """
 
     def __init__(self, session: Any, *, is_remote: bool = False) -> None:
@@ -40,7 +54,7 @@ class Callables:
         self._make = None if is_remote else getattr(session, "_make_callable_from_options", None)
         self._lock = threading.Lock()  # guards changes of the next two
         self._steps: dict[Hashable, _Step | None] = {}  # by fetches and feeds; None: impossible
-        # the keys of fetches that never change, by their ids, which are theirs while they are here
+        # the keys of fetches that never change, by their ids, which are valid while they are kept
         self._constants: dict[int, tuple[Any, Hashable]] = {}
 
     def __len__(self) -> int:
@@ -52,7 +66,7 @@ class Callables:
             self._constants.clear()
 
     def key_of(self, fetches: Any) -> Hashable:
-        """Equal for equal fetches; None for what only TensorFlow takes apart."""
+        """Equal for equal fetches; None for fetches that only TensorFlow can take apart."""
         known = self._constants.get(id(fetches))
         if known is not None:
             return known[1]
@@ -68,7 +82,7 @@ class Callables:
         """As `Session.run(fetches, feed_dict)`; from any thread."""
         key = self.key_of(fetches)
         if key is None:
-            return self._session.run(fetches, feed_dict)
+            return run_in_graph(self._session, fetches, feed_dict)
         if feed_dict:
             key = (key, *[each if type(each) is str else id(each) for each in feed_dict])
         try:
@@ -77,18 +91,20 @@ class Callables:
             step = self._compile(key, fetches, feed_dict)
         values = None if step is None else step.convert(feed_dict)
         if step is None or values is None:
-            return self._session.run(fetches, feed_dict)
+            return run_in_graph(self._session, fetches, feed_dict)
         try:
             return step.run(values)
-        except tf.errors.CancelledError as error:
-            if "Session has been closed" in str(error):  # what Session.run says of it
+        except tf.errors.OpError as error:
+            is_cancelled = isinstance(error, tf.errors.CancelledError)
+            if is_cancelled and "Session has been closed" in str(error):  # as Session.run does
                 raise RuntimeError("Attempted to use a closed Session.") from error
+            raise_explained(self._session, [error])
             raise
 
     def _compile(self, key: Hashable, fetches: Any, feed_dict: dict[Any, Any]) -> _Step | None:
         try:
             step: _Step | None = _Step(self._session, self._make, fetches, list(feed_dict))
-        except Exception:  # whatever is wrong, Session.run will say
+        except Exception:  # Session.run will raise the error
             step = None
         with self._lock:
             self._steps[key] = step
@@ -131,7 +147,7 @@ class _Step:
             self.run = lambda values: public()
 
     def convert(self, feed_dict: dict[Any, Any]) -> list[Any] | None:
-        """The values to feed as TensorFlow wants them; None if Session.run has to look at them."""
+        """The values to feed as arrays; None if Session.run must convert them."""
         values = []
         for feed, value in zip(self._feeds, feed_dict.values(), strict=True):
             converted = feed.convert(value)
@@ -139,6 +155,65 @@ class _Step:
                 return None
             values.append(converted)
         return values
+
+
+class PooledOrAlone:
+    """One compiled step; `call` runs it. It times the first few calls, then chooses the faster way.
+
+    Handing a small step to TensorFlow's pool of threads and back costs 20 of its 30 us; with the
+    run option for it the calling thread computes it alone (seen with TensorFlow 2.21 on 2 cores). A
+    large step would lose its parallel ops by that, so both ways are timed.
+
+    Args:
+        make: compiles it for a pool of TensorFlow's, by its number; -1 is the calling thread.
+        ops: what it runs. With one that may wait for another, as ops of queues do, it stays pooled.
+    """
+
+    def __init__(self, make: Callable[[int], Callable[..., Any]], ops: list[tf.Operation]) -> None:
+        self._make = make
+        self._pooled = make(0)
+        self._alone: Callable[..., Any] = self._pooled
+        self._num_calls = 0
+        self._fastest = [math.inf, math.inf]  # seconds, in the pool and alone
+        self.call = self._time if _never_wait(ops) else self._pooled
+
+    def _time(self, *values: Any) -> Any:
+        """Run it, in the pool at first, then alone; of each the first call only warms up."""
+        place, number = divmod(self._num_calls, _NUM_TIMED + 1)
+        if place > 1:  # the last of the timed calls failed, or is another thread's
+            self._settle(1)
+            return self.call(*values)
+        if place and self._alone is self._pooled:
+            self._alone = self._make(-1)
+        self._num_calls += 1
+        run = self._alone if place else self._pooled
+        begun = now()
+        outputs = run(*values)
+        if number:
+            self._fastest[place] = min(self._fastest[place], now() - begun)
+        if number == _NUM_TIMED:
+            self._settle(place)
+        return outputs
+
+    def _settle(self, place: int) -> None:
+        pooled, alone = self._fastest
+        if place == 0 and pooled > TRIED_SECS:
+            self.call = self._pooled
+        elif place:
+            self.call = self._alone if alone < pooled else self._pooled
+
+
+def _never_wait(ops: list[tf.Operation]) -> bool:
+    """Whether no op among these, and those that they need, waits for another one to run."""
+    seen, todo = set(ops), list(ops)
+    while todo and len(seen) <= _MAX_OPS:
+        op = todo.pop()
+        if op.op_def.is_stateful and not op.type.startswith(_NEVER_WAIT):
+            return False
+        new = {each.op for each in op.inputs} | set(op.control_inputs)
+        todo += new - seen
+        seen |= new
+    return not todo
 
 
 class _Parts:
@@ -156,9 +231,20 @@ class _Parts:
         if type(fetches) in (dict, OrderedDict):
             kind, keys = type(fetches), list(fetches)
             parts = [self.packer(each) for each in fetches.values()]
-            return lambda values: kind(
-                (key, pack(values)) for key, pack in zip(keys, parts, strict=True)
-            )
+
+            def pack_dict(values: list[Any]) -> Any:
+                return kind((key, pack(values)) for key, pack in zip(keys, parts, strict=True))
+
+            variables = [each for key in keys for each in _variables_in(key)]
+            if not variables:
+                return pack_dict
+            self.elements += variables  # the key of the step holds their ids
+
+            def pack_in_graph(values: list[Any]) -> Any:
+                with entering(self._graph):
+                    return pack_dict(values)
+
+            return pack_in_graph
         if isinstance(fetches, (list, tuple)):
             parts = [self.packer(each) for each in fetches]
             make = getattr(type(fetches), "_make", type(fetches))
@@ -188,7 +274,7 @@ class _Feed:
     """One tensor that is fed."""
 
     def __init__(self, graph: tf.Graph, key: Any) -> None:
-        if not isinstance(key, (str, tf.Tensor)):
+        if not isinstance(key, (str, tf.Tensor, tf.Variable)):
             raise TypeError(f"{key!r} is fed, which is no tensor")
         tensor = graph.as_graph_element(key, allow_operation=False)
         dtype = np.dtype(tensor.dtype.as_numpy_dtype)
@@ -201,7 +287,7 @@ class _Feed:
         self._shape = None if tensor.shape.rank is None else tensor.shape.as_list()
 
     def convert(self, value: Any) -> Any:
-        """The value as an array; None if Session.run has to look at it."""
+        """The value as an array; None if Session.run must convert it."""
         if type(value) is not np.ndarray or value.dtype != self._dtype:
             value = self._converted(value)
         shape = self._shape
@@ -225,7 +311,7 @@ class _Feed:
         except Exception:
             return None
         if isinstance(value, int) and (dtype.kind == "O" or array != value):
-            return None  # an integer has to come through as it is
+            return None  # an integer must be converted exactly
         return array
 
 
@@ -242,17 +328,17 @@ def _copy(fetches: Any) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """A value that nobody else holds: a callable's may be a constant's, or a fed array, itself."""
+    """A copy where the value is shared: it may be a constant's memory, or a fed array."""
     is_shared = type(value) is np.ndarray and value.dtype.kind != "O"
     return value.copy() if is_shared else value
 
 
 def _nothing(values: list[Any]) -> None:
-    """What fetching an operation gives."""
+    """The result of fetching an operation: None."""
 
 
 def _key(fetches: Any) -> Hashable:
-    """What a compiled callable depends on; None for what TensorFlow takes apart itself."""
+    """The key of a compiled callable; None for fetches that only TensorFlow can take apart."""
     if isinstance(fetches, str):
         return fetches
     if isinstance(fetches, _ELEMENTS):
@@ -262,7 +348,7 @@ def _key(fetches: Any) -> Hashable:
         return None if is_handle else id(fetches)
     keys: Iterable[Hashable]
     if type(fetches) in (dict, OrderedDict):
-        names = [(type(name), name) for name in fetches]
+        names = [(type(name), name if type(name) is str else _hashable(name)) for name in fetches]
         keys = [_key(each) for each in fetches.values()]
     elif type(fetches) in (list, tuple) or (
         isinstance(fetches, tuple) and hasattr(fetches, "_make")
@@ -275,8 +361,39 @@ def _key(fetches: Any) -> Hashable:
     return None if None in keys or not keys else parts
 
 
+def _hashable(name: Any) -> Hashable:
+    """The key of a dict of fetches: a variable has no hash where its graph is not entered."""
+    if isinstance(name, tf.Variable):
+        return id(name)
+    return tuple(map(_hashable, name)) if isinstance(name, tuple) else name
+
+
+def _variables_in(name: Any) -> list[Any]:
+    """The variables in the key of a dict of fetches."""
+    if isinstance(name, tuple):
+        return [variable for each in name for variable in _variables_in(each)]
+    return [name] if isinstance(name, tf.Variable) else []
+
+
 def _is_constant(fetches: Any) -> bool:
-    """Whether the fetches, as they are, will be the same for ever."""
+    """Whether the fetches are immutable."""
     if type(fetches) is tuple:
         return all(map(_is_constant, fetches))
     return isinstance(fetches, (str, *_ELEMENTS))
+
+
+def raise_explained(session: Any, failure: list[BaseException]) -> None:
+    """Raise the error of a compiled run as `Session.run` does: with op, node and the user's line.
+
+    Does nothing where TensorFlow's private method is missing: tested with 2.16, 2.18 and 2.21.
+
+    Args:
+        failure: the error, which is popped: frames that held it would make a reference cycle.
+    """
+    explain = getattr(session, "_do_call", None)
+    if explain is not None:
+        explain(_raise_last, failure)
+
+
+def _raise_last(failure: list[BaseException]) -> None:
+    raise failure.pop()

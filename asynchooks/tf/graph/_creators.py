@@ -1,4 +1,4 @@
-"""Creators of TensorFlow sessions: for the chief, who initialises a model, and for its workers."""
+"""Creators of TensorFlow sessions: for the chief, which initialises a model, and for workers."""
 
 from __future__ import annotations
 
@@ -7,38 +7,35 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._session_creator import Lease, SessionCreator
-from ._graph import entered_graph
-from ._graph_format import durable_checkpoints, is_durable
-from ._graph_state import step_name
-from ._lease import GraphLease
-from ._server import Server, check_heartbeat_secs
-from ._worker_lease import WorkerLease
-
-v1 = tf.compat.v1
+from ..._errors import add_note, call_text
+from ...backends._creator import Lease
+from ..checkpoint._format import durable_checkpoints, is_durable
+from ..cluster._worker_context import WorkerContext
+from ._lease import GraphLease, GraphSessionCreator, WorkerLease
 
 
-class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator):  # type: ignore[misc]
+class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCreator):  # type: ignore[misc]
     """Makes TensorFlow sessions that are initialised, or restored from the newest checkpoint.
 
     TensorFlow's own Scaffold and SessionManager do both, in a thread. The graph is the one that is
     the default when the `MonitoredSession` is made, or else when this creator is.
 
     Args:
-        scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections.
+        scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections. Its
+            `init_fn` is a plain function: its result is not awaited.
         master: the address of a TensorFlow server ("grpc://host:port"); "" runs in this process.
             Steps on a server run in threads.
         config: a `tf.compat.v1.ConfigProto`.
         checkpoint_dir: where to look for the newest checkpoint.
         checkpoint_filename_with_path: a checkpoint to restore instead.
-        heartbeat_secs: seconds, > 0, within which a server's silence is noticed; what runs there
-            then raises UnavailableError, and the session is recreated.
+        heartbeat_secs: seconds, > 0, within which a server that does not answer is detected; runs
+            there then raise UnavailableError, and the session is recreated.
 
     Raises:
-        TypeError: `scaffold` is no Scaffold.
+        TypeError: `scaffold` is no Scaffold; when opening: its `init_fn` is a coroutine.
         ValueError: `heartbeat_secs` is not > 0, or `master` lacks its protocol.
         RuntimeError: when opening: the model is not ready after initialisation.
-        tf.errors.OpError: when opening: what TensorFlow says; UnavailableError if no server
+        tf.errors.OpError: when opening: an error of TensorFlow; UnavailableError if no server
             answers.
 
     Example:
@@ -60,21 +57,19 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
         *,
         heartbeat_secs: float = 10.0,
     ) -> None:
-        self.scaffold = _checked(scaffold)
-        self.master = _checked_address(master)
-        self.config = config
-        self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
+        self._set_up(scaffold, master, config, heartbeat_secs)
         self.checkpoint_dir = checkpoint_dir
-        self._made_in = entered_graph()
         super().__init__(
-            self.scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
+            self.plain_scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path
         )
 
     def create_session(self) -> Any:
         """An initialised or restored `tf.compat.v1.Session`; blocks."""
         newest = self._newest_checkpoint()
         given = self._checkpoint_dir, self._checkpoint_filename_with_path
-        if newest is not None and is_durable(newest):  # the intact one, not the one named last
+        if newest is not None and is_durable(
+            newest
+        ):  # an intact one, also if the last one is damaged
             self._checkpoint_dir, self._checkpoint_filename_with_path = None, newest
         try:
             session = super().create_session()  # type: ignore[safe-super]  # TensorFlow's
@@ -82,20 +77,20 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
             if newest is None:
                 raise
             note = (
-                f"in create_session of {type(self).__name__}, restoring {newest!r}; what is saved "
-                "is as it was: another checkpoint can be restored through "
+                f"in create_session of {type(self).__name__}, restoring {newest!r}; no file was "
+                "changed: another checkpoint can be restored through "
                 "checkpoint_filename_with_path"
             )
             if isinstance(error, tf.errors.OutOfRangeError):
-                # said of a file that is too short, which must not pass for the end of input
+                # raised for a file that is too short; it must not pass for the end of input
                 loss = tf.errors.DataLossError(None, None, error.message)
-                loss.add_note(note)
+                add_note(loss, note)
                 raise loss from error
-            error.add_note(note)
+            add_note(error, note)
             raise
         finally:
             self._checkpoint_dir, self._checkpoint_filename_with_path = given
-        session.asynchooks_restored = newest  # hooks go on from there, too
+        session.asynchooks_restored = newest  # hooks restore their state from there, too
         return session
 
     def _newest_checkpoint(self) -> str | None:
@@ -131,17 +126,23 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, SessionCreator
         return None
 
     def lease(self, num_workers: int | None = None) -> Lease:
-        graph = entered_graph() or self._made_in or v1.get_default_graph()
-        server = Server.at(self.master, step_name(graph))
-        return GraphLease(self, graph, server, num_workers)
+        return GraphLease(self, *self._place(), num_workers)
+
+    def __repr__(self) -> str:
+        return call_text(
+            self,
+            master=self.master or None,
+            checkpoint_dir=self.checkpoint_dir,
+            checkpoint_filename_with_path=self._checkpoint_filename_with_path,
+        )
 
 
-class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, SessionCreator):  # type: ignore[misc]
+class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSessionCreator):  # type: ignore[misc]
     """Makes TensorFlow sessions on a model that a chief initialises, and waits until it has.
 
     It tries at once. Then a chief of this process wakes it; for one elsewhere it tries again after
-    a quarter of a second and, up to ten, after twice the pause before. Waiting is cancellable at
-    any time.
+    a quarter of a second, then after twice the pause before, at most ten seconds. Waiting can be
+    cancelled at any time.
 
     Args:
         scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections.
@@ -154,7 +155,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, SessionCreat
         TypeError, ValueError: an argument is not what it should be.
         tf.errors.DeadlineExceededError: when opening: the model was not ready in time.
 
-    Source: TensorFlow's `tf.compat.v1.train.WorkerSessionCreator`, which looks every 30 s.
+    Source: TensorFlow's `tf.compat.v1.train.WorkerSessionCreator`, which tries every 30 s.
 
     Example:
         with tf.Graph().as_default():
@@ -172,39 +173,27 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, SessionCreat
         *,
         heartbeat_secs: float = 10.0,
     ) -> None:
-        self.scaffold = _checked(scaffold)
-        self.master = _checked_address(master)
-        self.config = config
+        self._set_up(scaffold, master, config, heartbeat_secs)
         if max_wait_secs is not None and not max_wait_secs >= 0:
             raise ValueError(f"max_wait_secs is {max_wait_secs!r}; give seconds >= 0, or None")
         self.max_wait_secs = math.inf if max_wait_secs is None else max_wait_secs
-        self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
-        self._made_in = entered_graph()
-        # TensorFlow would sleep between its tries: with no time to wait it tries once
-        super().__init__(self.scaffold, master, config, max_wait_secs=0)
+        # TensorFlow would sleep between its attempts: with no time to wait it makes one
+        super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
 
     def lease(self, num_workers: int | None = None) -> Lease:
-        graph = entered_graph() or self._made_in or v1.get_default_graph()
-        server = Server.at(self.master, step_name(graph))
-        return WorkerLease(self, graph, server, num_workers)
+        return WorkerLease(self, *self._place(), num_workers, self.max_wait_secs)
+
+    def __repr__(self) -> str:
+        return call_text(self, master=self.master or None)
 
 
-def _checked(scaffold: Any) -> Any:
-    if scaffold is None:
-        return v1.train.Scaffold()
-    if not isinstance(scaffold, v1.train.Scaffold):
-        raise TypeError(
-            f"scaffold is {scaffold!r}; give a tf.compat.v1.train.Scaffold, or None "
-            "(a directory is given as checkpoint_dir=...)"
-        )
-    return scaffold
-
-
-def _checked_address(master: object) -> str:
-    if not isinstance(master, str):
-        raise TypeError(
-            f'master is {master!r}; give the address of a server ("grpc://host:port"), or ""'
-        )
-    if ":" in master and "://" not in master:
-        raise ValueError(f'master is {master!r}; give the protocol, too: "grpc://{master}"')
-    return master
+def default_creator() -> ChiefSessionCreator | WorkerSessionCreator:
+    """The creator of a session that was given none."""
+    context = WorkerContext.current()
+    if context is None:
+        creator = ChiefSessionCreator()
+        creator.is_default = True
+        return creator
+    if context.initialises:
+        return ChiefSessionCreator(None, context.master, context.config_with(None))
+    return WorkerSessionCreator(None, context.master, context.config_with(None), 7200)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from .._errors import is_preemption
-from .._gate import UNREAD
-from .._global_step import GlobalStep
-from .._raw_session import RawSession
-from .._runner import StepTimes
-from .._work_thread import Outcome, drop
-from ._board_link import Notice
+from ..._engine.runner import StepTimes
+from ..._engine.stop import StopReason
+from ..._engine.threads import Outcome, drop
+from ..._errors import is_preemption
+from ..._step.gate import UNREAD
+from ..._step.global_step import GlobalStep
+from ..._stopping.coordinator import Coordinator, ExcInfo
+from ...backends._creator import take_alone
+from ...backends._raw_session import RawSession
+from ...hooks.checkpoint._saver_format import set_graph_format
+from ..checkpoint._format import graph_format
+from ..cluster._membership_client import Notification
+from ..cluster._notifications import Notifications
+from ..cluster._server import Heartbeat, Server
 from ._callables import Callables
-from ._graph import in_graph
-from ._notices import Notices
-from ._server import Heartbeat, Server
+from ._default_graph import in_graph, run_in_graph
+
+logger = logging.getLogger("asynchooks")
+
+set_graph_format(graph_format)
 
 
 class GraphSession(RawSession):
@@ -30,8 +41,8 @@ class GraphSession(RawSession):
         session: a `tf.compat.v1.Session`, initialised.
         heartbeat: what watches the server that it runs on; None in this process. It is stopped
             with the session.
-        server: where other processes are told of each step; None if there are none.
-        notices: the operations for that; None if the graph has no global step.
+        server: through which other processes are notified of each step; None if there are none.
+        notifications: the operations for that; None if the graph has no global step.
     """
 
     evaluates = True
@@ -41,12 +52,12 @@ class GraphSession(RawSession):
         session: Any,
         heartbeat: Heartbeat | None = None,
         server: Server | None = None,
-        notices: Notices | None = None,
+        notifications: Notifications | None = None,
     ) -> None:
         super().__init__()
         self._heartbeat = heartbeat
-        self._server, self._notices = server, notices
-        self._reads_always = heartbeat is not None  # elsewhere reading blocks, perhaps for ever
+        self._server, self._notifications = server, notifications
+        self._reads_always = heartbeat is not None  # a read on a server may block for ever
         if heartbeat is not None:
             self.loss = heartbeat.loss
             self.step_times = StepTimes(always_in_thread=True)
@@ -67,7 +78,7 @@ class GraphSession(RawSession):
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = self._session.global_step = global_step
         global_step.read_by(self.read_step)
-        self._session.asynchooks_raw = self  # hooks of ours find it at the session they are given
+        self._session.asynchooks_raw = self  # for `raw_session_of`
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -78,36 +89,38 @@ class GraphSession(RawSession):
                 return self._callables.run(fetches, {})
             if type(feed_dict) is dict:
                 return self._callables.run(fetches, feed_dict)
-        return self._session.run(fetches, feed_dict, options, run_metadata)
+        return run_in_graph(self._session, fetches, feed_dict, options, run_metadata)
 
     def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
-        if self._server is not None and self._notices is not None:
-            return self._run_and_tell(self._server, self._notices, args)
+        if self._server is not None and self._notifications is not None:
+            return self._run_and_notify(self._server, self._notifications, args)
         outputs = self.run(*args)
         if self._read is None or self._reads_always or self.global_step.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
 
-    def _run_and_tell(
-        self, server: Server, notices: Notices, args: tuple[Any, Any, Any, Any]
+    def _run_and_notify(
+        self, server: Server, notifications: Notifications, args: tuple[Any, Any, Any, Any]
     ) -> Any:
-        """Run a step, and have the server tell other processes, in the same run if that can be."""
+        """Run a step, and have the server notify other processes, in the same run if possible."""
         fetches, *others = args
-        fused = notices.fused(self._callables.key_of(fetches), fetches)
+        fused = notifications.fused(self._callables.key_of(fetches), fetches)
         if fused is None:
             return self.run(*args), self.read_step()
         if fused[1] is None:
-            outputs, said = self.run(*args), self._session.run(notices.now)
+            outputs = self.run(*args)
+            values = run_in_graph(self._session, notifications.now)
         else:
-            outputs, said = self.run(fused, *others)
-        notice = Notice.of(said)
-        server.note(notice)
-        if not notices.is_large_enough(server.num_taken):
-            notices.grow(server.num_taken)
-        return outputs, notice.step
+            outputs, values = self.run(fused, *others)
+        notification = Notification.of(values)
+        server.note(notification)
+        if not notifications.is_large_enough(server.num_taken):
+            notifications.grow(server.num_taken)
+        return outputs, notification.step
 
-    async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return await in_graph(self._graph, super().call, fn, *args)
+    async def call(self, fn: Callable[..., Any], *args: Any, is_alone: bool = False) -> Any:
+        call = partial(super().call, fn, *args, is_alone=is_alone)
+        return await in_graph(self._graph, call)
 
     async def call_blocking(
         self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = drop
@@ -119,7 +132,7 @@ class GraphSession(RawSession):
         return await super().call_blocking(call, when_late)
 
     async def evaluate(self, fetches: Any, feed_dict: Any = None) -> Any:
-        return await self.call_blocking(lambda: self._session.run(fetches, feed_dict))
+        return await self.call_blocking(lambda: run_in_graph(self._session, fetches, feed_dict))
 
     def run_key(self, fetches: Any) -> Hashable:
         return self._callables.key_of(fetches)
@@ -127,8 +140,40 @@ class GraphSession(RawSession):
     def read_step(self) -> int | None:
         return None if self._read is None else int(self._read())
 
+    async def take_up_step(self) -> None:
+        """As `RawSession.take_up_step`; where it has gone back, no other worker runs meanwhile."""
+        if self._read is None:
+            return
+        step, epoch = self.global_step, self.global_step.epoch
+        # what is below a step that was known before it was read is no late news
+        known, found = await self.call_blocking(lambda: (step.value, self._read_and_tell()))
+        if found >= known or step.epoch != epoch:
+            step.publish(found, epoch=epoch)
+            return
+        logger.info("A hook has set %s back from %d to %d", step.name, known, found)
+        release = await take_alone(step, self)
+        try:
+            await self.call_blocking(self._go_back)
+        finally:
+            release()
+
+    def _read_and_tell(self) -> int:
+        """The step now; other processes are notified."""
+        if self._server is None or self._notifications is None:
+            return self.read_step() or 0
+        notification = Notification.of(run_in_graph(self._session, self._notifications.now))
+        self._server.note(notification)
+        return notification.step
+
+    def _go_back(self) -> None:
+        """Begin a new epoch, in all processes, at the step where the variable is."""
+        if self._server is not None and self._notifications is not None:
+            begin_epoch(self._session, self._server, self._notifications)
+        else:
+            self.global_step.restart(self.read_step() or 0)
+
     def read_step_after(self, error: BaseException) -> int | None:
-        # the train op may have run beside the op that failed; a lost server would only block
+        # the train op may have run although another op failed; a lost server would only block
         if not isinstance(error, tf.errors.OpError) or is_preemption(error):
             return None
         try:
@@ -153,7 +198,9 @@ class GraphSession(RawSession):
             raise ValueError(f"{key!r} is fed, but it is no element of the session's graph")
         if isinstance(key, tf.SparseTensor):
             return (key.indices.name, key.values.name, key.dense_shape.name)
-        if isinstance(key, str):
+        if isinstance(key, tuple):  # feeds of a tuple of values
+            return tuple(name for each in key for name in self.feed_names(each))
+        if isinstance(key, (str, tf.Variable)):  # a variable stands for its value
             return (self._graph.as_graph_element(key, allow_operation=False).name,)
         return (getattr(key, "name", key),)
 
@@ -182,15 +229,54 @@ class GraphSession(RawSession):
             self._session.close()
         finally:
             self._callables.clear()
-            if self._heartbeat is not None:  # not before: closing blocks, too, where nobody answers
+            if (
+                self._heartbeat is not None
+            ):  # last: closing blocks, too, on a server that does not answer
                 self._heartbeat.stop()
+
+
+class GraphCoordinator(Coordinator, tf.compat.v1.train.Coordinator):  # type: ignore[misc]
+    """Behaves as `asynchooks.Coordinator`, and is one of TensorFlow's, too.
+
+    TensorFlow's queue runners, `LooperThread` and hooks accept no other. Hooks of a session on a
+    graph get one; make one yourself for TensorFlow's threads outside of a session.
+
+    Example:
+        coord = asynchooks.tf.GraphCoordinator()
+        tf.compat.v1.train.LooperThread.loop(coord, 0.1, coord.request_stop)
+        coord.join()
+    """
+
+    def request_stop(
+        self,
+        ex: BaseException | ExcInfo | None = None,
+        *,
+        reason: StopReason | str | None = None,
+        all_workers: bool = False,
+    ) -> None:
+        # a queue runner whose enqueue was cancelled by the stop reports that as an error
+        error = ex[1] if isinstance(ex, tuple) else ex
+        consequences = (tf.errors.CancelledError, tf.errors.OutOfRangeError)
+        if (self.should_stop() or self.joined) and isinstance(error, consequences):
+            return
+        super().request_stop(ex, reason=reason, all_workers=all_workers)
+
+
+def begin_epoch(session: Any, server: Server, notifications: Notifications) -> None:
+    """Notify all processes that the step may have gone back; blocks."""
+    known = {notifications.known_epoch: server.epoch}
+    notification = Notification.of(run_in_graph(session, notifications.begin_epoch, known))
+    server.note(notification, begins=True)
+    if not notifications.is_large_enough(notification.num_taken):
+        notifications.grow(notification.num_taken)
+        run_in_graph(session, notifications.notify_all)
 
 
 def _compile_read(session: Any, step: Any) -> Callable[[], Any]:
     """A callable that reads the global step, in the calling thread where that is possible.
 
-    TensorFlow's own pool of threads makes it 13 to 50 us instead of 6. The private way was tried
-    with TensorFlow 2.16, 2.18 and 2.21; where it is missing, the public one serves.
+    TensorFlow's own pool of threads makes it 13 to 50 us instead of 6. The private method was
+    tested with TensorFlow 2.16, 2.18 and 2.21; where it is missing, the public one is used.
     """
     try:
         make = session._make_callable_from_options

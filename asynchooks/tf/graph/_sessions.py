@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from .._hook_calls import checked
-from .._recovery import Recovery
-from .._runner import StepRunnerName
-from .._session import MonitoredSession
-from .._session_creator import SessionCreator
-from ..hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
+from ..._engine.runner import StepRunnerName
+from ..._hook import AnyHook
+from ..._running.hook_calls import checked
+from ..._session import MonitoredSession
+from ..._stopping.backoff import Recovery
+from ...hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
+from ..cluster._worker_context import WorkerContext
 from ._creators import ChiefSessionCreator, WorkerSessionCreator
 
 
@@ -29,8 +30,8 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     is_chief: bool = True,
     checkpoint_dir: str | None = None,
     scaffold: Any = None,
-    hooks: Iterable[Any] | None = None,
-    chief_only_hooks: Iterable[Any] | None = None,
+    hooks: Iterable[AnyHook] | None = None,
+    chief_only_hooks: Iterable[AnyHook] | None = None,
     save_checkpoint_secs: float | None = USE_DEFAULT,
     save_summaries_steps: int | None = USE_DEFAULT,
     save_summaries_secs: float | None = USE_DEFAULT,
@@ -51,6 +52,9 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     A chief has `chief_only_hooks`, then StepCounterHook and SummarySaverHook (with a summary_dir
     or checkpoint_dir) and CheckpointSaverHook (with a checkpoint_dir), then `hooks`. A worker has
     `hooks` alone, ignores the directories and waits until the chief has initialised the model.
+    In a `worker_fn` of TensorFlow's distribute coordinator its context decides instead: master,
+    configuration, whether the session initialises, saves and writes summaries, and the order is
+    `hooks`, `chief_only_hooks`, then the three.
 
     Args:
         master: the address of a TensorFlow server; "" runs in this process.
@@ -87,32 +91,46 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
             while not session.should_stop():
                 await session.run(train_op)
     """
-    creator: SessionCreator
+    context = WorkerContext.current()
+    if context is not None:
+        is_chief, master, config = context.initialises, context.master, context.config_with(config)
+    creator: ChiefSessionCreator | WorkerSessionCreator
     if is_chief:
         creator = ChiefSessionCreator(
             scaffold, master, config, checkpoint_dir, heartbeat_secs=heartbeat_secs
         )
-        all_hooks = checked(chief_only_hooks, "chief_only_hooks")
-        summary_dir = summary_dir or checkpoint_dir
-        log_step_count_steps = _if_on("log_step_count_steps", log_step_count_steps)
-        if summary_dir and log_step_count_steps is not None:
-            all_hooks.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
-        if summary_dir:
-            steps, secs = save_summaries_steps, save_summaries_secs
-            times = _times("save_summaries", steps, secs, 100, None)
-            to = {"output_dir": summary_dir, "scaffold": creator.scaffold}
-            all_hooks += [SummarySaverHook(**times, **to)] if times else []
-        if checkpoint_dir:
-            steps, secs = save_checkpoint_steps, save_checkpoint_secs
-            times = _times("save_checkpoint", steps, secs, None, 600)
-            to = {"scaffold": creator.scaffold, "save_graph_def": save_graph_def}
-            all_hooks += [CheckpointSaverHook(checkpoint_dir, **times, **to)] if times else []
-        all_hooks += checked(hooks)
     else:
         creator = WorkerSessionCreator(
             scaffold, master, config, max_wait_secs, heartbeat_secs=heartbeat_secs
         )
-        all_hooks = checked(hooks)
+    summary_dir = summary_dir or checkpoint_dir
+    usual: list[Any] = []
+    if context is not None:
+        summary_dir = context.summary_dir(summary_dir)
+        checkpoint_dir = context.checkpoint_dir(checkpoint_dir)
+    elif not is_chief:
+        summary_dir = checkpoint_dir = None
+    log_step_count_steps = _if_on("log_step_count_steps", log_step_count_steps)
+    if summary_dir and log_step_count_steps is not None:
+        usual.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
+    if summary_dir:
+        steps, secs = save_summaries_steps, save_summaries_secs
+        times = _times("save_summaries", steps, secs, 100, None)
+        to = {"output_dir": summary_dir, "scaffold": creator.scaffold}
+        usual += [SummarySaverHook(**times, **to)] if times else []
+    if checkpoint_dir:
+        steps, secs = save_checkpoint_steps, save_checkpoint_secs
+        times = _times("save_checkpoint", steps, secs, None, 600)
+        times = times if context is None else context.save_times(times)
+        to = {"scaffold": creator.scaffold, "save_graph_def": save_graph_def}
+        usual += [CheckpointSaverHook(checkpoint_dir, **times, **to)] if times else []
+    of_all = checked(hooks)
+    if context is None:
+        of_chief = checked(chief_only_hooks, "chief_only_hooks") if is_chief else []
+        all_hooks = [*of_chief, *usual, *of_all]
+    else:  # TensorFlow's other order
+        of_chief = checked(chief_only_hooks, "chief_only_hooks") if context.is_chief else []
+        all_hooks = [*of_all, *of_chief, *usual]
     return MonitoredSession(
         all_hooks, creator, stop_grace_period_secs, step_runner=step_runner, recovery=recovery
     )
@@ -176,7 +194,7 @@ class SingularMonitoredSession(MonitoredSession):
 
     def __init__(
         self,
-        hooks: Iterable[Any] | None = None,
+        hooks: Iterable[AnyHook] | None = None,
         scaffold: Any = None,
         master: str = "",
         config: Any = None,

@@ -1,0 +1,1 @@
+"""How anything waits: engines, stops, locks and threads."""

@@ -1,0 +1,1 @@
+"""Trainings whose steps are counted at a Dask scheduler."""

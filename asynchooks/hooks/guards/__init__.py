@@ -1,0 +1,1 @@
+"""Hooks that watch a training and end it: signals, time, stalls, NaN."""

@@ -1,0 +1,139 @@
+"""Gradients at a parameter server: outcomes of pushes, collected gradients, staleness counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Snapshot(NamedTuple):
+    """The parameters as they were pulled, and the number of updates that made them.
+
+    The arrays are the server's own, for reading only: it never changes them, an update makes new
+    ones.
+    """
+
+    parameters: Any
+    version: int
+
+
+class Outcome(Enum):
+    """What a push did with its gradient."""
+
+    APPLIED = "applied"
+    """It made an update, with those that were collected before."""
+    COLLECTED = "collected"
+    """It is kept until there are enough gradients for an update."""
+    DISCARDED = "discarded"
+    """It is dropped: too stale for the protocol, or training is over."""
+
+
+class Pushed(NamedTuple):
+    """The outcome of a push, and the staleness of its gradient.
+
+    `staleness` is the number of updates between the pull and the update that the gradient is part
+    of, or that it came too late for. It is below 0 for a version that a restore has undone.
+    """
+
+    outcome: Outcome
+    staleness: int
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether it made an update."""
+        return self.outcome is Outcome.APPLIED
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether it waits for further gradients."""
+        return self.outcome is Outcome.COLLECTED
+
+    @property
+    def is_discarded(self) -> bool:
+        """Whether it was dropped."""
+        return self.outcome is Outcome.DISCARDED
+
+
+class Gradient(NamedTuple):
+    """One gradient, its worker, and the version that it was computed at."""
+
+    worker: int
+    version: int
+    value: Any
+
+
+class Collected:
+    """Gradients that make the next update together, once there are enough.
+
+    They are kept apart until then, so that the bits of the update do not depend on their order of
+    arrival.
+    """
+
+    __slots__ = ("gradients", "workers")
+
+    def __init__(self) -> None:
+        self.gradients: list[Gradient] = []
+        self.workers: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.gradients)
+
+    def add(self, gradient: Gradient) -> None:
+        self.gradients.append(gradient)
+        self.workers.add(gradient.worker)
+
+    def remove_last(self) -> None:
+        self.gradients.pop()
+        self.workers = {each.worker for each in self.gradients}
+
+    def in_order(self) -> list[Gradient]:
+        """By worker; those of one worker in order of arrival."""
+        return sorted(self.gradients, key=lambda each: each.worker)
+
+    def state(self) -> list[dict[str, Any]]:
+        return [each._asdict() for each in self.gradients]
+
+    def restore(self, saved: list[Any], checked: Callable[[str, Any], Any]) -> None:
+        for each in saved:
+            value = checked("a saved gradient", each["value"])
+            self.add(Gradient(int(each["worker"]), int(each["version"]), value))
+
+
+class StalenessCounts:
+    """How many gradients made updates, by (worker, staleness), and over all workers."""
+
+    __slots__ = ("_by_worker", "_overall")
+
+    def __init__(self, num_workers: int) -> None:
+        self._overall: dict[int, int] = {}
+        self._by_worker: list[dict[int, int]] = [{} for _ in range(num_workers)]
+
+    def add(self, worker: int, staleness: int) -> None:
+        overall, own = self._overall, self._by_worker[worker]
+        overall[staleness] = overall.get(staleness, 0) + 1
+        own[staleness] = own.get(staleness, 0) + 1
+
+    def of(self, worker: int | None) -> dict[int, int]:
+        """The counts of one worker, or of all, by staleness in rising order."""
+        counts = self._overall if worker is None else self._by_worker[worker]
+        return dict(sorted(counts.items()))
+
+    def state(self) -> Any:
+        """Rows of (worker, staleness, count): int64, shape (n, 3)."""
+        import numpy as np
+
+        rows = [
+            (worker, staleness, count)
+            for worker, counts in enumerate(self._by_worker)
+            for staleness, count in sorted(counts.items())
+        ]
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    def restore(self, rows: Any) -> None:
+        self._overall.clear()
+        for counts in self._by_worker:
+            counts.clear()
+        for worker, staleness, count in rows.tolist():
+            self._by_worker[worker][staleness] = count
+            self._overall[staleness] = self._overall.get(staleness, 0) + count

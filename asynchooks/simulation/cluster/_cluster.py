@@ -1,0 +1,535 @@
+"""A simulated cluster: workers around one parameter server, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from copy import copy
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..._engine.base import Engine, EngineTask, Slot
+from ..._engine.current import current_engine
+from ..._errors import SimulationError, is_clean_end
+from ..._step.global_step import GlobalStep
+from ...protocols import Asynchronous, ParameterServer, Protocol
+from ..delays._arguments import checked_count, checked_secs_above_zero
+from ..delays._compound import PerWorker
+from ..delays._light_tails import Constant, Delay, Exponential, checked_delay
+from ..delays._streams import DelayStream, Streams
+from ..kernel._kernel import Kernel, KernelTask, Until
+from ..kernel._standstill import Standstill, watch_updates
+from ..output._report import SPENT, LossRecorder, Report, WorkerReport
+from ..output._timeline import NoTimeline, Timeline
+from ._network import Queue
+from ._worker import SimulationView, Worker
+
+Program = Callable[[Worker], Awaitable[Any]]
+Gradient = Callable[[Any, Worker], Any]
+Loss = Callable[[Any], float]
+
+
+class Cluster:
+    """Workers 0 to num_workers - 1 and a parameter server. `Simulation.cluster` makes it.
+
+    Parameters and gradients are real arrays, so training curves are real training curves; only
+    time is simulated. `run` runs the whole simulation; `train` is called within a program's own.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(8, protocol=StaleSynchronous(3), compute=Exponential(1.0))
+        report = cluster.run(updates=1000)
+        assert report.updates == 1000 and max(report.staleness) <= 8 * 4
+    """
+
+    def __init__(
+        self,
+        simulation: SimulationView,
+        num_workers: int,
+        *,
+        parameters: Any = None,
+        protocol: Protocol | None = None,
+        compute: Delay | None = None,
+        pull: Delay | None = None,
+        push: Delay | None = None,
+        service: Delay | None = None,
+        failures: Sequence[Failure] = (),
+        learning_rate: float | Callable[[int], float] = 0.1,
+        update: Callable[[Any, Any, float], Any] | None = None,
+        keep_timeline: bool = False,
+        streams: Streams,
+        standstill: Standstill,
+    ) -> None:
+        self.simulation = simulation
+        self._kernel: Kernel | None = None  # while and after it trains
+        self.streams = streams
+        self._standstill = standstill
+        self.num_workers = checked_count("num_workers", num_workers, least=1)
+        self._compute = _of_each(
+            "compute", Exponential(1.0) if compute is None else compute, self.num_workers
+        )
+        self._pull = _or_none("pull", pull, self.num_workers)
+        self._push = _or_none("push", push, self.num_workers)
+        self._service = _or_none("service", service, 1)
+        self.server = ParameterServer(
+            np.zeros(1) if parameters is None else parameters,
+            Asynchronous() if protocol is None else protocol,
+            num_workers=num_workers,
+            learning_rate=learning_rate,
+            update=update,
+            global_step=GlobalStep(num_workers=num_workers, keeps_limit=True),
+        )
+        self.server.when_over = self._end_clock
+        self.nothing = _zeros_like(self.server.parameters)
+        """A gradient that changes nothing."""
+        self.failures = _checked_failures(failures, self.num_workers)
+        self.timeline: Timeline = Timeline() if keep_timeline else NoTimeline()
+        self.losses: list[tuple[float, int, float]] = []
+        """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
+        self._loss_recorder: LossRecorder | None = None
+        self.queue: Queue | None = None
+        self.workers: list[Worker] = []
+        self.num_active = 0
+        """Workers whose program runs now."""
+        self._program: Program | None = None
+        self._away: _AwayWorkers
+        self._side_tasks: list[EngineTask] = []
+        self._change: Slot
+        self.num_unfinished = 0
+        """Workers whose program has not ended for good."""
+        self.updates: int | None = None
+        """The number of updates given to `run` or `train`."""
+        self.began_at = 0.0
+        """Virtual seconds at which training began."""
+        self.ended_at: float | None = None
+        """Virtual seconds at which it ended."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The engine of the simulation, while it runs."""
+        return self.simulation.kernel
+
+    @property
+    def global_step(self) -> GlobalStep:
+        """Counts the updates."""
+        return self.server.global_step
+
+    def clock(self) -> float:
+        """Virtual seconds; it stands still once training has ended."""
+        if self.ended_at is not None:
+            return self.ended_at
+        if self._kernel is None:
+            return self.simulation.now
+        return self._kernel.entry[0]  # read several times in each step
+
+    def run(
+        self,
+        program: Program | None = None,
+        *,
+        gradient: Gradient | None = None,
+        updates: int | None = None,
+        until: Until | None = None,
+        loss: Loss | None = None,
+        loss_every: int = 1,
+        max_secs_without_update: float | None = None,
+    ) -> Report:
+        """Run the simulation: every worker runs the program until training is over.
+
+        Args:
+            program: what a worker does, an async function of it; None: pull, compute, push.
+            gradient: without a program: of (parameters, worker); None: zeros, for laws of time.
+            updates: exactly this many are made, unless all workers end or leave before; None: as
+                many as `until` allows.
+            until: as for `Simulation.run`.
+            loss: of the parameters; recorded with its time, also at the begin and the end.
+            loss_every: updates between two losses, >= 1.
+            max_secs_without_update: virtual seconds, > 0, after which training that makes no
+                update is an error; None: it may continue. Workers that all wait in vain are an
+                error anyway, except for some that crash again and again: those that draw random
+                numbers in between, and many with sessions, which are never all up.
+
+        Returns:
+            The results.
+
+        Raises:
+            TypeError, ValueError: an argument does not fit, or neither `updates` nor `until` nor a
+                program that ends by itself is given; nothing has run.
+            BaseException: as `Simulation.run`.
+        """
+        training = _Training(program, gradient, updates, loss, loss_every, max_secs_without_update)
+        if program is None and updates is None and until in (None, math.inf):
+            raise ValueError("this would run for ever; give updates, until, or a program that ends")
+
+        self.simulation.run(self._train, training, until=until)
+        return self.report()
+
+    async def train(
+        self,
+        program: Program | None = None,
+        *,
+        gradient: Gradient | None = None,
+        updates: int | None = None,
+        loss: Loss | None = None,
+        loss_every: int = 1,
+        max_secs_without_update: float | None = None,
+    ) -> None:
+        """As `run`, within a simulation that runs: returns when every worker has ended.
+
+        Cancellation cancels the workers.
+        """
+        await self._train(
+            _Training(program, gradient, updates, loss, loss_every, max_secs_without_update)
+        )
+
+    async def _train(self, training: _Training) -> None:
+        kernel = self.kernel
+        if current_engine() is not kernel:
+            raise SimulationError("a cluster trains within its own simulation; call this there")
+        if self.workers:
+            raise SimulationError("this cluster has trained; make another one")
+        self._kernel = kernel
+        self.updates, self.began_at = training.updates, kernel.time
+        if self.updates is not None:
+            self.global_step.raise_limit(self.updates)
+        if self._service is not None:
+            self.queue = Queue(kernel, self.streams, self._service, 1, "the server")
+        self._program = training.program_for(self.nothing)
+        self.workers = [self._new_worker(index) for index in range(self.num_workers)]
+        self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
+        self.num_unfinished = self.num_workers
+        self._away = _AwayWorkers(self.global_step, kernel, self.num_workers)
+        self._change = Slot(kernel, "the end of training")
+        for worker in self.workers:
+            for failure in self.failures:
+                if failure.concerns(worker.index):
+                    failure.prepare(worker)
+                    worker.meets_endless_failures |= failure.repeats_for_ever
+            self._start_worker(worker)
+        for worker in self.workers:
+            for failure in self.failures:
+                if failure.concerns(worker.index):
+                    what = f"{type(failure).__name__} of worker {worker.index}"
+                    playing = self._start_side_task(what, failure.play, self, worker)
+                    playing.is_daemon = failure.repeats_for_ever
+        if training.loss is not None:
+            self._loss_recorder = LossRecorder(self.server, self.clock, training.loss, self.losses)
+            self._start_side_task("losses", self._loss_recorder.record, training.loss_every)
+        if (max_secs := training.max_secs_without_update) is not None:
+            self._start_side_task("updates", watch_updates, self, max_secs).is_daemon = True
+        self._standstill.begin(self)
+        try:
+            while self.num_active or not (self.num_unfinished == 0 or self.server.is_over):
+                await kernel.park(self._change)
+                self._change = Slot(kernel, "the end of training")
+            if self._loss_recorder is not None:
+                self._loss_recorder.add()
+            self._away.end()
+        finally:
+            self._standstill.end(self)
+            for worker in self.workers:
+                worker.time.come_up()
+            self.ended_at = self.clock()
+            if not kernel.is_ending:  # which has cancelled all tasks
+                for task in [*self._side_tasks, *(worker.task for worker in self.workers)]:
+                    if task is not None:
+                        task.cancel()
+        for task in self._side_tasks:
+            await task.wait()
+
+    def _end_clock(self) -> None:
+        self.ended_at = self.kernel.time
+
+    def report(self) -> Report:
+        """The results up to now, with the current loss."""
+        if self._loss_recorder is not None:  # `until` may end training between two losses
+            self._loss_recorder.add()
+        secs = self.clock() - self.began_at
+        server = self.server
+        return Report(
+            protocol=str(server.protocol),
+            num_workers=self.num_workers,
+            secs=secs,
+            updates=server.version,
+            applied=server.num_applied,
+            discarded=server.num_discarded,
+            staleness=server.staleness_counts(),
+            workers=[self._report_of(each, secs) for each in self.workers],
+            losses=list(self.losses),
+            undone=server.num_undone,
+            timeline=None if isinstance(self.timeline, NoTimeline) else self.timeline,
+        )
+
+    def _report_of(self, worker: Worker, secs: float) -> WorkerReport:
+        times = {f"secs_{name}": getattr(worker.time, kind) for name, kind in SPENT.items()}
+        return WorkerReport(
+            worker=worker.index,
+            gradients=worker.num_computed,
+            staleness=self.server.staleness_counts(worker.index),
+            **times,
+            secs_idle=max(0.0, secs - sum(times.values())),
+        )
+
+    async def take_down(self, worker: Worker, *, loses_work: bool = True) -> None:
+        """Let a worker crash, or pause it; for failures.
+
+        Returns when its program, if it is cancelled, has ended. Each call needs a `bring_back`;
+        where failures overlap, the worker works again after the last of them.
+        """
+        worker.go_down(loses_work=loses_work)
+        if loses_work:
+            assert worker.task is not None
+            if not worker.is_finished:
+                self._away.add(worker)
+            worker.task.cancel()
+            await worker.task.wait()
+
+    def bring_back(self, worker: Worker, *, loses_work: bool = True) -> None:
+        """Let a worker begin its program anew, or continue; for failures, after `take_down`."""
+        worker.come_up(loses_work=loses_work)
+        if loses_work and not (worker.num_stops or worker.is_finished):
+            self._start_worker(worker)
+
+    def has_opened(self, worker: Worker) -> None:
+        """Note that the session of a worker is open; for its hook."""
+        self._away.remove(worker)
+
+    def _new_worker(self, index: int) -> Worker:
+        def stream(purpose: str, delay: Delay | None) -> DelayStream | None:
+            return None if delay is None else self.streams.delays(index, purpose, delay)
+
+        compute = self.streams.delays(index, "compute", self._compute)
+        return Worker(self, index, compute, stream("pull", self._pull), stream("push", self._push))
+
+    def _start_worker(self, worker: Worker) -> None:
+        self.num_active += 1
+        worker.begins_anew()
+        worker.task = self.kernel.start(self._work, worker, name=f"worker {worker.index}")
+
+    async def _work(self, worker: Worker) -> None:
+        assert self._program is not None
+        begun, has_ended = self.kernel.time, False
+        try:
+            returned: Any = self._program(worker)
+            if not isinstance(returned, Awaitable):
+                raise TypeError(
+                    f"the program returned {returned!r}; give an async function: "
+                    "async def program(worker)"
+                )
+            await returned
+            has_ended = True
+        except Exception as error:
+            has_ended = is_clean_end(error)
+            if not has_ended:
+                error.add_note(f"in the program of worker {worker.index}")
+                raise
+        finally:
+            self.num_active -= 1
+            self.timeline.ran(worker.index, begun, self.kernel.time)
+            if has_ended:
+                self.let_go(worker)
+            self._change.wake()
+
+    def let_go(self, worker: Worker) -> None:
+        """Count a worker whose program has ended as gone for good; for failures."""
+        if worker.is_finished:
+            return
+        worker.is_finished = True
+        worker.time.come_up()
+        self.num_unfinished -= 1
+        self.server.leave(worker.index)
+        self._away.remove(worker)
+        self._change.wake()
+
+    def look(self, worker: Worker) -> None:
+        """Check that anything but failures happens in training; for those that repeat for ever.
+
+        Raises:
+            DeadlockError: nothing else does, nor will.
+        """
+        self._standstill.look(worker)
+
+    def __repr__(self) -> str:
+        server = self.server
+        return (
+            f"<Cluster of {self.num_workers} workers, {server.protocol!r}, at update "
+            f"{server.version}{'' if self.ended_at is None else ', ended'}>"
+        )
+
+    def _start_side_task(
+        self, name: str, fn: Callable[..., Awaitable[None]], *args: Any
+    ) -> KernelTask:
+        task = self.kernel.start(fn, *args, name=name)
+        self._side_tasks.append(task)
+        return task
+
+
+class Failure(ABC):
+    """A failure of some workers or all. You make it and give it to a cluster."""
+
+    workers: Collection[int] | None
+    repeats_for_ever: ClassVar[bool] = False
+    """Whether `play` takes workers down and brings them back for ever, and does nothing else.
+
+    It then calls `cluster.look` before each time, so that training where nothing else happens ends.
+    """
+
+    def check(self, num_workers: int) -> None:
+        """Raise TypeError or ValueError if `workers` are not among those of the cluster."""
+        if self.workers is None:
+            return
+        allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
+        if isinstance(self.workers, str) or not isinstance(self.workers, Collection):
+            raise TypeError(f"workers of {self!r} is {self.workers!r}; {allowed}")
+        for each in self.workers:
+            if isinstance(each, bool) or not isinstance(each, Integral):
+                raise TypeError(f"{self!r} is for worker {each!r}; {allowed}")
+            if not 0 <= each < num_workers:
+                raise ValueError(f"{self!r} is for worker {each}; {allowed}")
+
+    def concerns(self, worker: int) -> bool:
+        """Whether it hits this worker."""
+        return self.workers is None or worker in self.workers
+
+    def prepare(self, worker: Worker) -> None:  # noqa: B027
+        """Set up the worker, before training begins."""
+
+    async def play(self, cluster: Cluster, worker: Worker) -> None:  # noqa: B027
+        """Let it happen; a task of its own, which is cancelled at the end of training."""
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The arguments of `Cluster.run` and `Cluster.train`.
+
+    Raises:
+        TypeError, ValueError: one does not fit.
+    """
+
+    program: Program | None
+    gradient: Gradient | None
+    updates: int | None
+    loss: Loss | None
+    loss_every: int
+    max_secs_without_update: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("program", "gradient", "loss"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} is {value!r}; give a function, or None")
+        if self.program is not None and self.gradient is not None:
+            raise ValueError(
+                "got a program and a gradient, which would not be used; let the program compute "
+                "it: worker.session(gradient=...), or await worker.push(gradient, version)"
+            )
+        if self.updates is not None:
+            checked_count("updates", self.updates, least=1)
+        checked_count("loss_every", self.loss_every, least=1)
+        if self.max_secs_without_update is not None:
+            checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
+
+    def program_for(self, nothing: Any) -> Program:
+        """The program; without one: pull, compute, push.
+
+        Args:
+            nothing: the gradient to push if no function gives one.
+        """
+        if self.program is not None:
+            return self.program
+        gradient = self.gradient
+
+        async def program(worker: Worker) -> None:
+            while True:
+                snapshot = await worker.pull()
+                if await worker.compute():
+                    value = nothing if gradient is None else gradient(snapshot.parameters, worker)
+                    await worker.push(value, snapshot.version)
+
+        return program
+
+
+class _AwayWorkers:
+    """Keeps the global step alive for workers that have no open session but may open one.
+
+    A real worker that crashes and is restarted is another process, which a step cannot know of.
+    Here it can: one worker of the step stands for all that are away, so that the step neither ends
+    its waits nor forgets its limit meanwhile. A worker that never opens a session is away until
+    its program ends.
+    """
+
+    __slots__ = ("_global_step", "_num_away", "_stand_in")
+
+    def __init__(self, global_step: GlobalStep, engine: Engine, num_workers: int) -> None:
+        self._global_step = global_step
+        self._num_away = num_workers
+        self._stand_in = global_step.open_worker(engine)
+
+    def add(self, worker: Worker) -> None:
+        """Count a worker as away: it has crashed, and will be repaired."""
+        if worker.is_away:
+            return
+        worker.is_away = True
+        self._num_away += 1
+        if self._num_away == 1:
+            self._global_step.set_idle(self._stand_in, False)
+
+    def remove(self, worker: Worker) -> None:
+        """Count it as away no longer: its session is open, or its program has ended for good."""
+        if not worker.is_away:
+            return
+        worker.is_away = False
+        self._num_away -= 1
+        if self._num_away == 0:
+            self._global_step.set_idle(self._stand_in, True)
+
+    def end(self) -> None:
+        """End the waits for further steps: training is over."""
+        if self._num_away:
+            self._num_away = 0
+            self._global_step.set_idle(self._stand_in, True)
+
+
+def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
+    """The failures, if each is one, of workers of the cluster."""
+    if isinstance(failures, str) or not isinstance(failures, Sequence):
+        raise TypeError(f"failures is {failures!r}; give a list, as in failures=[Preemption(60.0)]")
+    found: list[Failure] = []
+    for each in failures:
+        if not isinstance(each, Failure):
+            raise TypeError(f"failures hold {each!r}; give Crashes, Preemption or another")
+        each.check(num_workers)
+        # random numbers depend on the identity: one that is given twice would happen once
+        found.append(copy(each) if any(each is other for other in found) else each)
+    return found
+
+
+def _or_none(name: str, value: Delay | None, num_workers: int) -> Delay | None:
+    """The delay of each worker; None if it takes no time at all."""
+    delay = None if value is None else _of_each(name, value, num_workers)
+    return None if delay == Constant(0.0) else delay
+
+
+def _of_each(name: str, value: object, num_workers: int) -> Delay:
+    """The delay, if each worker has one.
+
+    Raises:
+        TypeError, ValueError: it is no delay, or has none for a worker.
+    """
+    delay = checked_delay(name, value)
+    for worker in range(num_workers if isinstance(delay, PerWorker) else 1):
+        try:
+            delay.for_worker(worker)
+        except ValueError as error:
+            error.add_note(f"in {name} of the cluster, which has {num_workers} workers")
+            raise
+    return delay
+
+
+def _zeros_like(parameters: Any) -> Any:
+    if isinstance(parameters, dict):
+        return {name: np.zeros_like(value) for name, value in parameters.items()}
+    return np.zeros_like(parameters)

@@ -1,0 +1,128 @@
+"""Daemon threads that call TensorFlow; the process waits for them, for some seconds, when it exits.
+
+A thread that comes back from TensorFlow while the interpreter is being taken down aborts the
+process ("terminate called ... exception not rethrown"), and its exit code is that of a failure.
+One that never comes back does no harm. Nothing here ends a thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+from weakref import WeakSet
+
+from .._engine.current import now
+from .._engine.threads import Outcome, WorkThread, call
+
+_PATIENCE_SECS = 5.0
+"""How long the exit of the process waits at most: a server may not answer."""
+
+
+class Closable(Protocol):
+    """An object whose threads end after its `close`, which returns at once."""
+
+    def close(self) -> None: ...
+
+
+class TensorFlowThread(threading.Thread):
+    """A daemon thread, started at once; the exit of the process waits for it for some seconds."""
+
+    # Of the whole process, as it exits once.
+    _running: ClassVar[WeakSet[TensorFlowThread]] = WeakSet()
+    _closables: ClassVar[WeakSet[Closable]] = WeakSet()
+    _guard = threading.Lock()
+
+    def __init__(self, target: Callable[[], object], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        with self._guard:
+            self._running.add(self)
+        self.start()
+
+    @classmethod
+    def close_at_exit(cls, closable: Closable) -> None:
+        """Close this when the process exits, if it still exists then."""
+        with cls._guard:
+            cls._closables.add(closable)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """When the process exits: close what is open, and wait for the threads."""
+        until = now() + _PATIENCE_SECS
+        with cls._guard:
+            closables = list(cls._closables)
+        for each in closables:
+            each.close()
+        while now() < until:
+            with cls._guard:  # again: the end of one may start another
+                threads = [*cls._running, *WorkThread.left_alone]
+            running = [each for each in threads if each.is_alive()]
+            if not running:
+                return
+            running[0].join(max(0.0, until - now()))
+
+
+atexit.register(TensorFlowThread.end_all)
+
+
+class PatientThread:
+    """A daemon thread that makes blocking calls for another thread, one at a time.
+
+    The other thread is told when a call takes too long, and may continue to wait: a server that is
+    stopped may be continued. A call that has not returned is never followed by another one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._outcome: Outcome | None = None
+        self._is_given_up = False
+        TensorFlowThread(self._serve, name)
+
+    def call(
+        self, fn: Callable[[], Any], patience_secs: float, impatient: Callable[[], None]
+    ) -> Any:
+        """Return what `fn()` returns, or raise its error.
+
+        Args:
+            patience_secs: seconds, > 0, after which `impatient` is called, once.
+
+        Raises:
+            GivenUp: `give_up` was called.
+        """
+        with self._changed:
+            self._outcome = None
+        self._jobs.put(fn)
+        with self._changed:
+            is_over = self._changed.wait_for(self._is_over, patience_secs)
+        if not is_over:
+            impatient()
+        with self._changed:
+            self._changed.wait_for(self._is_over)
+            if self._outcome is None:
+                raise GivenUp
+            return self._outcome.unwrap()
+
+    def give_up(self) -> None:
+        """Abandon the call that is under way, and make no more; from any thread."""
+        with self._changed:
+            self._is_given_up = True
+            self._changed.notify_all()
+        self._jobs.put(None)
+
+    def _is_over(self) -> bool:
+        return self._outcome is not None or self._is_given_up
+
+    def _serve(self) -> None:
+        while (fn := self._jobs.get()) is not None:
+            outcome = call(fn)
+            with self._changed:
+                self._outcome = outcome
+                self._changed.notify_all()
+            del fn, outcome
+
+
+class GivenUp(Exception):  # noqa: N818 - like StopIteration, it is no error
+    """A call was abandoned."""

@@ -1,0 +1,1 @@
+"""asynchooks under TensorFlow's and Keras's own loops."""

@@ -1,0 +1,152 @@
+"""Which of the processes that train on a server are alive: by their heartbeats and their ports."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from .._threads import TensorFlowThread
+from ._spec import split_address
+
+_HEARTBEATS_MISSED = 4
+"""After so many heartbeats of this process without one of another process, that one is silent."""
+_HEARTBEATS_WAITED = 24
+"""After so many, its tickets are given to others, even if it might still resume."""
+HEARTBEATS_LEASED = _HEARTBEATS_MISSED - 0.5
+"""For so many heartbeats after one, granted tickets may be used: a process that was stopped must
+not run, when it resumes, what others have been granted meanwhile."""
+
+_TASK_BITS = 16
+_CONNECT_SECS = 2.0
+
+
+class SilentProcess(NamedTuple):
+    """A process without a heartbeat for a while: its slot, as last seen."""
+
+    slot: int
+    process_id: int
+    held: int  # steps
+    heartbeats: int
+    is_new: bool  # since this heartbeat
+    is_for_long: bool
+
+
+class FailureDetector:
+    """Finds silent processes by counting heartbeats of this process.
+
+    Not by a clock: after a server was stopped for a while, all processes are late alike.
+    """
+
+    def __init__(self, every_secs: float) -> None:
+        self.every_secs = every_secs
+        self._seen: dict[int, tuple[int, int, int]] = {}  # slot: process id, heartbeats, own since
+        self._lost = 0, 0  # runs of an earlier epoch: how many, for how many heartbeats
+
+    def have_lasted(self, num_lost: int) -> bool:
+        """Whether the same number of lost runs has been there for longer than a run may take."""
+        num, count = self._lost
+        self._lost = num_lost, count + 1 if num_lost and num_lost == num else 0
+        return self._lost[1] >= _HEARTBEATS_MISSED
+
+    def silent(self, rows: np.ndarray, own_slot: int) -> list[SilentProcess]:
+        """The processes that are silent now; call it once for each own heartbeat.
+
+        Args:
+            rows: of all slots, int64, shape (slots, 4): process id, steps held, heartbeats,
+                microseconds between two of them.
+        """
+        found = []
+        before, self._seen = self._seen, {}
+        for slot in np.flatnonzero(rows[:, 0]).tolist():
+            process_id, held, count, every = rows[slot].tolist()
+            if slot == own_slot:
+                continue
+            old = before.get(slot)
+            missed = old[2] + 1 if old is not None and old[:2] == (process_id, count) else 0
+            self._seen[slot] = process_id, count, missed
+            own = max(1.0, every / 1e6 / self.every_secs)  # heartbeats in one of that process
+            if missed >= _HEARTBEATS_MISSED * own:
+                is_new = missed - 1 < _HEARTBEATS_MISSED * own
+                is_for_long = missed >= _HEARTBEATS_WAITED * own
+                found.append(SilentProcess(slot, process_id, held, count, is_new, is_for_long))
+        return found
+
+
+class ProcessIds:
+    """Makes process ids that contain the task, and checks whether silent processes may resume.
+
+    A process that is stopped, or cut off, may resume at any moment, and the runs that it has under
+    way then exceed what others have been granted. One that was killed never does: its port refuses
+    connections, or another process of its task has taken a slot.
+
+    Args:
+        name: this process's task, "job:index".
+        addresses: name -> "host:port" of all tasks; empty where there is no cluster: then no
+            process is known.
+    """
+
+    def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
+        self._addresses = addresses
+        self._names = sorted(addresses)
+        self._probing: set[int] = set()
+        self._refusing: set[int] = set()  # processes whose port refused the last connection
+        self._own_task = self._names.index(name) + 1 if name in addresses else 0
+
+    def new(self) -> int:
+        """A new id for this process, > 0 and below 2**63, with its task in the low bits."""
+        return (secrets.randbits(62 - _TASK_BITS) + 1) << _TASK_BITS | self._own_task
+
+    def name(self, process_id: int) -> str:
+        """The name of its task, for messages."""
+        task = self._task(process_id)
+        return self._names[task - 1] if task else "a process"
+
+    def others_of_task(self, process_id: int, in_slots: np.ndarray) -> list[int]:
+        """The slots of other processes of its task: as only one can listen, one of them is alive.
+
+        Args:
+            in_slots: the process ids in all slots now, int64; 0 where a slot is free.
+        """
+        task = self._task(process_id)
+        if not task:
+            return []
+        slots = enumerate(in_slots.tolist())
+        return [slot for slot, each in slots if each != process_id and self._task(each) == task]
+
+    def may_resume(self, process_id: int, in_slots: np.ndarray) -> bool:
+        """Whether the process may still exist; False where that cannot be known.
+
+        The first answer is a guess: each call probes its port again, in a thread, and the next call
+        has the result.
+
+        Args:
+            in_slots: as for `others_of_task`.
+        """
+        task = self._task(process_id)
+        if not task or self.others_of_task(process_id, in_slots):
+            return False
+        if process_id not in self._probing:
+            self._probing.add(process_id)
+            TensorFlowThread(lambda: self._probe(process_id, task), "asynchooks-membership-probe")
+        return process_id not in self._refusing
+
+    def _probe(self, process_id: int, task: int) -> None:
+        host, port = split_address(self._addresses[self._names[task - 1]])
+        try:
+            socket.create_connection((host, port), _CONNECT_SECS).close()
+            self._refusing.discard(process_id)
+        except ConnectionRefusedError:
+            self._refusing.add(process_id)
+        except (OSError, UnicodeError):  # unknown
+            self._refusing.discard(process_id)
+        finally:
+            self._probing.discard(process_id)
+
+    def _task(self, process_id: int) -> int:
+        """The place of its task among the names, from 1; 0 if it is unknown."""
+        task = process_id & ((1 << _TASK_BITS) - 1)
+        return task if task <= len(self._names) else 0

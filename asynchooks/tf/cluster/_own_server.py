@@ -1,0 +1,152 @@
+"""TensorFlow servers of this process, one for each of its tasks; none of them can be stopped."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import logging
+import os
+import socket
+import threading
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from ..._errors import ClusterError
+from ..._version import version
+from ._messages import write_task
+from ._spec import split_address
+
+logger = logging.getLogger("asynchooks")
+
+
+class Servers:
+    """Starts a server for a task, once in a process."""
+
+    # A server ends with its process, so a second object for the task, in a notebook perhaps, finds
+    # the first one's. With the process's id: a fork inherits this dict, but no server.
+    _running: ClassVar[dict[tuple[int, str], str]] = {}
+    _guard = threading.Lock()
+
+    @classmethod
+    def ps_of(cls, target: str) -> dict[str, str]:
+        """The targets of the ps, by name, that sessions on this server need."""
+        _, tasks = cls.cluster_of(target)
+        return {name: f"grpc://{at}" for name, at in tasks.items() if name.startswith("ps:")}
+
+    @classmethod
+    def cluster_of(cls, target: str) -> tuple[str, dict[str, str]]:
+        """The task of a server of this process, and name -> "host:port" of all; else "", {}."""
+        text = cls._running.get((os.getpid(), target.removeprefix("grpc://")))
+        if text is None:
+            return "", {}
+        task = json.loads(text)
+        return task["task"], task["cluster"]
+
+    @classmethod
+    def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:
+        """Start the task's server, unless it runs, and write the task's description to it; blocks.
+
+        Args:
+            name: the task, "job:index".
+            addresses: name -> "host:port" of the cluster's tasks.
+            cluster: the same, as TensorFlow takes it.
+
+        Raises:
+            ClusterError: it cannot listen there.
+        """
+        address = addresses[name]
+        task = {"task": name, "cluster": addresses, "version": version()}
+        text = json.dumps(task, sort_keys=True)
+        key = (os.getpid(), address)
+        with cls._guard:
+            running = cls._running.get(key)
+            if running == text:
+                return
+            if running is not None:
+                raise ClusterError(
+                    f"{name} is to listen at {address}, where this process is another task "
+                    f"already, or of another cluster: {running}; start a new process"
+                )
+            _check_port(name, address)
+            if _is_loopback(address):
+                logger.warning(
+                    "The server of %s is given %s, but TensorFlow's listens on all interfaces and "
+                    "authenticates no one; use it on trusted networks only",
+                    name,
+                    address,
+                )
+            job, index = name.split(":")
+            try:
+                server = tf.distribute.Server(cluster, job_name=job, task_index=int(index))
+            except tf.errors.OpError as error:
+                raise ClusterError(
+                    f"the server of {name} at {address} did not start: {error.message}; has "
+                    "another program just taken the port?"
+                ) from error
+            cls._running[key] = text
+            write_task(server.target, text)
+
+
+def _check_port(name: str, address: str) -> None:
+    """Check whether TensorFlow's server can be started for this task.
+
+    TensorFlow's own error is "Could not start gRPC server", no more. The port is released at once:
+    another program may still take it.
+
+    Raises:
+        ClusterError: the host is unknown, is another machine, or the port is taken or not allowed.
+    """
+    host, port = split_address(address)
+    start = f"{name} is to listen at {address}"
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        raise ClusterError(
+            f"{start}, whose host is not known here: {error}; correct the name"
+        ) from error
+    problems = [_problem(family, address) for family, _, _, _, address in found]
+    if all(problem is not None and problem.errno == errno.EADDRNOTAVAIL for problem in problems):
+        raise ClusterError(
+            f"{start}, an address of another machine; start {name} there, or give the cluster this "
+            "machine's address for it"
+        )
+    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        problem = _problem(family, (everywhere, port))
+        if problem is None or problem.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            continue  # the machine lacks this family
+        if problem.errno == errno.EADDRINUSE:
+            raise ClusterError(
+                f"{start}, where port {port} is taken: by another {name} that still runs, or by "
+                "another program; end that, or give this task another port in every process"
+            )
+        raise ClusterError(f"{start}, which is not allowed: {problem}; give another port")
+
+
+def _problem(family: int, address: Any) -> OSError | None:
+    try:
+        probe = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        return error
+    with probe:
+        # as TensorFlow's server does: connections of one that was killed do not keep the port
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return error
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether the address is one that only this machine reaches; no name is resolved."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""TensorFlow graphs: sessions, creators, compiled callables."""

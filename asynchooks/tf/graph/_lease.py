@@ -1,0 +1,484 @@
+"""How sessions hold a graph and the server that runs it: leases, and what creators share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from ..._engine.base import Engine, Slot
+from ..._engine.current import current_engine
+from ..._engine.runner import is_async
+from ..._engine.stop import EndsAtStop, Loss
+from ..._engine.sync import Lock
+from ..._engine.threads import Outcome, run_blocking
+from ..._errors import LateVariableError, is_preemption
+from ..._step.global_step import GlobalStep, GlobalStepStatistics
+from ..._stopping.coordinator import Coordinator
+from ...backends._creator import Lease, SessionCreator
+from ...backends._raw_session import RawSession
+from ..cluster._failure_detector import ProcessIds
+from ..cluster._membership_client import Notification, ReadyListener
+from ..cluster._notifications import Notifications
+from ..cluster._own_server import Servers
+from ..cluster._server import Heartbeat, Server, check_heartbeat_secs
+from ._default_graph import Driven, entered_graph, entering, run_in_graph, step_name
+from ._session import GraphCoordinator, GraphSession, begin_epoch
+
+logger = logging.getLogger("asynchooks")
+
+v1 = tf.compat.v1
+
+_PATIENCE_SECS = 1.0
+"""How long a session that opens on a graph waits for runs that are under way on it."""
+_TURN_SECS = 30.0
+"""How long a session that is being created waits for an earlier attempt to end."""
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.25, 10.0
+"""Between a worker's attempts to find its model ready."""
+
+
+class PlainScaffold:
+    """A Scaffold that is completed, with a log line, only once, and whose init_fn is no coroutine.
+
+    A creator makes it. Otherwise both the session, before it finalizes the graph, and
+    TensorFlow's creator would complete the Scaffold, and TensorFlow would drop the coroutine of an
+    `init_fn`.
+    """
+
+    def __init__(self, scaffold: Any) -> None:
+        self._scaffold = scaffold
+        self._is_complete = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scaffold, name)
+
+    def finalize(self) -> None:
+        """Have the Scaffold add what it needs to the default graph, and finalize that."""
+        if self._is_complete:
+            v1.get_default_graph().finalize()
+        else:
+            self._scaffold.finalize()
+            self._is_complete = True
+
+    @property
+    def init_fn(self) -> Callable[[Any], None] | None:
+        """The function that initialises a new session; None if there is none."""
+        init_fn = self._scaffold.init_fn
+        if init_fn is None:
+            return None
+
+        def call(session: Any) -> None:
+            result = init_fn(session)
+            if isinstance(result, Coroutine):
+                result.close()
+            if isinstance(result, Awaitable):
+                raise TypeError(
+                    f"init_fn of the Scaffold returned {result!r}, and would never be run: "
+                    "TensorFlow calls it in a thread, and awaits nothing. Give a plain function, "
+                    "or await it in after_create_session of a hook"
+                )
+
+        return call
+
+
+class GraphSessionCreator(SessionCreator):
+    """The common base of the creators of TensorFlow sessions: scaffold, server, graph."""
+
+    is_default = False  # whether the session was given no creator
+
+    def _set_up(self, scaffold: Any, master: str, config: Any, heartbeat_secs: float) -> None:
+        self.scaffold = _checked(scaffold)
+        self.master = _checked_address(master)
+        self.config = config
+        self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
+        self.plain_scaffold = PlainScaffold(self.scaffold)
+        self._made_in = entered_graph()
+
+    def _place(self) -> tuple[tf.Graph, Server | None]:
+        """The graph to train, and the server that runs it, if one does."""
+        graph = entered_graph() or self._made_in or v1.get_default_graph()
+        return graph, Server.at(self.master, step_name(graph))
+
+
+class GraphState:
+    """State that all sessions on one graph share; an attribute of the graph."""
+
+    def __init__(self) -> None:
+        self.lock = Lock("the graph")  # held while the graph is changed
+        self.num_users = 0
+        self.was_finalized = False
+        self.notifications: Notifications | None = None
+
+    @classmethod
+    def of(cls, graph: tf.Graph) -> GraphState:
+        state: GraphState | None = getattr(graph, "_asynchooks_state", None)
+        if state is None:
+            state = graph._asynchooks_state = cls()
+        return state
+
+
+class GraphLease(Lease):
+    """A hold on a graph: finalized while it is run, and as before when the last one ends."""
+
+    _is_chief = True
+    creator: GraphSessionCreator
+
+    def __init__(
+        self,
+        creator: GraphSessionCreator,
+        graph: tf.Graph,
+        server: Server | None,
+        num_workers: int | None,
+    ) -> None:
+        step = GlobalStep(num_workers=num_workers, name=step_name(graph))
+        super().__init__(creator, step if server is None else server.global_step)
+        self.graph = graph
+        self._server = server
+        self._state = GraphState.of(graph)
+        self._is_complete = False  # the Scaffold has added what it needs
+        self._is_member = False
+        self._num_openings = 0  # by the sessions that share this
+        self._turn = threading.Lock()
+        if server is not None and self._is_chief:
+            server.expect_chief(self)
+
+    def _forgotten_creator(self) -> RuntimeError | None:
+        """The error of a session that was given no creator, and has nothing to run."""
+        if not self.creator.is_default or self.graph.version:
+            return None
+        return RuntimeError(
+            "MonitoredSession got no session_creator. To train a step function, give it one: "
+            "MonitoredSession(hooks, FunctionSessionCreator(step_fn)). To train a TensorFlow "
+            "graph, build it first and make the session inside `with graph.as_default():`; the "
+            f"default graph here, {self.graph!r}, has no operations"
+        )
+
+    @property
+    def has_global_step(self) -> bool:
+        forgotten = self._forgotten_creator()
+        if forgotten is not None:
+            raise forgotten
+        with self.graph.as_default():
+            return v1.train.get_global_step() is not None
+
+    @asynccontextmanager
+    async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
+        state = self._state
+        if state.num_users == 0:
+            state.was_finalized = self.graph.finalized
+        state.num_users += 1
+        self._num_openings += 1
+        async with state.lock:
+            if not self.graph.finalized or state.was_finalized:
+                try:
+                    yield
+                except KeyError as error:  # of a name that a hook looks up in the graph
+                    forgotten = self._forgotten_creator()
+                    if forgotten is None:
+                        raise
+                    raise forgotten from error
+                forgotten = self._forgotten_creator()
+                if forgotten is not None:
+                    raise forgotten
+                await self._finalize(engine, grace_secs)
+                return
+            # The graph is being run. Ops may be added during runs, but one run must not mix old and
+            # new ones, and new variables would not be initialised.
+            with await self._alone_or_not():
+                variables = len(self._variables())
+                self.graph._unsafe_unfinalize()
+                try:
+                    yield
+                    await self._finalize(engine, grace_secs)
+                finally:
+                    self.graph.finalize()
+            if len(self._variables()) > variables:
+                late = ", ".join(each.name for each in self._variables()[variables:])
+                raise LateVariableError(
+                    f"begin of a hook added {late} to a graph that is being run already, where "
+                    "nothing would initialise it; create variables before the first session opens"
+                )
+
+    async def _alone_or_not(self) -> ExitStack:
+        """The gate's exclusive side, unless runs do not end: they may wait for this session."""
+        stack = ExitStack()
+        try:
+            release = await self.global_step.take_exclusive(timeout=_PATIENCE_SECS)
+            stack.callback(release)
+        except TimeoutError:
+            logger.info("A session opens while runs are under way: %r", self.global_step)
+        return stack
+
+    async def _finalize(self, engine: Engine, grace_secs: float) -> None:
+        """Have TensorFlow's Scaffold add what it needs; a large model takes a while."""
+        if not self._is_complete:
+            name = "asynchooks-finalize"
+            await run_blocking(engine, lambda: self.call(self._complete), grace_secs, name)
+            self._is_complete = True
+        self.graph.finalize()
+
+    def _complete(self) -> None:
+        self.creator.plain_scaffold.finalize()
+        step = v1.train.get_global_step() if self._server is not None else None
+        if step is None or self._state.notifications is not None:
+            return
+        if self.graph.finalized:
+            self.graph._unsafe_unfinalize()
+        self._state.notifications = Notifications(self.graph, step)
+
+    def _variables(self) -> list[Any]:
+        keys = v1.GraphKeys
+        locals_ = self.graph.get_collection(keys.LOCAL_VARIABLES)
+        return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
+
+    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+        heartbeat = None
+        if self._server is not None:
+            master = self._server.master
+            heartbeat = Heartbeat(master, self.creator.heartbeat_secs, Servers.ps_of(master))
+            await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
+            heartbeat.start()
+        loss = None if heartbeat is None else heartbeat.loss
+        make = self.creator.create_session
+        is_late = threading.Event()
+        try:
+            if is_async(make):
+                session = await self.drive(make(), lambda: "create_session")
+                make = partial(_itself, session)
+            created: tuple[RawSession, int] = await run_blocking(
+                engine,
+                lambda: self._wrap(make, heartbeat, is_late),
+                grace_secs,
+                "asynchooks-create",
+                _close_late,
+                loss=loss,
+            )
+        except BaseException:
+            is_late.set()
+            if heartbeat is not None:
+                heartbeat.stop()
+            raise
+        if self._server is not None and heartbeat is not None:
+            # only now: the table that was lost may be that of the server before
+            self._server.add_heartbeat(heartbeat)
+        self._join_members()
+        return created
+
+    def _wrap(
+        self, make: Callable[[], Any], heartbeat: Heartbeat | None, is_late: threading.Event
+    ) -> tuple[RawSession, int]:
+        """Make the session, in a thread; returns it with its first step."""
+        raw: GraphSession | None = None
+        server, notifications = self._server, self._state.notifications
+        # an earlier attempt, abandoned while the server was silent, may still restore the model
+        has_turn = server is not None and self._turn.acquire(timeout=_TURN_SECS)
+        try:
+            if is_late.is_set():
+                raise tf.errors.CancelledError(
+                    None, None, "the session that was created is not needed any more"
+                )
+            raw = GraphSession(self.call(make), heartbeat, server, notifications)
+            if server is not None and notifications is not None:
+                self._announce(raw.exposed, server, notifications)
+            step = raw.read_step() or 0
+        except BaseException as error:
+            if raw is not None:
+                raw.close()
+            # Else a session that failed would be collected with these frames, perhaps on the event
+            # loop; on a server that does not answer that blocks for ever.
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            if has_turn:
+                self._turn.release()
+        if getattr(raw.exposed, "asynchooks_restored", None) is not None:
+            raw.restored_step = step
+        return raw, step
+
+    def _announce(self, session: Any, server: Server, notifications: Notifications) -> None:
+        run_in_graph(session, notifications.prepare)
+        if not self._is_chief:
+            now = Notification.of(run_in_graph(session, notifications.now))
+            if not server.note(now, begins=True):
+                raise tf.errors.DeadlineExceededError(None, None, "its chief has not announced it")
+            return
+        # It has initialised or restored the model: the step may have gone back, and others must
+        # be notified.
+        begin_epoch(session, server, notifications)
+        run_in_graph(session, notifications.announce_ready)
+
+    def _join_members(self) -> None:
+        server, notifications = self._server, self._state.notifications
+        if server is None:
+            return
+        if notifications is not None and not self._is_member:
+            self._is_member = True
+            process_ids = ProcessIds(*Servers.cluster_of(server.master))
+            server.join_membership(
+                notifications, self.creator.config, process_ids, self.creator.heartbeat_secs
+            )
+        if self._is_chief:
+            server.note_chief(self, has_come=True)
+
+    def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
+        if self._server is None:
+            super()._start_from(value, known, goes_on=goes_on)
+        elif not self._server.epoch and value < known.value:
+            # it has restarted, and its chief, which does not use asynchooks, begins no epoch
+            self.global_step.restart(value)
+        else:  # in a new epoch the step has come with the notification
+            self.global_step.publish(value, epoch=known.epoch)
+
+    def close(self) -> None:
+        self._num_openings -= 1
+        if self._server is not None and self._num_openings == 0:
+            if self._is_member:
+                self._is_member = False
+                self._server.leave_membership()
+            if self._is_chief:
+                self._server.note_chief(self, has_come=False)
+        self._state.num_users -= 1
+        if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
+            self.graph._unsafe_unfinalize()
+
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        return Driven(coroutine, self.graph, culprit)
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        with entering(self.graph):
+            return fn()
+
+    def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
+        with self.graph.as_default():
+            if self.graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS):
+                v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
+        if raw.loss is not None:
+            coord.start_soon(_report_loss, raw.loss, coord)
+
+    def new_coordinator(self) -> Coordinator:
+        return GraphCoordinator(clean_stop_exception_types=())
+
+
+class WorkerLease(GraphLease):
+    """A worker's hold: it waits until the chief has initialised the model."""
+
+    _is_chief = False
+
+    def __init__(
+        self,
+        creator: GraphSessionCreator,
+        graph: tf.Graph,
+        server: Server | None,
+        num_workers: int | None,
+        max_wait_secs: float,
+    ) -> None:
+        super().__init__(creator, graph, server, num_workers)
+        self._max_wait_secs = max_wait_secs
+
+    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+        max_wait_secs = self._max_wait_secs
+        deadline = engine.now() + max_wait_secs
+        pause = _FIRST_PAUSE_SECS
+        was_notified = False  # a chief has announced that the model is ready
+        while True:
+            seen = 0 if self._server is None else self._server.num_chiefs_come
+            try:
+                return await super()._create(engine, grace_secs)
+            except tf.errors.OpError as error:
+                if not (is_preemption(error) or isinstance(error, tf.errors.DeadlineExceededError)):
+                    raise
+                reason = error.message if is_preemption(error) else "it is not initialised"
+                cause = error
+            if engine.now() >= deadline:
+                raise tf.errors.DeadlineExceededError(
+                    None,
+                    None,
+                    f"the model on {self.creator.master!r} was not ready after waiting for "
+                    f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
+                ) from cause
+            has_chief = self._server is not None and self._server.has_chief_to_come
+            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
+            if self._server is None:
+                logger.warning(
+                    "A worker with master=%r waits for its model, but no chief can initialise a "
+                    "session within this process; give the address of the chief's server",
+                    self.creator.master,
+                )
+            logger.info(
+                "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
+                self.creator.master, until - engine.now(), reason,
+            )  # fmt: skip
+            if has_chief or was_notified or is_preemption(cause):
+                await self._wait(engine, seen, until)
+            else:
+                was_notified = await self._wait_for_ready(engine, until)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
+        """Suspend until a chief of any process announces a ready model; False if none did."""
+        slot = Slot(engine, f"a chief to be ready on {self.creator.master}")
+        listener, notifications = None, self._state.notifications
+        if self._server is not None and notifications is not None:
+            wake = partial(slot.wake, True)
+            listener = ReadyListener(
+                notifications.place, self.creator.master, self.creator.config, wake
+            )
+        try:
+            return await engine.park(slot, until) is True
+        finally:
+            if listener is not None:
+                listener.close()
+
+    async def _wait(self, engine: Engine, seen: int, until: float) -> None:
+        if self._server is not None:
+            await self._server.wait_for_chief(engine, seen, until)
+        else:
+            await engine.park(Slot(engine, "the model"), until)
+
+
+def _checked(scaffold: Any) -> Any:
+    if scaffold is None:
+        return v1.train.Scaffold()
+    if not isinstance(scaffold, v1.train.Scaffold):
+        raise TypeError(
+            f"scaffold is {scaffold!r}; give a tf.compat.v1.train.Scaffold, or None "
+            "(a directory is given as checkpoint_dir=...)"
+        )
+    return scaffold
+
+
+def _checked_address(master: object) -> str:
+    if not isinstance(master, str):
+        raise TypeError(
+            f'master is {master!r}; give the address of a server ("grpc://host:port"), or ""'
+        )
+    if ":" in master and "://" not in master:
+        raise ValueError(f'master is {master!r}; give the protocol, too: "grpc://{master}"')
+    return master
+
+
+async def _report_loss(loss: Loss, coord: Coordinator) -> None:
+    """A side task: has the session recreated also when tasks wait and no run is under way."""
+    slot = Slot(current_engine(), "the loss of the server")
+    with EndsAtStop(slot, loss):
+        await slot.engine.park(slot)
+    if loss.is_set and not coord.joined:
+        coord.request_stop(loss.error())
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _close_late(outcome: Outcome) -> None:
+    """Close a session that was created after its task had been cancelled."""
+    if outcome.error is None:
+        outcome.value[0].close()

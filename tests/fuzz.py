@@ -1,0 +1,242 @@
+"""Random training programs from the public names of asynchooks, and laws that hold for all of them.
+
+    python -m tests.fuzz --secs 600 --seed 0 --backend trio
+
+Each program has several lives, a process's training each, with workers that share a model and its
+input, stops and faults at random places; the last one goes on to the end of the data. A program
+that breaks a law is made smaller, and printed with its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .support.fuzz_world import (
+    BACKENDS,
+    EXTRAS,
+    KINDS,
+    LIFE_SECS,
+    PLACES,
+    STOPS,
+    FaultPlan,
+    LifePlan,
+    Program,
+    StopPlan,
+    WorkerPlan,
+    play,
+)
+
+NEVER = {(place, "preemption") for place in ("source", "map")}
+"""A source that has failed raises the same again: recovery would try until its last attempt."""
+STAGES = ("batch", "shuffle", "repeat", "map", "map in threads", "interleave", "prefetch")
+
+
+def draw(rng: random.Random) -> Program:
+    """One program."""
+    num_lives = rng.choice((1, 2, 2, 3, 3, 4))
+    stages = rng.sample(STAGES, rng.randrange(4))
+    if not stages or rng.random() < 0.5:
+        stages.append("prefetch")
+    saves_by_feeding = rng.random() < 0.5
+    lives = [
+        draw_life(rng, saves_by_feeding, is_last=place == num_lives - 1)
+        for place in range(num_lives)
+    ]
+    return Program(
+        tuple(lives),
+        num_items=rng.choice((1, 6, 12, 12, 30, 60)),
+        base=rng.choice(("range", "async", "thread")),
+        stages=tuple(stages),
+        is_async=rng.random() < 0.5,
+    )
+
+
+def draw_life(rng: random.Random, saves_by_feeding: bool, *, is_last: bool) -> LifePlan:
+    num_workers = rng.choice((1, 1, 2, 2, 3, 4, 5, 8))
+    workers = [draw_worker(rng) for _ in range(num_workers)]
+    for index in range(rng.choice((0, 1, 1, 1, 1, 2))):
+        place = rng.randrange(num_workers)
+        savers = (*workers[place].savers, index)
+        workers[place] = replace(workers[place], savers=savers, feeds=saves_by_feeding)
+    # one opens at once and waits for no step: else the first to open may wait for ever, alone
+    workers[0] = replace(workers[0], starts_at=0, waits_for=0)
+    if any(each.savers and each.starts_at for each in workers):
+        # one that comes late waits, 30 s at most, for loops that have an item and wait for a step
+        workers = [each if each.feeds else replace(each, waits_for=0) for each in workers]
+    life = LifePlan(
+        tuple(workers),
+        buffer_size=rng.randrange(1, 6),
+        num_workers_known=not any(each.starts_at for each in workers) and rng.random() < 0.4,
+    )
+    if is_last:
+        return life
+    faults = [
+        FaultPlan(
+            rng.choice(PLACES), rng.choice(KINDS), rng.choice((1, 1, 2, 3, 5, 9)),
+            rng.choice((-1, rng.randrange(num_workers))),
+        )
+        for _ in range(rng.choice((0, 1, 1, 1, 1, 2)))
+    ]  # fmt: skip
+    faults = [
+        fault for fault in faults if (fault.place, fault.kind) not in NEVER
+    ]  # fmt: skip
+    stop = None
+    if rng.random() < 0.3:
+        stop = StopPlan(rng.choice(STOPS), rng.randrange(num_workers), rng.randrange(1, 8))
+    limit = rng.choice((0, 0, 0, 0, 3, 7, 15))
+    return replace(life, faults=tuple(faults), stop=stop, limit=limit)
+
+
+def draw_worker(rng: random.Random) -> WorkerPlan:
+    return WorkerPlan(
+        starts_at=rng.choice((0, 0, 0, 1, 2, 5)),
+        feeds=rng.random() < 0.5,
+        background=rng.random() < 0.5,
+        save_steps=rng.choice((1, 2, 3, 5, 100)),
+        runner=rng.choice(("inline", "auto", "thread")),
+        is_plain=rng.random() < 0.4,
+        waits_for=rng.choice((0, 0, 0, 0, 1, 3)),
+        looks=rng.random() < 0.7,
+        retries=rng.random() < 0.2,
+        extras=tuple(rng.sample(EXTRAS, rng.choice((0, 0, 1, 2)))),
+        order=rng.choice((0, rng.randrange(1, 1000))),
+    )
+
+
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with one thing less."""
+    lives = program.lives
+    for place in range(len(lives)):
+        if len(lives) > 1:
+            yield replace(program, lives=lives[:place] + lives[place + 1 :])
+    for place, life in enumerate(lives):
+        for less in _smaller_life(life):
+            yield replace(program, lives=(*lives[:place], less, *lives[place + 1 :]))
+    for place in range(len(program.stages)):
+        stages = program.stages[:place] + program.stages[place + 1 :]
+        if stages:
+            yield replace(program, stages=stages)
+    for num_items in (1, 3, 6, 12):
+        if num_items < program.num_items:
+            yield replace(program, num_items=num_items)
+    yield from _simpler(program, Program((), 60), ("base", "stages", "is_async"))
+
+
+def _smaller_life(life: LifePlan) -> Iterator[LifePlan]:
+    workers, faults = life.workers, life.faults
+    for place in range(len(workers)):
+        rest = workers[:place] + workers[place + 1 :]
+        is_named = any(each.worker >= place for each in faults)
+        is_named = is_named or (life.stop is not None and life.stop.worker >= place)
+        if place and not is_named:
+            yield replace(life, workers=rest)
+    for place in range(len(faults)):
+        yield replace(life, faults=faults[:place] + faults[place + 1 :])
+    for place, fault in enumerate(faults):
+        if fault.nth > 1:
+            less = replace(fault, nth=fault.nth - 1)
+            yield replace(life, faults=(*faults[:place], less, *faults[place + 1 :]))
+        if fault.kind not in ("error", "cancel"):
+            less = replace(fault, kind="error")
+            yield replace(life, faults=(*faults[:place], less, *faults[place + 1 :]))
+    yield from _simpler(life, LifePlan(()), ("buffer_size", "num_workers_known", "limit", "stop"))
+    for place, worker in enumerate(workers):
+        names = tuple(each.name for each in fields(worker))
+        for simple in _simpler(worker, WorkerPlan(), names):
+            if simple.starts_at == 0 or simple.starts_at == worker.starts_at:
+                yield replace(life, workers=(*workers[:place], simple, *workers[place + 1 :]))
+
+
+def _simpler(plan: Any, default: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    for name in names:
+        if getattr(plan, name) != getattr(default, name):
+            yield replace(plan, **{name: getattr(default, name)})
+
+
+def broken_laws(program: Program, backend: str, counted: Counter[str]) -> list[str]:
+    """Play it once, in a directory of its own."""
+    faulthandler.dump_traceback_later(4 * LIFE_SECS * len(program.lives), exit=True)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            return play(program, backend, Path(directory), counted)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def shown(plan: Any) -> str:
+    """A plan as an expression, without what is as by default."""
+    if isinstance(plan, tuple):
+        return "(" + "".join(f"{shown(each)}, " for each in plan) + ")"
+    if not is_dataclass(plan) or isinstance(plan, type):
+        return repr(plan)
+    parts = []
+    for each in fields(plan):
+        value = getattr(plan, each.name)
+        if each.default is MISSING or value != each.default:
+            parts.append(f"{each.name}={shown(value)}")
+    return f"{type(plan).__name__}({', '.join(parts)})"
+
+
+def kinds_of(broken: list[str]) -> set[str]:
+    """By which a smaller program is seen to fail in the same way."""
+    return {"".join(each for each in text.split(": ", 1)[-1][:24] if not each.isdigit())
+            for text in broken}  # fmt: skip
+
+
+def shrink(program: Program, backend: str, broken: list[str], until: float) -> Program:
+    """The smallest program found that fails in the same way; each try is played thrice."""
+    wanted, is_smaller = kinds_of(broken), True
+    while is_smaller and time.monotonic() < until:
+        is_smaller = False
+        for less in smaller(program):
+            for _ in range(3):
+                if kinds_of(broken_laws(less, backend, Counter())) & wanted:
+                    program, is_smaller = less, True
+                    break
+            if is_smaller or time.monotonic() > until:
+                break
+    return program
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--secs", type=float, default=60.0, help="how long it goes on")
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--backend", choices=sorted(BACKENDS), default="asyncio")
+    parser.add_argument("--num", type=int, default=0, help="programs; 0: as many as there is time")
+    parser.add_argument("--shrink-secs", type=float, default=30.0, help="for each that fails")
+    args = parser.parse_args()
+    until, counted, seed, num_failed = time.monotonic() + args.secs, Counter[str](), args.seed, 0
+    while time.monotonic() < until and (not args.num or seed < args.seed + args.num):
+        program = draw(random.Random(seed))
+        begun = time.monotonic()
+        broken = broken_laws(program, args.backend, counted)
+        if time.monotonic() - begun > 15.0:
+            print(f"seed {seed}: {time.monotonic() - begun:.0f} s", flush=True)
+        counted["programs"] += 1
+        if broken:
+            num_failed += 1
+            print(f"seed {seed} on {args.backend}:", *broken, sep="\n  ", flush=True)
+            if args.shrink_secs:
+                again = time.monotonic() + args.shrink_secs
+                program = shrink(program, args.backend, broken, again)
+                print(f"  {shown(program)}", *broken_laws(program, args.backend, Counter()),
+                      sep="\n  ", flush=True)  # fmt: skip
+        seed += 1
+    print(f"{args.backend}, seeds {args.seed} to {seed - 1}: {num_failed} failed;",
+          ", ".join(f"{key} {value}" for key, value in sorted(counted.items())))  # fmt: skip
+    return int(num_failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""Which checkpoint is the best by a metric of evaluations: one whose weights were evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asynchooks import (
+    EarlyStoppingHook,
+    Evaluate,
+    EvaluationHook,
+    FunctionSessionCreator,
+    Mode,
+    MonitoredSession,
+    Retention,
+    SharedSessionCreator,
+)
+from asynchooks.checkpoints import CheckpointDirectory
+
+from .evaluations import Gated, run_to
+from .preemptions import Counter, saved_counts, saving
+from .savers import until
+
+pytestmark = pytest.mark.anyio
+BEST = Retention(max_to_keep=1, keep_best=1)
+
+
+def distance(count: int, target: int = 10) -> float:
+    """A loss that is smallest after ten steps."""
+    return float(abs(count - target))
+
+
+def metrics_of(path: Path) -> dict[int, float | None]:
+    return {each.step: each.metric for each in CheckpointDirectory(path).checkpoints()}
+
+
+class Rig:
+    """A counter whose loss is evaluated every few steps, and saved every few others."""
+
+    def __init__(
+        self, path: Path, every: int, save_steps: int, *, patience: int = 3, **options: Any
+    ) -> None:
+        self.model = Counter()
+        self.seen: list[int] = []
+        self.evaluation = EvaluationHook(
+            self.evaluate, every_n_steps=every, mode=Evaluate.BETWEEN, at_end=False
+        )
+        by = self.evaluation.metric("loss")
+        options = {"retention": BEST, **options}
+        self.saver = saving(path, self.model, save_steps, metric=by, **options)
+        self.stopping = EarlyStoppingHook(by, patience=patience, restore_best=True)
+        self.hooks: list[Any] = [self.evaluation, self.stopping, self.saver]
+
+    async def evaluate(self, session: Any, step: int) -> dict[str, float]:
+        await anyio.lowlevel.checkpoint()
+        self.seen.append(self.model.count)
+        return {"loss": distance(self.model.count)}
+
+    async def train(self, at_most: int = 100) -> MonitoredSession:
+        session = MonitoredSession(self.hooks, FunctionSessionCreator(self.model.step))
+        async with session:
+            while not session.should_stop() and self.model.count < at_most:
+                await session.run([])
+        return session
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+@pytest.mark.parametrize(
+    ("every", "save_steps"), [(5, 5), (5, 3), (5, 100), (2, 7), (1, 4), (5, 1), (10, 3)]
+)
+async def test_the_best_weights_that_were_evaluated_are_brought_back(
+    tmp_path: Path, every: int, save_steps: int, order: list[int], background: bool
+) -> None:
+    rig = Rig(tmp_path, every, save_steps, background=background)
+    rig.hooks = [rig.hooks[place] for place in order]
+    session = await rig.train()
+    assert "no better than 0 of step 10 for 3 looks" in str(session.stop_reason)
+    assert session.global_step.value == 10 + 3 * every
+    assert rig.model.count == 10
+    assert metrics_of(tmp_path)[10] == 0.0
+
+
+async def test_a_checkpoint_has_the_metric_of_its_own_step_or_none(tmp_path: Path) -> None:
+    keep_all = Retention(max_to_keep=None, keep_best=1)
+    rig = Rig(tmp_path, 4, 3, patience=100, retention=keep_all)
+    await rig.train(at_most=14)
+    expected = {0: None, 3: None, 6: None, 9: None, 12: 2.0, 4: 6.0, 8: 2.0, 14: None}
+    assert metrics_of(tmp_path) == expected
+    assert all(count == step for step, count in saved_counts(tmp_path).items())
+
+
+async def test_as_many_as_stay_are_saved(tmp_path: Path) -> None:
+    retention = Retention(max_to_keep=1, keep_best=3, mode=Mode.MIN)
+    rig = Rig(tmp_path, 2, 1000, patience=100, retention=retention)
+    await rig.train(at_most=20)
+    assert metrics_of(tmp_path) == {8: 2.0, 10: 0.0, 12: 2.0, 20: 10.0}
+
+
+async def test_a_resumed_training_knows_the_best_of_the_one_before(tmp_path: Path) -> None:
+    await Rig(tmp_path, 5, 3).train(at_most=18)
+    assert metrics_of(tmp_path) == {10: 0.0, 18: None}
+    rig = Rig(tmp_path, 5, 3, patience=100)
+    await rig.train(at_most=32)
+    assert metrics_of(tmp_path) == {10: 0.0, 32: None}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_final_checkpoint_has_the_metric_of_the_final_evaluation(
+    tmp_path: Path, order: int
+) -> None:
+    rig = Rig(tmp_path, 4, 3)
+    rig.evaluation._at_end = True
+    rig.hooks = rig.hooks[::order]
+    await rig.train(at_most=10)
+    assert rig.seen == [4, 8, 10]
+    assert metrics_of(tmp_path) == {10: 0.0}
+
+
+async def test_a_final_evaluation_that_fails_keeps_no_final_checkpoint_back(tmp_path: Path) -> None:
+    class Fails(Rig):
+        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
+            if step == 10:
+                raise ZeroDivisionError("no examples")
+            return await super().evaluate(session, step)
+
+    rig = Fails(tmp_path, 4, 3)
+    rig.evaluation._at_end = True
+    rig.hooks = rig.hooks[::-1]
+    with pytest.raises(ZeroDivisionError, match="no examples"):
+        await rig.train(at_most=10)
+    assert set(saved_counts(tmp_path)) == {8, 10}
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_other_workers_move_nothing_between_an_evaluation_and_its_save(
+    tmp_path: Path, background: bool
+) -> None:
+    rig = Rig(tmp_path, 3, 50, background=background)
+
+    async def step() -> dict[str, Any]:
+        await anyio.lowlevel.checkpoint()
+        return rig.model.step()
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+
+    async def work() -> None:
+        async with MonitoredSession([], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    with anyio.fail_after(60):
+        async with MonitoredSession(rig.hooks, creator) as session:
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(work)
+                while not session.should_stop():
+                    await session.run([])
+    best = min(rig.seen, key=distance)
+    assert rig.model.count == best
+    assert metrics_of(tmp_path)[best] == distance(best)
+
+
+class BesideRig(Rig):
+    """As that, but an evaluation ends when it is let, some steps later."""
+
+    def __init__(self, path: Path, every: int, save_steps: int, **options: Any) -> None:
+        super().__init__(path, every, save_steps, **options)
+        self.gated = Gated()
+        mode = Evaluate.BESIDE
+        evaluation = EvaluationHook(self.evaluate, every_n_steps=every, mode=mode, at_end=False)
+        options = {"retention": Retention(max_to_keep=2, keep_best=1), **options}
+        self.saver = saving(
+            path, self.model, save_steps, metric=evaluation.metric("loss"), **options
+        )
+        self.hooks = [evaluation, self.saver]
+
+    async def evaluate(self, session: Any, step: int) -> dict[str, float]:
+        await self.gated(session, step)
+        return {"loss": distance(step)}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_ends(
+    tmp_path: Path, background: bool, order: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = BesideRig(tmp_path, 5, 5, background=background)
+    async with MonitoredSession(
+        rig.hooks[::order], FunctionSessionCreator(rig.model.step), 0
+    ) as run:
+        for step in (5, 10, 15, 20):
+            await run_to(run, step)
+            await rig.gated.wait_for_begun(step)
+            assert metrics_of(tmp_path).get(step) is None
+            await run_to(run, step + 2)
+            rig.gated.let(step)
+            await until(lambda: len(rig.hooks[0]._under_way) == 0)
+            assert metrics_of(tmp_path)[step] == distance(step)
+    assert metrics_of(tmp_path) == {10: 0.0, 20: 10.0, 22: None}
+    assert "is not among the best" not in caplog.text
+    opened = CheckpointDirectory(tmp_path)
+    opened.open()
+    assert (best := opened.best()) is not None
+    assert best.step == 10
+    opened.close()
+
+
+async def test_what_is_evaluated_at_the_end_beside_training_ranks_the_final_checkpoint(
+    tmp_path: Path,
+) -> None:
+    for order in (1, -1):
+        path = tmp_path / str(order)
+        rig = BesideRig(path, 5, 5)
+        rig.hooks[0]._at_end = True
+        creator = FunctionSessionCreator(rig.model.step)
+        async with anyio.create_task_group() as group:
+            async with MonitoredSession(rig.hooks[::order], creator) as session:
+                await run_to(session, 7)
+                rig.gated.let(5)
+                group.start_soon(rig.gated.let_when_begun, 7)
+        assert metrics_of(path) == {5: 5.0, 7: 3.0}
+
+
+@pytest.mark.parametrize(("every", "save_steps"), [(5, 3), (5, 5)])
+async def test_an_evaluation_beside_training_of_what_is_not_there_is_said_in_the_log(
+    tmp_path: Path, every: int, save_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = BesideRig(tmp_path, every, save_steps, retention=Retention(max_to_keep=1, keep_best=1))
+    async with MonitoredSession(rig.hooks, FunctionSessionCreator(rig.model.step)) as session:
+        await run_to(session, 14)
+        rig.gated.let(5)
+        await until(lambda: "Step 5 is not among the best checkpoints" in caplog.text)
+    assert "mode=Evaluate.BETWEEN" in caplog.text
+    assert metrics_of(tmp_path) == {14: None}
+
+
+async def test_an_evaluation_beside_training_that_ends_at_once_is_saved_with_its_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class AtOnce(BesideRig):
+        async def evaluate(self, session: Any, step: int) -> dict[str, float]:
+            return {"loss": distance(step)}
+
+    rig = AtOnce(tmp_path, 5, 100)
+    creator = FunctionSessionCreator(rig.model.step)
+    async with MonitoredSession(rig.hooks, creator, step_runner="inline") as session:
+        for step in (5, 10, 15):
+            await run_to(session, step)
+            await until(lambda: len(rig.hooks[0]._under_way) == 0)
+        await run_to(session, 17)
+    assert metrics_of(tmp_path) == {10: 0.0, 17: None}
+    assert "is not among the best" not in caplog.text

@@ -1,0 +1,341 @@
+"""Workers that share a model and its input resume exactly, whichever of them opens first."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    FeedHook,
+    InputPositionHook,
+    MonitoredSession,
+    SessionRunContext,
+    SessionRunHook,
+    SharedSessionCreator,
+    StopAtStepHook,
+    StopTraining,
+)
+from asynchooks.data import prefetch
+
+from .inputs import SHORT_SECS, Diary, saving, until_stopped
+from .lives import NUM_ITEMS, DiaryModel, Life
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("feeds", "num_turns", "holds_item"),
+    [(True, 0, False), (True, 2, False), (True, 2, True), (False, 0, False), (False, 2, False)],
+    ids=["feed", "feed-late", "feed-late-with-item", "loop", "loop-late"],
+)
+@pytest.mark.parametrize(
+    ("num_workers", "saver_place"), [(n, place) for n in range(1, 9) for place in range(n)]
+)
+async def test_each_item_is_trained_once_whoever_opens_first(
+    num_workers: int,
+    saver_place: int,
+    feeds: bool,
+    num_turns: int,
+    holds_item: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for crashes_at in (5, 4, 0, 0):
+        model = DiaryModel()
+        await Life(
+            model, tmp_path, num_workers, saver_place,
+            feeds=feeds, num_turns=num_turns, holds_item=holds_item, crashes_at=crashes_at,
+        ).train()  # fmt: skip
+    assert model.items == list(range(NUM_ITEMS))
+    assert "have held an item" not in caplog.text
+
+
+class EndsAfter(SessionRunHook):
+    """Its end says so, and waits for an event."""
+
+    def __init__(self, event: anyio.Event) -> None:
+        self.is_ending = anyio.Event()
+        self._event = event
+
+    async def end(self, session: Any) -> None:
+        self.is_ending.set()
+        await self._event.wait()
+
+
+@pytest.mark.parametrize("others_stay", [True, False])
+async def test_the_last_checkpoint_of_a_worker_that_ends_first_has_the_position_of_its_model(
+    others_stay: bool, tmp_path: Path
+) -> None:
+    diary, others_ran, saved = Diary(), anyio.Event(), anyio.Event()
+    creator = SharedSessionCreator(diary.creator)
+    source, ends = prefetch(range(9), 2), EndsAfter(others_ran)
+
+    async def train_beside() -> None:
+        async with MonitoredSession([FeedHook(source, "x")], creator) as session:
+            await ends.is_ending.wait()
+            for _ in range(2):
+                await session.run([])
+            if others_stay:
+                others_ran.set()
+                await saved.wait()
+        others_ran.set()
+
+    hooks: list[SessionRunHook] = [FeedHook(source, "x"), ends, saving(tmp_path, diary)]
+    async with anyio.create_task_group() as group:
+        async with MonitoredSession(hooks, creator) as session:
+            group.start_soon(train_beside)
+            for _ in range(2):
+                await session.run([])
+            await anyio.wait_all_tasks_blocked()
+        saved.set()
+    again = Diary()
+    hooks = [FeedHook(prefetch(range(9), 2), "x"), saving(tmp_path, again)]
+    async with MonitoredSession(hooks, again.creator) as session:
+        await until_stopped(session)
+    assert again.items == list(range(9))
+
+
+class HoldsItem(SessionRunHook):
+    """Its worker has an item, and makes its step when an event comes."""
+
+    def __init__(self, event: anyio.Event) -> None:
+        self.has_item = anyio.Event()
+        self._event = event
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        self.has_item.set()
+        await self._event.wait()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_the_final_checkpoint_holds_the_steps_made_until_its_own_worker_ended(
+    stays: bool, tmp_path: Path
+) -> None:
+    diary, may_run, other_left = Diary(), anyio.Event(), anyio.Event()
+    creator, source = SharedSessionCreator(diary.creator), prefetch(range(5), 2)
+    holds = HoldsItem(may_run)
+
+    async def train_beside() -> None:
+        async with MonitoredSession([FeedHook(source, "x"), holds], creator) as session:
+            await until_stopped(session)
+        other_left.set()
+
+    with anyio.fail_after(SHORT_SECS):
+        async with anyio.create_task_group() as group:
+            hooks: list[SessionRunHook] = [FeedHook(source, "x"), saving(tmp_path, diary)]
+            async with MonitoredSession(hooks, creator) as session:
+                group.start_soon(train_beside)
+                await holds.has_item.wait()
+                with suppress(StopTraining):
+                    await until_stopped(session)
+                assert diary.items == [1, 2, 3, 4]
+                if stays:
+                    may_run.set()
+                    await other_left.wait()
+            may_run.set()
+    assert diary.items == [1, 2, 3, 4, 0]
+    again = Diary()
+    hooks = [FeedHook(prefetch(range(5), 2), "x"), saving(tmp_path, again)]
+    async with MonitoredSession(hooks, again.creator) as session:
+        assert again.items == ([1, 2, 3, 4, 0] if stays else [1, 2, 3, 4])
+        await until_stopped(session)
+    assert again.items == [1, 2, 3, 4, 0], "what the checkpoint lacks is trained in the next life"
+
+
+class OpensWith(SessionRunHook):
+    """Its begin, before that of the saver, waits for an event."""
+
+    def __init__(self, event: anyio.Event) -> None:
+        self._event = event
+
+    async def begin(self) -> None:
+        await self._event.wait()
+
+
+async def test_a_worker_waits_for_one_that_may_restore_and_begins_to_open_with_it(
+    tmp_path: Path,
+) -> None:
+    first = Diary()
+    async with MonitoredSession([saving(tmp_path, first)], first.creator) as session:
+        for item in range(3):
+            await session.run([], {"x": item})
+    log: list[str] = []
+    diary, may_begin = Diary(), anyio.Event()
+    creator = SharedSessionCreator(diary.creator)
+
+    async def work(name: str, hooks: list[SessionRunHook]) -> None:
+        async with MonitoredSession(hooks, creator) as session:
+            log.append(f"{name} at {session.global_step.value} with {diary.items}")
+
+    async with anyio.create_task_group() as group:
+        early: list[SessionRunHook] = [StopAtStepHook(num_steps=2)]
+        group.start_soon(work, "early", early)
+        group.start_soon(work, "saver", [OpensWith(may_begin), saving(tmp_path, diary)])
+        await anyio.wait_all_tasks_blocked()
+        assert log == []
+        may_begin.set()
+    assert sorted(log) == ["early at 3 with [0, 1, 2]", "saver at 3 with [0, 1, 2]"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_nobody_waits_for_a_saver_that_does_not_come(fails: bool, tmp_path: Path) -> None:
+    class Refuses(SessionRunHook):
+        async def begin(self) -> None:
+            await anyio.wait_all_tasks_blocked()
+            if fails:
+                raise OSError("no such disk")
+            raise_cancelled.cancel()
+            await anyio.sleep_forever()
+
+    diary, raise_cancelled = Diary(), anyio.CancelScope()
+    creator = SharedSessionCreator(diary.creator)
+    has_run = anyio.Event()
+
+    async def train() -> None:
+        async with MonitoredSession([], creator) as session:
+            if not fails:
+                await session.run([], {"x": 1})
+            has_run.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(train)
+        hooks = [Refuses(), saving(tmp_path, diary)]
+        with raise_cancelled:
+            if fails:
+                with pytest.raises(OSError, match="no such disk"):
+                    await MonitoredSession(hooks, creator).__aenter__()
+            else:
+                await MonitoredSession(hooks, creator).__aenter__()
+        await has_run.wait()
+
+
+async def test_a_run_calls_its_hooks_again_when_the_model_went_back_before_its_step(
+    tmp_path: Path,
+) -> None:
+    class Asked(SessionRunHook):
+        def __init__(self) -> None:
+            self.log: list[str] = []
+
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            self.log.append(f"before {run_context.global_step.value}")
+            if len(self.log) == 1:
+                is_held.set()
+                await may_go_on.wait()
+
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            self.log.append(f"after {run_context.global_step.value}")
+
+    first = Diary()
+    async with MonitoredSession([saving(tmp_path, first)], first.creator) as session:
+        for item in range(3):
+            await session.run([], {"x": item})
+    diary, asked = Diary(), Asked()
+    is_held, may_go_on = anyio.Event(), anyio.Event()
+    creator = SharedSessionCreator(diary.creator)
+
+    async with MonitoredSession([asked], creator) as early, anyio.create_task_group() as group:
+        group.start_soon(early.run, [], {"x": 7})
+        await is_held.wait()
+        async with MonitoredSession([saving(tmp_path, diary)], creator):
+            may_go_on.set()
+            await early.global_step.wait_for(4)
+    assert asked.log == ["before 0", "before 3", "after 4"]
+    assert diary.items == [0, 1, 2, 7]
+    assert diary.num_calls == 1
+
+
+async def test_a_step_fn_is_called_again_when_the_model_went_back_before_its_step(
+    tmp_path: Path,
+) -> None:
+    first = Diary()
+    async with MonitoredSession([saving(tmp_path, first)], first.creator) as session:
+        await session.run([], {"x": 0})
+    diary, is_held, may_go_on = Diary(), anyio.Event(), anyio.Event()
+    creator = SharedSessionCreator(diary.creator)
+    calls = []
+
+    async def step_fn(step_context: Any) -> None:
+        calls.append(len(diary.items))
+        is_held.set()
+        await may_go_on.wait()
+        await step_context.run_with_hooks([], {"x": 5})
+
+    async with MonitoredSession([], creator) as early, anyio.create_task_group() as group:
+        group.start_soon(early.run_step_fn, step_fn)
+        await is_held.wait()
+        async with MonitoredSession([saving(tmp_path, diary)], creator):
+            may_go_on.set()
+            await early.global_step.wait_for(2)
+    assert calls == [0, 1]
+    assert diary.items == [0, 5]
+
+
+async def test_a_loop_that_begins_while_a_late_saver_waits_gets_no_item_before_it_has_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = DiaryModel()
+    await Life(first, tmp_path, 1, 0, feeds=False, crashes_at=5).train()  # saves at 4 steps
+    model, source = DiaryModel(), prefetch(range(NUM_ITEMS), 4)
+    creator = SharedSessionCreator(model.creator(tmp_path))
+    has_item, events = anyio.Event(), [anyio.Event() for _ in range(3)]
+
+    async def loop(hooks: list[SessionRunHook], may_run: anyio.Event) -> None:
+        async with MonitoredSession(hooks, creator) as session:
+            async for item in session.batches(source):
+                has_item.set()
+                await may_run.wait()
+                await session.run([], {"x": item})
+
+    with anyio.fail_after(SHORT_SECS):
+        async with anyio.create_task_group() as group:
+            group.start_soon(loop, [], events[0])
+            await has_item.wait()
+            saves = [InputPositionHook(source), model.saving(tmp_path)]
+            group.start_soon(loop, saves, events[1])
+            await anyio.wait_all_tasks_blocked()  # it waits for the run with that item
+            group.start_soon(loop, [], events[2])
+            await anyio.wait_all_tasks_blocked()
+            for event in events:
+                event.set()
+                await anyio.wait_all_tasks_blocked()
+    assert model.items == list(range(NUM_ITEMS))
+    assert "have held an item" not in caplog.text
+
+
+async def test_a_late_saver_that_is_cancelled_leaves_while_others_hold_an_item(
+    tmp_path: Path,
+) -> None:
+    first = DiaryModel()
+    await Life(first, tmp_path, 1, 0, feeds=False, crashes_at=5).train()
+    model, source = DiaryModel(), prefetch(range(NUM_ITEMS), 4)
+    creator = SharedSessionCreator(model.creator(tmp_path))
+    has_item, may_run = anyio.Event(), anyio.Event()
+    scope, has_left = anyio.CancelScope(), anyio.Event()
+
+    async def loop() -> None:
+        async with MonitoredSession([], creator) as session:
+            async for item in session.batches(source):
+                has_item.set()
+                await may_run.wait()
+                await session.run([], {"x": item})
+
+    async def save() -> None:
+        with scope:
+            async with MonitoredSession([model.saving(tmp_path)], creator):
+                raise AssertionError("it opened")
+        has_left.set()
+
+    with anyio.fail_after(SHORT_SECS):
+        async with anyio.create_task_group() as group:
+            group.start_soon(loop)
+            await has_item.wait()
+            group.start_soon(save)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            await has_left.wait()
+            may_run.set()
+    assert model.items == list(range(NUM_ITEMS))

@@ -1,0 +1,219 @@
+"""Event files of function sessions: one a directory and process, of which TensorBoard reads all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from asynchooks import (
+    DataWaitHook,
+    Evaluate,
+    EvaluationHook,
+    FeedHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    SessionRunHook,
+    SharedSessionCreator,
+    StepCounterHook,
+    StopAtStepHook,
+    SummarySaverHook,
+)
+from asynchooks.data import prefetch
+from asynchooks.hooks._summaries import EventFiles, EventFileWriter
+
+pytest.importorskip("tensorboard")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def step_fn(item: int = 0) -> dict[str, Any]:
+    value = Summary.Value(tag="loss", simple_value=item)
+    return {"summary": Summary(value=[value]), "loss": 0.5}
+
+
+def read(directory: Path) -> dict[str, list[int]]:
+    """The steps of each tag, in the order in which TensorBoard has them."""
+    events = EventAccumulator(str(directory), size_guidance={"scalars": 0}).Reload()
+    return {tag: [each.step for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def event_files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if "tfevents" in path.name)
+
+
+def evaluation(output_dir: str, **options: Any) -> EvaluationHook:
+    options = {"every_n_steps": 4, "mode": Evaluate.BETWEEN, **options}
+    return EvaluationHook(lambda session, step: {"score": 1.0}, output_dir=output_dir, **options)
+
+
+def every_hook(output_dir: Callable[[], str]) -> list[SessionRunHook]:
+    source = prefetch(range(10_000), 2)
+    return [
+        FeedHook(source, "item"),
+        StepCounterHook(2, output_dir=output_dir()),
+        SummarySaverHook(3, output_dir=output_dir(), summary_op="summary"),
+        DataWaitHook(source, 5, output_dir=output_dir()),
+        evaluation(output_dir()),
+    ]
+
+
+ALL = {
+    "global_step/sec": [3, 5, 7, 9, 11, 13, 15, 17, 19],
+    "loss": [1, 4, 7, 10, 13, 16, 19],
+    "data_wait": [6, 11, 16],
+    "eval/score": [4, 8, 12, 16, 20],
+}
+
+
+async def run(hooks: list[SessionRunHook], num_steps: int = 20, **options: Any) -> None:
+    creator = FunctionSessionCreator(step_fn, **options)
+    async with MonitoredSession(hooks, creator) as session:
+        for _ in range(num_steps):
+            await session.run("loss")
+
+
+async def test_tensorboard_reads_every_point_of_every_hook(tmp_path: Path) -> None:
+    await run(every_hook(lambda: str(tmp_path)))
+    assert len(event_files(tmp_path)) == 1
+    assert read(tmp_path) == ALL
+
+
+async def test_spellings_of_one_directory_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "logs")
+    spellings = iter(["logs", "./logs/", str(tmp_path / "logs"), "link"])
+    await run(every_hook(lambda: next(spellings)))
+    assert len(event_files(tmp_path / "logs")) == 1
+    assert read(tmp_path / "logs") == ALL
+
+
+async def test_the_file_stays_open_for_the_session_that_goes_on(tmp_path: Path) -> None:
+    async with MonitoredSession(
+        [evaluation(str(tmp_path), every_n_steps=1, at_end=False)], FunctionSessionCreator(step_fn)
+    ) as session:
+        await session.run("loss")
+        await run([evaluation(str(tmp_path), name="other", at_end=False, every_n_steps=1)], 2)
+        assert read(tmp_path) == {"eval/score": [1], "other/score": [1, 2]}  # flushed at that end
+        await session.run("loss")
+    assert len(event_files(tmp_path)) == 1
+    assert read(tmp_path) == {"eval/score": [1, 2], "other/score": [1, 2]}
+
+
+async def test_workers_that_share_a_model_share_the_file(tmp_path: Path) -> None:
+    creator = SharedSessionCreator(FunctionSessionCreator(step_fn), num_workers=3)
+
+    async def train(worker: int) -> None:
+        hooks = [
+            evaluation(str(tmp_path), name=f"worker{worker}", every_n_steps=1, at_end=False),
+            StopAtStepHook(last_step=9),
+        ]
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    async with anyio.create_task_group() as tasks:
+        for worker in range(3):
+            tasks.start_soon(train, worker)
+    assert len(event_files(tmp_path)) == 1
+    assert set(read(tmp_path)) == {f"worker{worker}/score" for worker in range(3)}
+
+
+async def test_a_later_session_has_a_later_file(tmp_path: Path) -> None:
+    for first in range(0, 60, 5):  # so many that the count in their names gets a digit more
+        await run([evaluation(str(tmp_path), every_n_steps=1)], 5, initial_step=first)
+    assert len(event_files(tmp_path)) == 12
+    assert read(tmp_path) == {"eval/score": list(range(1, 61))}
+
+
+async def test_the_file_is_closed_after_a_failure_and_after_a_refused_begin(tmp_path: Path) -> None:
+    class Refuses(SessionRunHook):
+        async def begin(self) -> None:
+            raise ZeroDivisionError
+
+    for hooks in ([evaluation(str(tmp_path))], [evaluation(str(tmp_path)), Refuses()]):
+        with pytest.raises(ZeroDivisionError):
+            async with MonitoredSession(hooks, FunctionSessionCreator(step_fn)) as session:
+                await session.run("loss")
+                raise ZeroDivisionError
+    assert "_AsyncWriterThread" not in {type(each).__name__ for each in threading.enumerate()}
+
+
+def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_backend: str) -> None:
+    num_threads, num_steps = 4, 50
+    all_open = threading.Barrier(num_threads)
+
+    async def train(name: str) -> None:
+        hook = evaluation(str(tmp_path), name=name, every_n_steps=1, at_end=False)
+        async with MonitoredSession([hook], FunctionSessionCreator(step_fn)) as session:
+            await anyio.to_thread.run_sync(all_open.wait)
+            for _ in range(num_steps):
+                await session.run("loss")
+
+    def loop(name: str) -> None:
+        anyio.run(train, name, backend=anyio_backend)
+
+    threads = [threading.Thread(target=loop, args=(f"t{i}",)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(event_files(tmp_path)) == 1
+    every = list(range(1, num_steps + 1))
+    # points of several threads stand in no order of steps, and TensorBoard then drops none
+    assert {tag: sorted(steps) for tag, steps in read(tmp_path).items()} == {
+        f"t{i}/score": every for i in range(num_threads)
+    }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
+def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
+    files = EventFiles()
+    os.register_at_fork(after_in_child=files.forget)
+    parents = files.open(str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        try:
+            childs = files.open(str(tmp_path))
+            is_new = childs is not parents
+            files.close(childs)
+            files.close(parents)  # which it does not have
+            os._exit(0 if is_new else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert files.open(str(tmp_path)) is parents
+    files.close(parents)
+    files.close(parents)
+    assert len(event_files(tmp_path)) == 2
+
+
+def test_a_remote_directory_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    class Remote(EventFileWriter):
+        def __init__(self, directory: str) -> None:
+            opened.append(directory)
+
+        def close(self) -> None:
+            opened.append("closed")
+
+    monkeypatch.setattr("asynchooks.hooks._summaries.EventFileWriter", Remote)
+    files = EventFiles()
+    first, second = files.open("gs://bucket/logs"), files.open("gs://bucket/logs/")
+    assert first is second
+    files.close(first)
+    files.close(first)
+    assert opened == ["gs://bucket/logs", "closed"]

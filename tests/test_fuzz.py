@@ -1,0 +1,37 @@
+"""The laws of `tests.fuzz` hold for some random programs; the program itself goes on for longer."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from .fuzz import broken_laws, draw, shown
+from .support.fuzz_world import BACKENDS
+
+FIXED_SEEDS = range(8)
+SLOW_SECS = 120.0
+
+
+def check(seed: int, backend: str) -> None:
+    program = draw(random.Random(seed))
+    broken = broken_laws(program, backend, Counter())
+    assert not broken, "\n".join([f"seed {seed}", *broken, shown(program)])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("seed", FIXED_SEEDS)
+def test_the_laws_hold_for_a_random_program(seed: int, backend: str) -> None:
+    check(seed, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SLOW_SECS + 300.0)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_laws_hold_for_many_random_programs(backend: str) -> None:
+    until, seed = time.monotonic() + SLOW_SECS, 10_000
+    while time.monotonic() < until:
+        check(seed, backend)
+        seed += 1
