@@ -2,18 +2,18 @@
 
 The rooms of the package; each imports only what stands below it, or to the right of it:
 
-    __main__ cli _cli testing    the command line; fakes for tests
-    launch                       processes of a cluster on this machine
-    tf                           TensorFlow: graphs, checkpoints, clusters, bridges to its loops
-    distributed                  steps counted in other processes, through Dask
-    simulation                   thousands of workers in virtual time
-    hooks protocols              one hook a file; asynchronous training: who waits for whom
-    _session _running            MonitoredSession, where a reader starts; one run and its hooks
-    data backends                stages of input; raw sessions and the creators that make them
-    _hook _stopping              what hooks are; stop requests, side tasks, coordinators
-    _step checkpoints _timer     the awaitable step and its gate; files of a checkpoint
-    _engine                      how anything waits: engines, stops, locks, threads
-    _errors _later _version      every exception
+    __main__ cli _cli testing       the command line; fakes for tests
+    launch                          processes of a cluster on this machine
+    tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
+    distributed                     steps counted in other processes, through Dask
+    simulation                      thousands of workers in virtual time
+    hooks protocols                 one hook a file; asynchronous training: who waits for whom
+    _session _running               MonitoredSession, where a reader starts; one run and its hooks
+    data backends                   stages of input; raw sessions and the creators that make them
+    _hook _stopping                 what hooks are; stop requests, side tasks, coordinators
+    _step checkpoints _timer        the awaitable step and its gate; files of a checkpoint
+    _engine                         how anything waits: engines, stops, locks, threads
+    _errors _check _later _version  every exception; checks of arguments; lazy names
 
 Hooks, checkpoints and TensorFlow's names are loaded at their first use.
 """

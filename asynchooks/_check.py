@@ -1,0 +1,99 @@
+"""Checks of arguments: each returns the value as what it has to be, or says what to give.
+
+All raise TypeError where the value is of another type, and ValueError where it is out of range,
+worded alike: what the argument is called, what it is, and what to give instead.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from numbers import Real
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def a_number(value: object) -> bool:
+    """Whether the value is a real number; a bool is not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def integer(name: str, value: object, *, least: int | None = None, expected: str = "") -> int:
+    """The value as an int.
+
+    Args:
+        name: of the argument, for the error.
+        value: an int, or something with `__index__` such as NumPy's integers; a bool is neither.
+        least: the smallest value allowed; None for no bound.
+        expected: what the error says to give; "an integer >= `least`" unless given.
+    """
+    expected = expected or ("an integer" if least is None else f"an integer >= {least}")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; give {expected}")
+    result = operator.index(value)
+    if least is not None and result < least:
+        raise ValueError(f"{name} is {value!r}; give {expected}")
+    return result
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    finite: bool = True,
+    expected: str = "a finite number",
+) -> float:
+    """The value as a float that is not NaN.
+
+    Args:
+        name: of the argument, for the error.
+        value: a real number; a bool is none.
+        least: the smallest value allowed.
+        above: a bound that is not itself allowed.
+        most: the largest value allowed.
+        finite: whether infinities are refused.
+        expected: what the error says to give.
+    """
+    if not a_number(value):
+        raise TypeError(f"{name} is {value!r}; give {expected}")
+    try:
+        result = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        result = math.inf
+    in_range = least <= result <= most and (result > above or above == -math.inf)
+    if not in_range or (finite and math.isinf(result)):
+        raise ValueError(f"{name} is {value!r}; give {expected}")
+    return result
+
+
+def seconds(name: str, value: object, *, zero: bool = False, expected: str = "") -> float:
+    """The value as a finite time in seconds: > 0, or >= 0 where `zero` is allowed."""
+    sign = ">=" if zero else ">"
+    expected = expected or f"finite seconds {sign} 0"
+    return number(name, value, least=0.0, above=-math.inf if zero else 0.0, expected=expected)
+
+
+def path(name: str, value: object, expected: str = "the path of a directory") -> str:
+    """The value as a path in text: a str, or an os.PathLike of one."""
+    if not isinstance(value, (str, os.PathLike)) or isinstance(result := os.fspath(value), bytes):
+        raise TypeError(f"{name} is {value!r}; give {expected}")
+    return result
+
+
+def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], expected: str) -> T:
+    """The value, an instance of the type, or of one of these types."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; give {expected}")
+    return value
+
+
+def function(name: str, value: T, expected: str = "a function") -> T:
+    """The value, which can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} is {value!r}; give {expected}")
+    return value
