@@ -30,9 +30,12 @@ def integer(name: str, value: object, *, least: int | None = None, expected: str
         expected: what the error says to give; "an integer >= `least`" unless given.
     """
     expected = expected or ("an integer" if least is None else f"an integer >= {least}")
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        result = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        result = None
+    if result is None or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; give {expected}")
-    result = operator.index(value)
     if least is not None and result < least:
         raise ValueError(f"{name} is {value!r}; give {expected}")
     return result
