@@ -46,7 +46,7 @@ from ._errors import (
     StepUnreachableError,
     StopTraining,
 )
-from ._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._hook import FinishPhase, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ._later import later
 from ._running.step_fn import StepContext
 from ._session import MonitoredSession
@@ -188,6 +188,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "FeedHook",
     "FetchError",
     "FinalOpsHook",
+    "FinishPhase",
     "FunctionSessionCreator",
     "GlobalStep",
     "GlobalStepStatistics",

@@ -20,6 +20,7 @@ _OURS = os.path.join(os.path.dirname(__file__), "")
 _MAX_NOTES = 3
 _NUM_NOTES = "asynchooks_num_notes"
 """The attribute of an error that says how many notes it was to be given."""
+_AS_ITSELF = "_asynchooks_as_itself"
 _NOTED_ONCE = "asynchooks_noted_once"
 """The attribute with those that `note_once` was to add, also where they are only counted."""
 
@@ -218,6 +219,19 @@ def add_note(error: BaseException, note: str) -> None:
 
 def _more_notes(num: int) -> str:
     return f"and {num} more note{'s' * (num != 1)}"
+
+
+def leave_as_itself(error: BaseException) -> BaseException:
+    """Mark an error that happened beside the runs, and is raised in one only to be seen.
+
+    So it is not taken for what losing the raw session led to.
+    """
+    error.__dict__[_AS_ITSELF] = True
+    return error
+
+
+def leaves_as_itself(error: BaseException) -> bool:
+    return _AS_ITSELF in error.__dict__
 
 
 def note_once(error: BaseException, note: str) -> None:

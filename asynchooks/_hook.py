@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextvars import ContextVar
+from enum import IntEnum
+from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ._engine.stop import StopReason, reason_for
@@ -23,53 +25,38 @@ begin_graph: ContextVar[Any] = ContextVar("asynchooks_graph", default=None)
 
 
 class SessionHooks:
-    """What the hooks of one session have in common, and what they ask of it beside their moments.
+    """What the hooks of one session share; a hook of ours asks for it in its begin.
 
-    `SessionHooks.of`, in a hook's begin, says to which session it belongs. Asking for it there,
-    and not through further methods, lets a wrapper be enough that forwards the public ones.
+    `SessionHooks.of` says to which session the hook belongs, also where it stands in a wrapper,
+    whose further moments the session then calls on the hook itself if the wrapper has none.
 
     Args:
         hooks: as they were given to the session: wrappers, where there are any.
-        stops: what stops the session.
+        stops: what stops the session; None where no session calls the hook.
     """
 
-    __slots__ = (
-        "_checks", "after_step", "at_drop", "at_ending", "at_leaving", "begun", "hooks",
-        "is_by_hand", "owners", "restore", "stops",
-    )  # fmt: skip
+    __slots__ = ("_checks", "after_step", "begun", "hooks", "stops")
 
     def __init__(self, hooks: Sequence[Any], stops: SessionStop | None) -> None:
         self.hooks = hooks
         self.stops = stops
-        self.is_by_hand = stops is None
-        """Whether no session calls the hook: nobody then calls what is asked for here."""
         self.begun: list[Any] = []
-        """Those that others look for, in the order of their begin, in wrappers or not."""
-        self.restore: Callable[[Any], Awaitable[int | None]] | None = None
-        """Brings a new raw session's model back to what was saved, before anything runs it.
-
-        Called once for each raw session; returns its global step, None to leave that alone.
-        """
-        self.owners: list[Callable[[BaseException], bool]] = []
-        """Whether an error out of a run is a hook's own, not something that the run did."""
+        """Those that asked for this, in the order of their begin, in wrappers or not."""
         self.after_step: list[Callable[[], None]] = []
-        """A run was cancelled while a thread made its step, which counts; it has no after_run."""
-        self.at_ending: list[Callable[[], None]] = []
-        """Before `end` of the first hook: all are as the last run has left them."""
-        self.at_leaving: list[
-            Callable[[BaseException | None], Awaitable[BaseException | None]]
-        ] = []
-        """The session is closed, also after an error, which each returns, or what replaces it."""
-        self.at_drop: list[Callable[[], None]] = []
-        """The session was dropped unclosed: give back what is held, at once, in any thread."""
+        """Called where a run was cancelled while a thread made its step: it has no after_run."""
         self._checks: list[Callable[[], None]] = []
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether no session calls the hook."""
+        return self.stops is None
 
     @classmethod
     def of(cls, hook: SessionRunHook) -> SessionHooks:
         """In a hook's begin: those of its session, or of the hook alone where none calls it."""
         begin = begin_session.get()
         session = None if begin is None else begin.session
-        return cls((hook,), None) if session is None else session.join()
+        return cls((hook,), None) if session is None else session.join(hook)
 
     def check(self, fn: Callable[[], None]) -> None:
         """Have `fn` called when every hook has begun; what it raises is an error of this begin."""
@@ -84,7 +71,7 @@ class SessionHooks:
 class Joins(Protocol):
     """The session that calls a hook's begin."""
 
-    def join(self) -> SessionHooks: ...
+    def join(self, hook: SessionRunHook) -> SessionHooks: ...
 
 
 class Begin:
@@ -131,18 +118,33 @@ class SessionRunValues(NamedTuple):
     run_metadata: Any
 
 
+class FinishPhase(IntEnum):
+    """When `run_context.finish_with` has a function called, after every `after_run` of a run."""
+
+    EVALUATE = 0
+    """First: what looks at the model as the run has left it."""
+    DECIDE = 1
+    """Then what decides by evaluations of the same run, such as to stop."""
+    SAVE = 2
+    """Then what saves the model, and with it what the others have found out."""
+
+
+_RELEASE = 3
+"""The phase in which the exclusive access ends that evaluations and saves shared."""
+
+
 class Pending:
     """What hooks ask of a run's end; few runs have any."""
 
-    __slots__ = ("last", "ranks", "release", "stop_reason", "stops_all")
+    __slots__ = ("last", "phases", "release", "stop_reason", "stops_all")
 
     def __init__(self) -> None:
         self.stop_reason: StopReason | None = None
         self.stops_all = False  # all workers, not just this one
-        self.last: list[tuple[Any, Callable[[], Awaitable[None]]]] = []  # and who asked
-        self.ranks: list[int] = []  # of those
+        self.last: list[tuple[Any, Callable[[], Awaitable[None]]]] = []  # and which call asked
+        self.phases: list[int] = []  # of those
         self.release: Callable[[], None] | None = None
-        """Ends the exclusive side that is held since an evaluation; a save may take it over."""
+        """Ends the exclusive access that is held since an evaluation; a save may take it over."""
 
     def end_exclusive(self) -> None:
         """End what is held since an evaluation; also where the run fails."""
@@ -233,13 +235,40 @@ class SessionRunContext:
         pending.stop_reason = pending.stop_reason or why
         pending.stops_all = pending.stops_all or all_workers
 
-    def finish_with(self, fn: Callable[[], Awaitable[None]]) -> None:
+    def finish_with(
+        self,
+        fn: Callable[[], Awaitable[None]],
+        *,
+        phase: FinishPhase = FinishPhase.EVALUATE,
+        exclusive: bool = False,
+    ) -> None:
         """Have `fn` awaited as the last thing in this run, when every `after_run` has returned.
 
         So it finds all hooks in the state that belongs to the step. An error in it leaves the run
         as one in `after_run` of the hook that asked. It is dropped when the run fails before.
+
+        Args:
+            fn: a coroutine function.
+            phase: its place: after all functions of earlier phases, among those of one phase in
+                order of asking.
+            exclusive: whether no worker that shares the model may run a step meanwhile. Access that
+                an evaluation has is kept until a save has copied the model, or else to the end of
+                the run, so that what is saved is what was evaluated; but not where functions of
+                the phase EVALUATE follow, which may wait.
+
+        Raises:
+            StopTraining: out of `run`: a stop came while other workers' steps were waited for.
         """
-        self._finish(0, fn)
+        if exclusive:
+            fn = self._exclusively(fn)
+        self._add_last(fn, phase)
+
+    def _add_last(self, fn: Callable[[], Awaitable[None]], phase: int) -> None:
+        pending = self._pending = self._pending or Pending()
+        call = None if self._hooks is None else self._hooks.current
+        place = sum(each <= phase for each in pending.phases)
+        pending.phases.insert(place, phase)
+        pending.last.insert(place, (call, fn))
 
     async def finish(self) -> None:
         """Await what hooks asked for through `finish_with`, in order; `MonitoredSession.run` does.
@@ -255,43 +284,31 @@ class SessionRunContext:
             finally:
                 self._pending.end_exclusive()
 
-    def _finish(self, rank: int, fn: Callable[[], Awaitable[None]]) -> None:
-        """As `finish_with`, by rank: evaluations (0), what looks at them (1), saves (2), what ends
-        the exclusive side (3).
-        """
-        pending = self._pending = self._pending or Pending()
-        call = None if self._hooks is None else self._hooks.current
-        place = sum(each <= rank for each in pending.ranks)
-        pending.ranks.insert(place, rank)
-        pending.last.insert(place, (call, fn))
-
-    def _finish_alone(self, evaluate: Callable[[], Awaitable[None]]) -> None:
-        """As `finish_with`, while no worker that shares the model runs a step.
-
-        That lasts until a save has copied the model, or else to the end of the run, so that what
-        is saved is what was evaluated; but not where functions of users follow, which may wait.
-        """
-
-        async def fn() -> None:
+    def _exclusively(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def alone() -> None:
             pending = self._pending
             assert pending is not None
-            pending.release = await self._step.take_exclusive(ends_at_stop=True)
+            if pending.release is None:
+                pending.release = await self._step.take_exclusive(ends_at_stop=True)
             with self._step.held_here("global_step.exclusive()"):
-                await evaluate()
-            place = [each for _, each in pending.last].index(fn) + 1
-            if 0 in pending.ranks[place:]:
+                await fn()
+            place = [each for _, each in pending.last].index(alone) + 1
+            if FinishPhase.EVALUATE in pending.phases[place:]:
                 pending.end_exclusive()
             else:
-                self._finish(3, end)
+                self._add_last(end, _RELEASE)
 
         async def end() -> None:
             if self._pending is not None:
                 self._pending.end_exclusive()
 
-        self._finish(0, fn)
+        return alone
 
-    def _take_release(self) -> Callable[[], None] | None:
-        """What ends the exclusive side, for a save that does it; None if it is not held."""
+    def take_over_exclusive(self) -> Callable[[], None] | None:
+        """For a save: what ends the exclusive access that an evaluation of this run holds.
+
+        None if it holds none. The caller ends it, from any thread, once the model is copied.
+        """
         pending = self._pending
         if pending is None:
             return None
@@ -311,7 +328,12 @@ class SessionRunHook:
     method that is left alone is never called. A plain method (`def` instead of `async def`) runs
     where blocking steps run, perhaps in a thread; `begin` runs on the event loop. A hook of yours
     that forwards all methods of this class to a shipped hook does what that one does. Source:
-    TensorFlow's `SessionRunHook`; `on_error` is ours.
+    TensorFlow's `SessionRunHook`; `on_error` and the moments after it are ours.
+
+    A hook that saves and restores a model needs four things of a session, in this order:
+    `restore_model` for each raw session; in `after_run`, `run_context.finish_with(save,
+    phase=FinishPhase.SAVE)`; `before_end`, which comes before `end` of the first hook; and
+    `after_close` or `on_drop`, to let go of its files.
 
     Example:
         class LogLoss(SessionRunHook):
@@ -396,6 +418,53 @@ class SessionRunHook:
             session: the raw session, None if there was none (any more).
             exception: what leaves the session: an error, KeyboardInterrupt or a cancellation
                 (unless a side task or thread fails only while it is waited for).
+        """
+
+    @may_be_plain
+    async def restore_model(self, session: Any) -> int | NotImplementedType | None:
+        """Bring a new raw session's model back to what was saved, before anything runs it.
+
+        Called for each raw session before `after_create_session` of all hooks, while no worker that
+        shares the model runs a step. Of several hooks the first one decides that returns something
+        else than NotImplemented; the others are not asked. Workers that share a model restore it
+        once, by the hook of one of them.
+
+        Args:
+            session: the raw session; its step is what this returns.
+
+        Returns:
+            The global step of what was restored; None if there is nothing to restore, so that the
+            model stays as it is; NotImplemented, as here, if this hook restores nothing.
+        """
+        return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+
+    @may_be_plain
+    async def before_end(self, session: Any) -> None:
+        """Called once at a clean end, before `end` of the first hook.
+
+        All hooks are as the last run has left them: what their `end` does is no part of training.
+        """
+
+    @may_be_plain
+    async def after_close(self, exception: BaseException | None) -> bool | None:
+        """Called once, when side tasks and threads have stopped and the raw session is closed.
+
+        For each session that began to open, also after an error, in the order of the list. What
+        this raises leaves the session instead.
+
+        Args:
+            exception: what leaves the session; None after a clean end.
+
+        Returns:
+            True if the exception is to be swallowed, as of `__aexit__`; else nothing.
+        """
+        return None
+
+    def on_drop(self) -> None:
+        """Called when the session was dropped unclosed: give back at once what is held.
+
+        By the garbage collector, in any thread, in the midst of anything: take no lock, and wait
+        for nothing. No other moment follows.
         """
 
 

@@ -529,7 +529,7 @@ class MonitoredSession(AsyncOnly):
         if phase is None or phase is Phase.NEW or phase is Phase.CLOSED:
             return
         self._runner.drop()
-        self._hooks.abandon()
+        self._hooks.on_drop()
         self._connection.drop()
         if not self._engine.is_virtual:  # whose workers may end with the simulation
             _warn(
@@ -556,7 +556,8 @@ class MonitoredSession(AsyncOnly):
             self._phase = Phase.CLOSED
             self._one_run.tell()
         error = await self._connection.stops.close_input(error)
-        error = await self._hooks.leave(error)
+        error = await self._hooks.after_close(error)
+        self._runner.close()  # a plain after_close may have needed its thread
         if error is not None:
             shorten_traceback(error)
         return error

@@ -29,9 +29,8 @@ CLASSES = [each for each in [*CLASSES, data.Batches] if inspect.isclass(each)]
 
 # made by the library for its users, or told apart by one sentence
 WITHOUT_EXAMPLE = {
-    "Checkpoint", "Evaluate", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall", "Outcome",
-    "Pushed", "SessionRunValues", "Snapshot", "StateDict", "StepContext",
-    "WhenBusy",
+    "Checkpoint", "Evaluate", "FinishPhase", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall",
+    "Outcome", "Pushed", "SessionRunValues", "Snapshot", "StateDict", "StepContext", "WhenBusy",
 }  # fmt: skip
 
 

@@ -6,25 +6,36 @@ It decides neither when a moment comes nor what becomes of an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import Any
 
 from .._engine.base import Engine
 from .._engine.current import current_engine
 from .._engine.stop import Stop
-from .._errors import StopTraining, add_note, is_input_end, note_once
+from .._errors import StopTraining, add_note, is_input_end, no_input_end, note_once
 from .._hook import (
     AnyHook,
     Begin,
     SessionHooks,
     SessionRunContext,
+    SessionRunHook,
     SessionRunValues,
     begin_graph,
     begin_session,
 )
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
+from ..backends._creator import RestoredStep
 from ..backends._raw_session import RawSession
 from .hook_calls import (
     HookCall,
@@ -34,6 +45,7 @@ from .hook_calls import (
     joins_session,
     needs_global_step,
     needs_graph_entered,
+    overrides,
     warn_of_misspelt,
 )
 from .merge import MergedRun
@@ -64,8 +76,8 @@ class HookList:
     """
 
     __slots__ = (
-        "_num_begun", "_shared", "_stop", "_watchers", "are_in_runs", "asks", "call_plain",
-        "current", "hooks", "needs_graph_entered", "stops", "tells",
+        "_joined", "_num_begun", "_num_returned", "_shared", "_stop", "are_in_runs", "asks",
+        "call_plain", "current", "hooks", "needs_graph_entered", "stops", "tells",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
@@ -75,9 +87,10 @@ class HookList:
         self.call_plain: CallPlain  # the session sets it, and the next, when it opens
         self.stops = SessionStop(stop)
         self._stop = stop
-        self._num_begun = 0
+        self._num_begun = self._num_returned = 0  # whose begin was called; and has returned
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
-        self._watchers: tuple[Any, ...] = ()
+        # those that have, and their places in the list, or those of the wrappers that they are in
+        self._joined: tuple[tuple[int, Any], ...] = ()
         self.current: HookCall | None = None
         self.asks = in_groups(calls_of(self.hooks, "before_run"))
         self.tells = in_groups(calls_of(self.hooks, "after_run"))
@@ -89,14 +102,12 @@ class HookList:
         self.asks += in_groups([HookCall(place, watcher, "before_run")])
         self.tells += in_groups([HookCall(place, watcher, "after_run")])
         self.are_in_runs = True
-        self._watchers += (watcher,)
+        self._session_hooks().after_step.append(watcher.after_step)
 
     def made_step(self) -> None:
         """A run was cancelled while a thread made its step: no hook is told of its end."""
         for use in () if self._shared is None else self._shared.after_step:
             use()
-        for watcher in self._watchers:
-            watcher.after_step()
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
@@ -126,14 +137,53 @@ class HookList:
         self.current = None
 
     @property
-    def restore(self) -> Callable[[RawSession], Awaitable[int | None]] | None:
-        """What brings back what was saved of a raw session's model; None if no hook does."""
-        return None if self._shared is None else self._shared.restore
+    def restore(self) -> Callable[[RawSession], Coroutine[Any, Any, RestoredStep]] | None:
+        """What brings back what was saved of a raw session's model; None if no hook may."""
+        return self._restore if self._further("restore_model") else None
+
+    async def _restore(self, raw: RawSession) -> RestoredStep:
+        # `current` stays as it is: another worker may have this one's hooks restore their model
+        for call in self._further("restore_model"):
+            where = f"restore_model of {type(call.hook).__name__}"
+            try:
+                step: RestoredStep = await self._call_elsewhere(call, raw.exposed)
+            except BaseException as error:
+                raised = no_input_end(error, f"{where},")
+                if raised is error:
+                    note_once(error, f"in {where}")
+                    raise
+                raise raised from error
+            if step is not NotImplemented:
+                return step
+        return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+
+    async def _call_elsewhere(self, call: HookCall, session: Any) -> Any:
+        if call.is_async:
+            return await call.method(session)
+        results: list[Any] = []
+        pending = self.call_plain(
+            lambda: results.append(call.method(session)), (call.moment, call.place), False
+        )
+        if pending is not None:
+            await pending
+        return await results[0] if isinstance(results[0], Awaitable) else results[0]
+
+    def _further(self, moment: str) -> list[HookCall]:
+        """The calls of a moment that TensorFlow's hooks do not have.
+
+        A hook that joined from within a wrapper is called itself where the wrapper lacks it.
+        """
+        calls = list(calls_of(self.hooks, moment))
+        for place, hook in self._joined:
+            is_hidden = hook is not self.hooks[place] and not overrides(self.hooks[place], moment)
+            if is_hidden and overrides(hook, moment):
+                calls.append(HookCall(place, hook, moment))
+        return sorted(calls, key=lambda call: call.place) if self._joined else calls
 
     async def _begin_all(self, has_global_step: Callable[[], bool], call_begin: CallBegin) -> None:
-        self._num_begun = 0
+        self._num_begun = self._num_returned = 0
         begins = {call.place: call for call in calls_of(self.hooks, "begin")}
-        self._shared = None
+        self._shared, self._joined = None, ()
         checks: list[tuple[HookCall, Callable[[], None]]] = []
         await self._begin_each(begins, has_global_step, call_begin, checks)
         for self.current, check in checks:
@@ -143,8 +193,14 @@ class HookList:
                 self._blame(error)
                 raise
 
-    def join(self) -> SessionHooks:
-        """What hooks share, and ask of the session; in their begin. Most ask for nothing."""
+    def join(self, hook: SessionRunHook) -> SessionHooks:
+        shared = self._session_hooks()
+        shared.begun.append(hook)
+        self._joined += ((self._num_begun - 1, hook),)
+        return shared
+
+    def _session_hooks(self) -> SessionHooks:
+        """What hooks share; most sessions have no hook that asks for it."""
         self._shared = self._shared or SessionHooks(self.hooks, self.stops)
         return self._shared
 
@@ -175,6 +231,7 @@ class HookList:
             except BaseException as error:
                 self._blame(error)
                 raise
+            self._num_returned += 1
             if self._shared is not None:
                 checks += [(call, check) for check in self._shared.take_checks()]
 
@@ -278,14 +335,7 @@ class HookList:
         """
         engine = current_engine()
         first: BaseException | None = None
-        for keep in () if self._shared is None else self._shared.at_ending:
-            try:
-                keep()
-            except (KeyboardInterrupt, SystemExit) as error:
-                return error
-            except BaseException as error:
-                first = first or error
-        for call in calls_of(self.hooks, "end"):
+        for call in [*self._further("before_end"), *calls_of(self.hooks, "end")]:
             try:
                 try:
                     await self._call(call, session)
@@ -322,23 +372,34 @@ class HookList:
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
 
-    def own(self, error: BaseException) -> bool:
-        """Whether one of them had this error to tell, whatever the run came to."""
-        return self._shared is not None and any(owns(error) for owns in self._shared.owners)
-
-    async def leave(self, error: BaseException | None) -> BaseException | None:
-        """Call what hooks asked for when the session is closed; returns what leaves it."""
-        for leave in () if self._shared is None else self._shared.at_leaving:
-            error = await leave(error)
+    async def after_close(self, error: BaseException | None) -> BaseException | None:
+        """Call after_close of those that have begun; returns what leaves the session."""
+        for call in self._to_leave("after_close"):
+            self.current = call
+            try:
+                is_swallowed = await self._call_elsewhere(call, error)
+            except BaseException as raised:
+                if error is not None and raised is not error:
+                    raised.__context__ = raised.__context__ or error
+                error = raised
+            else:
+                error = None if is_swallowed else error
+        self.current = None
         return error
 
-    def abandon(self) -> None:
-        """Have those that have begun give back what they hold: the session was dropped."""
-        for drop in () if self._shared is None else self._shared.at_drop:
+    def _to_leave(self, moment: str) -> list[HookCall]:
+        """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
+        joined = {place for place, _ in self._joined}
+        calls = self._further(moment)
+        return [call for call in calls if call.place < self._num_returned or call.place in joined]
+
+    def on_drop(self) -> None:
+        """Call on_drop of those that have begun."""
+        for call in self._to_leave("on_drop"):
             try:
-                drop()
+                call.method()
             except Exception as error:
-                logger.error("A dropped session: %r failed: %r", drop, error)
+                logger.error("A dropped session: %r failed: %r", call.method, error)
 
     async def _call(self, call: HookCall, *args: Any) -> None:
         self.current = call

@@ -17,7 +17,9 @@ from .._hook import AnyHook, SessionRunHook
 from ..backends._creator import SessionCreator
 
 MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end", "on_error")
-_METHODS = (*MOMENTS, "state_dict", "load_state_dict")
+_FURTHER = ("restore_model", "before_end", "after_close", "on_drop")
+"""Moments that TensorFlow's hooks do not have: a method of that name there is no moment."""
+_METHODS = (*MOMENTS, *_FURTHER, "state_dict", "load_state_dict")
 _LETTERS = tuple((method.replace("_", ""), method) for method in _METHODS)
 _ELSEWHERE = {
     name: moment
@@ -80,6 +82,8 @@ def in_groups(calls: Iterable[HookCall]) -> tuple[Group, ...]:
 
 def overrides(hook: Any, moment: str) -> bool:
     """Whether the hook has a method of its own, so that calling it is worth anything."""
+    if moment in _FURTHER and not isinstance(hook, SessionRunHook):
+        return False
     own = getattr(hook, moment, None)  # TensorFlow's hooks have no on_error
     left_alone = {getattr(base, moment, None) for base in _hook_types()}
     return own is not None and getattr(own, "__func__", own) not in left_alone
@@ -143,7 +147,7 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
 
 def _check_bodies(hook: Any, name: str) -> None:
     """A method with a `yield` in it would run nothing when it is called, without a word."""
-    for moment in MOMENTS:
+    for moment in (*MOMENTS, *(_FURTHER if isinstance(hook, SessionRunHook) else ())):
         method = getattr(hook, moment, None)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             raise TypeError(

@@ -12,14 +12,21 @@ from typing import Any, Protocol, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.stop import EndsAtStop, Loss, StopReason
-from .._errors import ModelRestored, PreemptionError, StopTraining, add_note, is_preemption
+from .._errors import (
+    ModelRestored,
+    PreemptionError,
+    StopTraining,
+    add_note,
+    is_preemption,
+    leaves_as_itself,
+)
 from .._hook import Pending, SessionRunValues
 from .._step.waiters import Runs, Worker
 from .._stopping.backoff import Recovery, Restart
 from .._stopping.coordinator import Coordinator, Owner
 from .._stopping.session_stop import SessionInput
 from .._stopping.tasks import OnFailure, SideTask
-from ..backends._creator import Lease, close_raw
+from ..backends._creator import Lease, RestoredStep, close_raw
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
 
@@ -221,7 +228,7 @@ class Connection(Owner):
         if self._recovery is None:
             raise error
         if not is_preemption(error):
-            is_news = type(error) is StopTraining or self._hooks.own(error)
+            is_news = type(error) is StopTraining or leaves_as_itself(error)
             if is_news or not self._was_replaced:
                 raise error
             # another worker has closed it under this one's hook: whatever that made of it
@@ -244,7 +251,7 @@ class Connection(Owner):
         if self.raw is not None:
             return self.raw
         lost, self._lost = self._lost, None
-        restore = self._hooks.restore
+        restore = self._restore if self._hooks.restore is not None else None
         raw = await self._lease.acquire(self.engine, self._grace_secs, lost, restore)
         if self._is_closed:
             await self._lease.release(raw, self.engine, self._grace_secs)
@@ -252,6 +259,12 @@ class Connection(Owner):
         self.raw = raw
         self._thread = raw.call_lock.join(raw.global_step)
         return raw
+
+    async def _restore(self, raw: RawSession) -> RestoredStep:
+        restore = self._hooks.restore
+        assert restore is not None
+        step: RestoredStep = await self._lease.drive(restore(raw), self._hooks.culprit)
+        return step
 
     async def create(self) -> RawSession:
         """Have a raw session with a coordinator, of which all hooks were told."""

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import NotImplementedType
 from typing import Any, Protocol
 
 from .._engine.base import Engine
@@ -124,8 +125,10 @@ class Listener(Protocol):
     def input(self) -> SessionInput | None: ...
 
 
-Restore = Callable[[RawSession], Awaitable["int | None"]]
-"""Brings back what was saved of a new raw session's model; returns its step, or None."""
+RestoredStep = int | NotImplementedType | None
+"""As of `SessionRunHook.restore_model`."""
+Restore = Callable[[RawSession], Awaitable[RestoredStep]]
+"""Brings back what was saved of a new raw session's model; returns its step."""
 
 
 class Lease:
@@ -178,8 +181,8 @@ class Lease:
                 async def start() -> None:
                     try:
                         restored = await restore(raw)
-                        goes_on = raw.outlived_by_model and restored is None
-                        first = value if restored is None else restored
+                        goes_on = raw.outlived_by_model and not isinstance(restored, int)
+                        first = restored if isinstance(restored, int) else value
                         self._start_from(first, known, goes_on=goes_on)
                     finally:
                         release()

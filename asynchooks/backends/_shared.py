@@ -18,6 +18,7 @@ from ._creator import (
     PATIENCE_SECS,
     Lease,
     Restore,
+    RestoredStep,
     SessionCreator,
     check_creator,
     close_raw,
@@ -142,11 +143,21 @@ class _Common(Owner):
         self, engine: Engine, grace_secs: float, restore: Restore | None
     ) -> RawSession:
         """A raw session, restored from a checkpoint if there is one; call it with the lock."""
-        self.raw = raw = await self.lease.acquire(engine, grace_secs, restore=restore)
+        self.is_restored = False
+        noted = None if restore is None else self._noting(restore)
+        self.raw = raw = await self.lease.acquire(engine, grace_secs, restore=noted)
         if self.replaced is not None:
             self.replaced.successor, self.replaced = raw, None
-        self.has_created, self.is_restored = True, restore is not None
+        self.has_created = True
         return raw
+
+    def _noting(self, restore: Restore) -> Restore:
+        async def noting(raw: RawSession) -> RestoredStep:
+            step = await restore(raw)
+            self.is_restored = step is not NotImplemented
+            return step
+
+        return noting
 
     def stop_changed(self, is_set: bool) -> None:
         coord = self.coord
@@ -251,8 +262,16 @@ class _SharedLease(Lease):
         # a worker that is late restores by itself: others may have drawn items meanwhile
         is_first = not common.has_created
         users = [user for user in list(common.users) if is_first or user._has_raw or user is self]
-        of_any = (user._restore for user in users if user._restore is not None)
-        return await common.create(engine, grace_secs, next(of_any, None))
+        restores = [user._restore for user in users if user._restore is not None]
+
+        async def restore(raw: RawSession) -> RestoredStep:
+            for each in restores:
+                step = await each(raw)
+                if step is not NotImplemented:
+                    return step
+            return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+
+        return await common.create(engine, grace_secs, restore if restores else None)
 
     async def _acquire_late(
         self, engine: Engine, grace_secs: float, lost: RawSession | None, restore: Restore
@@ -305,6 +324,10 @@ class _SharedLease(Lease):
             has_moved = raw.restored_step is not None and (
                 await raw.call_blocking(raw.read_step) != raw.restored_step
             )
+            # a wrapper may have the moment, and its hook may restore nothing
+            if has_moved and await restore(raw) is NotImplemented:
+                release()
+                return raw
         except BaseException:
             release()
             raise
@@ -322,7 +345,7 @@ class _SharedLease(Lease):
         """Take back the model, and all that belongs to its step: never the model alone."""
         try:
             step = await restore(raw)
-            if step is not None:
+            if isinstance(step, int):
                 self.global_step.restart(step)
                 raw.attach(self.global_step)
                 for user in list(self._common.users):
@@ -330,7 +353,7 @@ class _SharedLease(Lease):
                         user.listener.model_restored()
         finally:
             release()
-        self._common.is_restored = True
+        self._common.is_restored = step is not NotImplemented
 
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
         self._common.users.pop(self, None)  # a run that outlived its session releases it again

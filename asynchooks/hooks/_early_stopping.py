@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 
 from .._engine.stop import StopReason
 from .._hook import (
+    FinishPhase,
     SessionHooks,
     SessionRunArgs,
     SessionRunContext,
@@ -142,7 +143,7 @@ class EarlyStoppingHook(SessionRunHook):
             self._look(run_context, run_values.results)
         else:
             # an evaluation between the steps ends after every after_run
-            run_context._finish(1, lambda: self._look_late(run_context))
+            run_context.finish_with(lambda: self._look_late(run_context), phase=FinishPhase.DECIDE)
 
     async def _look_late(self, run_context: SessionRunContext) -> None:
         self._look(run_context, None)

@@ -183,7 +183,7 @@ class EvaluationHook(SessionRunHook):
     async def begin(self) -> None:
         self.followers = []
         self._output.open()
-        SessionHooks.of(self).begun.append(self)  # for those that decide by its metrics
+        SessionHooks.of(self)  # for those that decide by its metrics
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._coord = coord
@@ -200,7 +200,7 @@ class EvaluationHook(SessionRunHook):
             return
         if self._mode is Evaluate.BETWEEN:
             raw = raw_session_of(run_context.session)
-            run_context._finish_alone(lambda: self._evaluate_alone(raw))
+            run_context.finish_with(lambda: self._evaluate_alone(raw), exclusive=True)
         elif len(self._under_way) < self._max_at_once:
             await self._evaluate_beside(raw_session_of(run_context.session), step)
 

@@ -86,7 +86,6 @@ class FeedHook(SessionRunHook):
                 "same source, and list it once"
             )
         shared = SessionHooks.of(self)
-        shared.at_leaving.append(self._leave)
         shared.after_step.append(self._use)
         self._is_by_hand = shared.is_by_hand
         self._run.stops, self._end = shared.stops, None
@@ -165,14 +164,13 @@ class FeedHook(SessionRunHook):
         if self._is_by_hand:  # else when the session is closed, and no run is under way
             await self._let_go()
 
-    async def _leave(self, error: BaseException | None) -> BaseException | None:
+    async def after_close(self, exception: BaseException | None) -> None:
         try:
             await self._let_go()
         except BaseException as closing:
-            if error is None:
-                return closing
-            add_note(error, f"then, closing the input: {closing!r}")
-        return error
+            if exception is None:
+                raise
+            add_note(exception, f"then, closing the input: {closing!r}")
 
     async def _let_go(self) -> None:
         drawer, self._drawer = self._drawer, None

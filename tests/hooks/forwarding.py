@@ -17,7 +17,7 @@ Wrap = Callable[[SessionRunHook], SessionRunHook]
 
 
 class Forwards(SessionRunHook):
-    """What a user would write around a hook: it forwards every public moment, and no more."""
+    """What a user would write around a hook: it forwards the moments of TensorFlow's hooks."""
 
     def __init__(self, hook: Any) -> None:
         self.hook = hook
@@ -47,6 +47,23 @@ class Forwards(SessionRunHook):
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         await self.hook.on_error(session, exception)
+
+
+class ForwardsAll(Forwards):
+    """It forwards every public moment, those that only our hooks have, too."""
+
+    async def restore_model(self, session: Any) -> Any:
+        return await self.hook.restore_model(session)
+
+    async def before_end(self, session: Any) -> None:
+        await self.hook.before_end(session)
+
+    async def after_close(self, exception: BaseException | None) -> bool | None:
+        is_swallowed: bool | None = await self.hook.after_close(exception)
+        return is_swallowed
+
+    def on_drop(self) -> None:
+        self.hook.on_drop()
 
 
 def twice(hook: SessionRunHook) -> SessionRunHook:

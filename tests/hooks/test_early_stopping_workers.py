@@ -23,7 +23,6 @@ from asynchooks import (
 )
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
-from asynchooks._hook import SessionHooks
 from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook
 
@@ -105,10 +104,7 @@ async def test_a_step_that_is_under_way_in_a_thread_is_waited_for(tmp_path: Path
     class LetsEnd(SessionRunHook):
         """At the end of the first worker the other one's step is still under way."""
 
-        async def begin(self) -> None:
-            SessionHooks.of(self).at_ending.append(self.let_end)
-
-        def let_end(self) -> None:
+        async def before_end(self, session: Any) -> None:
             seen.append(model.count)
             threading.Timer(0.05, may_end.set).start()
 

@@ -51,7 +51,7 @@ from asynchooks.data import prefetch
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
-from .forwarding import Forwards, Wrap, bare, twice
+from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 from .inputs import Diary
 from .preemptions import Counter, handlers_are_kept, saved_counts, saving
 from .test_early_stopping import Losses
@@ -493,7 +493,7 @@ def test_every_shipped_hook_has_a_program() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("wrap", [Forwards, twice])
+@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, twice])
 @pytest.mark.parametrize("program", [each for each, _ in PROGRAMS], ids=lambda each: each.__name__)
 async def test_a_wrapper_changes_nothing(program: Program, wrap: Wrap, tmp_path: Path) -> None:
     with anyio.fail_after(60):

@@ -20,7 +20,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from ..hooks.forwarding import Forwards, Wrap, bare, twice
+from ..hooks.forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 from .models import ChiefSessionCreator, counting_model, monitored
 
 tf = pytest.importorskip("tensorflow")
@@ -100,7 +100,7 @@ PROGRAMS: list[Program] = [
 ]
 
 
-@pytest.mark.parametrize("wrap", [Forwards, twice])
+@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, twice])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 async def test_a_wrapper_changes_nothing(program: Program, wrap: Wrap, tmp_path: Path) -> None:
     alone = await program(bare, tmp_path / "alone")

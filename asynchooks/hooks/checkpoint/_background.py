@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from ..._engine.base import Engine
 from ..._engine.sync import Condition
-from ..._errors import add_note, no_input_end
+from ..._errors import add_note, leave_as_itself, no_input_end
 
 logger = logging.getLogger("asynchooks")
 
@@ -43,7 +43,6 @@ class BackgroundWriter:
         self._onlookers = Condition()
         self.is_busy = False
         self.error: BaseException | None = None
-        self.raised: BaseException | None = None  # the last error that was raised
         self._last: Write | None = None
 
     def finish_with(self, last: Write) -> None:
@@ -67,8 +66,7 @@ class BackgroundWriter:
         """Raise what a write failed with, once."""
         error, self.error = self.error, None
         if error is not None:
-            self.raised = error
-            raise error
+            raise leave_as_itself(error)
 
     async def _run(self) -> None:
         try:

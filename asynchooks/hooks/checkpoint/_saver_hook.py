@@ -10,6 +10,7 @@ from typing import Any
 
 from ..._engine.current import current_engine
 from ..._hook import (
+    FinishPhase,
     SessionHooks,
     SessionRunArgs,
     SessionRunContext,
@@ -19,7 +20,7 @@ from ..._hook import (
 )
 from ..._running.hook_state import TimerState
 from ..._stopping.coordinator import Coordinator
-from ...backends._raw_session import RawSession, raw_session_of
+from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, Mode, Retention, check_saver
 from .._arguments import as_path, as_timer
 from .._metrics import Metric, MetricReader
@@ -188,11 +189,6 @@ class CheckpointSaverHook(SessionRunHook):
             engine, form, content, is_background=self._is_background, when_busy=self._when_busy
         )
         self._is_by_hand = shared.is_by_hand
-        shared.begun.append(self)
-        shared.restore = shared.restore or self._restore  # of several hooks the first one does
-        shared.owners.append(self._owns)
-        shared.at_ending.append(self._keep_hooks)
-        shared.at_drop.append(self._open.abandon)
         await self._open.open()
         await self._listeners.begin(shared.stops)
 
@@ -231,8 +227,8 @@ class CheckpointSaverHook(SessionRunHook):
         directory = CheckpointDirectory(self._directory, self._basename, self._retention)
         return SaverFormat(directory, self._saver)
 
-    async def _restore(self, raw: RawSession) -> int | None:
-        return await self.checkpointer.restore(raw)
+    async def restore_model(self, session: Any) -> int | None:
+        return await self.checkpointer.restore(raw_session_of(session))
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         checkpointer = self.checkpointer
@@ -245,7 +241,7 @@ class CheckpointSaverHook(SessionRunHook):
     async def _restore_by_hand(self, session: Any) -> None:
         """What a session does before it says that the raw one is there."""
         raw = raw_session_of(session)
-        restored = await self._restore(raw)
+        restored = await self.restore_model(raw)
         if restored is not None:
             raw.global_step.restart(restored)
             raw.attach(raw.global_step)
@@ -264,16 +260,18 @@ class CheckpointSaverHook(SessionRunHook):
             is_due = False
         if is_due and checkpointer.is_immediate:
             await self._save_in_run(run_context, is_due=True)
-            run_context._finish(2, checkpointer.content.save_hooks_late)
+            run_context.finish_with(checkpointer.content.save_hooks_late, phase=FinishPhase.SAVE)
         elif is_due or self._evaluation is not None:
             # an evaluation between the steps ends after every after_run
-            run_context._finish(2, lambda: self._save_in_run(run_context, is_due=is_due))
+            run_context.finish_with(
+                lambda: self._save_in_run(run_context, is_due=is_due), phase=FinishPhase.SAVE
+            )
 
     async def _save_in_run(self, run_context: SessionRunContext, *, is_due: bool) -> None:
         session, checkpointer = run_context.session, self.checkpointer
         if not is_due and not await checkpointer.content.is_better(run_context.global_step.value):
             return
-        release = run_context._take_release()
+        release = run_context.take_over_exclusive()
         if await checkpointer.save(session, may_stop=True, is_due=is_due, release=release):
             run_context.request_stop("a CheckpointSaverListener asked for it")
 
@@ -290,16 +288,17 @@ class CheckpointSaverHook(SessionRunHook):
         if self._metric is not None and state["metric"] is not None:
             self._metric.load_state_dict(state["metric"])
 
-    def _owns(self, error: BaseException) -> bool:
-        return self._open is not None and self._open.writer.raised is error
-
-    def _keep_hooks(self) -> None:
+    async def before_end(self, session: Any) -> None:
         self.checkpointer.content.keep_hooks()
+
+    def on_drop(self) -> None:
+        if self._open is not None:
+            self._open.abandon()
 
     async def end(self, session: Any) -> None:
         checkpointer = self.checkpointer
         if self._is_by_hand:
-            self._keep_hooks()
+            await self.before_end(session)
         failure = await self._evaluate_last(session)
         step = await checkpointer.save_at_end(session)
         await checkpointer.finish(session)

@@ -136,8 +136,6 @@ class PreemptionHook(SessionRunHook):
 
     async def begin(self) -> None:
         shared = SessionHooks.of(self)
-        shared.at_leaving.append(self._leave)
-        shared.at_drop.append(self._abandon)
         self._sessions.append(shared)
         self._num_sessions += 1
         if self._num_sessions > 1:
@@ -246,6 +244,12 @@ class PreemptionHook(SessionRunHook):
         if self._is_by_hand:
             await self._leave(exception)
 
+    async def after_close(self, exception: BaseException | None) -> bool:
+        left = await self._leave(exception)
+        if left is not None and left is not exception:
+            raise left
+        return left is None
+
     async def _leave(self, error: BaseException | None) -> BaseException | None:
         self._num_sessions -= 1
         if self._num_sessions > 0:
@@ -283,7 +287,7 @@ class PreemptionHook(SessionRunHook):
         left = KeyboardInterrupt() if is_interrupt else SystemExit(128 + received)
         return watch.engine.expect_exit(left)
 
-    def _abandon(self) -> None:
+    def on_drop(self) -> None:
         self._num_sessions -= 1
         if self._num_sessions > 0:
             return

@@ -178,7 +178,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert coord is not None
         first = await self._hooks.end(self._raw)
         await self._end_coord(coord)
-        error = await self._hooks.leave(coord.error or first)
+        error = await self._hooks.after_close(coord.error or first)
         if error is not None:
             raise error
         self._coord = None
@@ -188,7 +188,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         await self._hooks.on_error(self._raw, error, current_engine(), _GRACE_SECS)
         if coord is not None:
             await self._end_coord(coord)
-        await self._hooks.leave(error)
+        await self._hooks.after_close(error)
 
     async def _end_coord(self, coord: Coordinator) -> None:
         coord.detach()
