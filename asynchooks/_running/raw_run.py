@@ -102,12 +102,22 @@ class RawRuns:
         begun = self._tick()
         if begun >= self._engine.turn_due_at:
             return NOT_HERE
-        result = step.run_here(raw, args, self._call_lock)
-        if result is None:
+        epoch = step.begin_here(self._call_lock)
+        if epoch is None:
             return NOT_HERE
-        if type(result[1]) is Ticket:
+        try:
+            result = raw.run_step(args)
+        except BaseException as error:
+            after = None
+            try:
+                after = raw.read_step_after(error)
+            finally:
+                step.end_here(epoch, after)
+            raise
+        if type(result) is not tuple:
             raw.enter_run()
-            return Unfinished(raw, step, result[1], result[0])
+            return Unfinished(raw, step, step.suspend_here(epoch), result)
+        step.end_here(epoch, result[1])
         if probe.is_timed:
             elapsed = self._tick() - begun
             if elapsed > INLINE_SECS or probe.num_slow or self._runner.last_in_thread is probe:

@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
 
 from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot, async_block
 from .._engine.call_lock import NO_LOCK, CallLock
@@ -22,14 +21,6 @@ from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 from .waiters import Waiters, Worker
 
 logger = logging.getLogger("asynchooks")
-
-
-class Steps(Protocol):
-    """What runs steps: a raw session."""
-
-    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any: ...
-
-    def read_step_after(self, error: BaseException) -> int | None: ...
 
 
 class StepRuns:
@@ -136,64 +127,54 @@ class StepRuns:
         wake_all(news)
         self._look_again()
 
-    def run_here(
-        self, raw: Steps, args: tuple[Any, Any, Any, Any], door: CallLock = NO_LOCK
-    ) -> Any:
-        """Run a step on the event loop of all workers without a ticket, and settle it.
+    def begin_here(self, door: CallLock = NO_LOCK) -> int | None:
+        """Begin a step on the event loop of all workers without a ticket; `end_here` ends it.
 
-        It takes no lock before the step: whoever joins the queue from elsewhere sees
-        `is_running_here`, or is seen. And none after a step that only counts, for the same reason:
-        whoever asks or waits has said so before it looks at the value, and this looks for them
-        after it has moved it; between the look at the epoch and the sum nobody else can run. (All
-        that is so while one lock guards all of Python. The lock took an eighth of a run.)
+        It takes no lock: whoever joins the queue from elsewhere sees `is_running_here`, or is
+        seen. (All that is so under the GIL. The lock took an eighth of a run.)
 
         Args:
-            door: what says that no other call is under way that the step must not overlap.
+            door: says that no other call is under way that the step must not overlap.
 
         Returns:
-            What `raw.run_step` returned and, where that is a coroutine, a ticket for it: (outputs,
-            step after the run), or (coroutine, ticket); None, unrun, if it has to wait.
+            The epoch that the step counts in; None if it has to wait, for a ticket or for others.
         """
         gate = self._gate
         if not gate.is_free or (gate.limit is not None and not gate.is_far_from_limit()):
             return None
         gate.is_running_here = True
-        epoch, before, error = gate.epoch, None, None
-        # somebody came meanwhile, and may have been told to wait for this
+        epoch = gate.epoch
+        # another thread joined the queue meanwhile, and may wait for the end of this step
         if not gate.is_free or not door.is_free:
-            return self._leave_here()
+            self._leave_here()
+            return None
         if gate.tickets:
+            gate.value_here = None
             gate.grants += 1  # those are not alone any more
-        elif gate.unread_runs == gate.read_runs:
-            before = gate.value
-        try:
-            result = raw.run_step(args)
-        except BaseException as raised:
-            error, result = raised, (None, None)
-            try:
-                result = (None, raw.read_step_after(raised))
-            except BaseException as second:
-                error = second
-        if type(result) is not tuple:
-            with self._lock:  # it goes on while others run
-                gate.is_running_here = False
-                if epoch != gate.epoch:
-                    return result, Ticket(epoch)
-                ticket = self._spare_ticket = gate.grant(self._spare_ticket)
-                return result, ticket
-        after = result[1]
-        if after is ADVANCED and error is None and gate.stride and epoch == gate.epoch:
+        else:
+            gate.value_here = gate.value if gate.unread_runs == gate.read_runs else None
+        return epoch
+
+    def end_here(self, epoch: int, after: int | Sentinel | None) -> None:
+        """Settle a step that `begin_here` began, with the step after it, None if it failed.
+
+        A step that only counts takes no lock: whoever asks or waits has said so before it looks at
+        the value, and this looks for them after it has moved it; between the look at the epoch and
+        the sum nothing else can run.
+        """
+        gate = self._gate
+        if after is ADVANCED and gate.stride and epoch == gate.epoch:
             gate.value += 1  # what `move` would do; first, as until then the run counts
             gate.is_running_here = False
             if gate.askers or self._waiters.next_step <= gate.value:
                 with self._lock:
                     news = self._news()
                 wake_all(news)
-            return result
+            return
         self._acquire()
         try:
             gate.is_running_here = False
-            gate.move(epoch, before, after)
+            gate.move(epoch, gate.value_here, after)
             news = self._news() if gate.askers or self._waiters.next_step <= gate.value else []
         finally:
             self._release()
@@ -201,12 +182,16 @@ class StepRuns:
             wake_all(news)
         if after is UNREAD and self.is_watched:  # since a moment ago
             self.refresh()
-        if error is None:
-            return result
-        try:
-            raise error
-        finally:
-            del error  # it holds this frame
+
+    def suspend_here(self, epoch: int) -> Ticket:
+        """A ticket to settle, for a step that `begin_here` began and that is a coroutine."""
+        gate = self._gate
+        with self._lock:  # it goes on while others run
+            gate.is_running_here = False
+            if epoch != gate.epoch:
+                return Ticket(epoch)
+            ticket = self._spare_ticket = gate.grant(self._spare_ticket)
+            return ticket
 
     def _leave_here(self) -> None:
         with self._lock:

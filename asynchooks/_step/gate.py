@@ -73,6 +73,7 @@ class Gate:
         "is_cut_off", "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit",
         "kept_from", "lease_until", "limit", "low_water", "num_forgets", "num_lost", "num_void",
         "read_runs", "reader", "source", "stride", "terms", "tickets", "unread_runs", "value",
+        "value_here",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -108,8 +109,9 @@ class Gate:
         self.grants = 0
         self.engine: Engine | None = None  # the one of all open workers, if there is one
         self.is_free = False  # they have one engine, nobody stands in line, and it is not closed
-        # a step without a ticket, on that engine's event loop: see `StepRuns.run_here`
+        # a step without a ticket, on that engine's event loop: see `StepRuns.begin_here`
         self.is_running_here = False
+        self.value_here: int | None = None  # before that step, if known and it began alone
 
     @property
     def is_unread(self) -> bool:

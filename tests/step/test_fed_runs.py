@@ -14,7 +14,7 @@ from asynchooks.distributed import Demand, SourceState
 
 from ..support.fed_steps import Heard, fed
 from ..support.helpers import settle
-from ..support.raw_steps import ARGS, Raw, in_line, opened
+from ..support.raw_steps import Raw, in_line, opened, run_here
 
 pytestmark = pytest.mark.anyio
 
@@ -89,14 +89,14 @@ def test_a_run_that_began_before_there_was_a_limit_is_out_and_takes_no_ticket() 
         seen.append(step.demand().num_out)
         return "a coroutine"
 
-    _, ticket = step.run_here(Raw(run), ARGS)
+    _, ticket = run_here(step, Raw(run))
     seen.append(step.demand().num_out)
     assert seen == [1, 1]
     step.settle(ticket, 1)
     assert step.demand().num_out == 0
     step = opened()
     step.feed_from(Heard())
-    _, ticket = step.run_here(Raw(lambda: step.raise_limit(5)), ARGS)
+    _, ticket = run_here(step, Raw(lambda: step.raise_limit(5)))
     assert (step.demand().num_out, step.demand().num_spare) == (1, 0)
     step.grant(1, epoch=0)
     assert step.demand().num_spare == 1
@@ -105,10 +105,10 @@ def test_a_run_that_began_before_there_was_a_limit_is_out_and_takes_no_ticket() 
 def test_without_a_limit_steps_run_here_and_below_one_they_take_tickets() -> None:
     step = opened()
     step.feed_from(Heard())
-    assert step.run_here(Raw(lambda: ("output", 1)), ARGS) is not None
+    assert run_here(step, Raw(lambda: ("output", 1))) is not None
     step.raise_limit(1000)
     step.grant(100, epoch=0)
-    assert step.run_here(Raw(lambda: ("output", 2)), ARGS) is None
+    assert run_here(step, Raw(lambda: ("output", 2))) is None
     assert step.take_ticket_nowait() is not None
 
 

@@ -1,4 +1,4 @@
-"""StepRuns.run_here: a step on the event loop of all workers, without a ticket."""
+"""A step on the event loop of all workers, without a ticket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asynchooks._step.admission import wake_all
 from asynchooks._step.gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 
 from ..support.helpers import settle
-from ..support.raw_steps import ADVANCES, ARGS, Raw, in_line, moves_to, opened
+from ..support.raw_steps import ADVANCES, ARGS, Raw, in_line, moves_to, opened, run_here
 from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
@@ -29,10 +29,10 @@ def test_a_step_here_runs_and_settles_without_a_ticket() -> None:
         return "output", ADVANCED
 
     raw = Raw(run)
-    assert step.run_here(raw, ARGS) == ("output", ADVANCED)
+    assert run_here(step, raw) == ("output", ADVANCED)
     assert (seen, raw.args) == ([(0, True)], [ARGS])
     assert (step.value, step.statistics().tickets, step._gate.is_running_here) == (1, 0, False)
-    assert step.run_here(moves_to(7), ARGS) == ("output", 7)
+    assert run_here(step, moves_to(7)) == ("output", 7)
     assert step.value == 7
 
 
@@ -46,18 +46,18 @@ def _stand_in_line(step: GlobalStep) -> None:
 
 
 def _go_near_the_limit(step: GlobalStep) -> None:
-    step.run_here(moves_to(3), ARGS)
+    run_here(step, moves_to(3))
     step.raise_limit(5)
 
 
 def _go_near_the_limit_with_a_ticket_out(step: GlobalStep) -> None:
-    step.run_here(moves_to(3), ARGS)
+    run_here(step, moves_to(3))
     step.raise_limit(8)
     assert step.take_ticket_nowait() is not None
 
 
 def _reach_the_limit(step: GlobalStep) -> None:
-    step.run_here(ADVANCES, ARGS)
+    run_here(step, ADVANCES)
     step.raise_limit(step.value)
 
 
@@ -79,46 +79,46 @@ def test_a_step_that_has_to_wait_is_not_run_here(reason: str) -> None:
     REASONS[reason](step)
     before = step.statistics()
     calls: list[int] = []
-    assert step.run_here(Raw(lambda: calls.append(1)), ARGS) is None
+    assert run_here(step, Raw(lambda: calls.append(1))) is None
     assert calls == []
     assert (step.statistics(), step._gate.is_running_here) == (before, False)
 
 
 def test_nothing_runs_here_once_the_gate_is_closed() -> None:
     step = opened()
-    assert step.run_here(ADVANCES, ARGS) is not None
+    assert run_here(step, ADVANCES) is not None
     step.close_gate()
-    assert step.run_here(ADVANCES, ARGS) is None
+    assert run_here(step, ADVANCES) is None
     assert step.value == 1
 
 
 def test_without_an_open_worker_nothing_runs_here() -> None:
     step = GlobalStep()
-    assert step.run_here(ADVANCES, ARGS) is None
+    assert run_here(step, ADVANCES) is None
     worker = step.open_worker(Trampoline())
-    assert step.run_here(ADVANCES, ARGS) is not None
+    assert run_here(step, ADVANCES) is not None
     step.close_worker(worker)
-    assert step.run_here(ADVANCES, ARGS) is None
+    assert run_here(step, ADVANCES) is None
 
 
 def test_workers_of_two_engines_keep_steps_from_here_until_all_have_closed() -> None:
     step, engines = GlobalStep(), (Trampoline(), Trampoline())
     workers = [step.open_worker(each) for each in (*engines, engines[0])]
     for worker in workers:
-        assert step.run_here(ADVANCES, ARGS) is None
+        assert run_here(step, ADVANCES) is None
         step.close_worker(worker)
     step.open_worker(engines[1])
     step.open_worker(engines[1])
-    assert step.run_here(ADVANCES, ARGS) is not None
+    assert run_here(step, ADVANCES) is not None
 
 
 def test_far_from_the_limit_a_step_runs_here_and_the_last_one_just_reaches_it() -> None:
     step = opened()
-    step.run_here(moves_to(2), ARGS)  # teaches the stride
+    run_here(step, moves_to(2))  # teaches the stride
     step.raise_limit(6)
-    assert step.run_here(moves_to(4), ARGS) is not None
-    assert step.run_here(moves_to(6), ARGS) is not None
-    assert step.run_here(moves_to(8), ARGS) is None
+    assert run_here(step, moves_to(4)) is not None
+    assert run_here(step, moves_to(6)) is not None
+    assert run_here(step, moves_to(8)) is None
     with pytest.raises(StopTraining):
         step.take_ticket_nowait()
 
@@ -129,11 +129,11 @@ def test_what_kept_a_step_from_here_is_over_when_it_has_ended() -> None:
     asker = in_line(step, is_exclusive=True)
     assert ticket is not None
     step.settle(ticket, 1)
-    assert (asker.answer, step.run_here(ADVANCES, ARGS)) == (Answer.GRANTED, None)
+    assert (asker.answer, run_here(step, ADVANCES)) == (Answer.GRANTED, None)
     with step._lock:
         step._gate.is_exclusive = False
         wake_all(step._news())
-    assert step.run_here(ADVANCES, ARGS) is not None
+    assert run_here(step, ADVANCES) is not None
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), StopIteration()])
@@ -146,7 +146,7 @@ def test_a_step_that_raises_here_settles(
 
     step, raw = opened(), Raw(fail, after)
     with pytest.raises(type(error)) as raised:
-        step.run_here(raw, ARGS)
+        run_here(step, raw)
     assert raised.value is error
     assert raw.errors == [error]
     assert (step.value, step.statistics().tickets, step._gate.is_running_here) == (value, 0, False)
@@ -158,7 +158,7 @@ async def test_a_coroutine_is_a_run_under_way_until_its_ticket_is_settled() -> N
         return "output"
 
     step = opened()
-    result, ticket = step.run_here(Raw(later), ARGS)
+    result, ticket = run_here(step, Raw(later))
     assert type(ticket) is Ticket
     assert (step.statistics().tickets, step._gate.is_running_here) == (1, False)
     writer = in_line(step, is_exclusive=True)
@@ -176,7 +176,7 @@ async def test_a_coroutine_that_a_restart_overtook_leaves_no_ticket_behind() -> 
         step.restart(5)
         return "a coroutine"
 
-    _, ticket = step.run_here(Raw(run), ARGS)
+    _, ticket = run_here(step, Raw(run))
     step.settle(ticket, 9)
     assert (step.value, step.statistics().tickets) == (5, 0)
 
@@ -204,7 +204,7 @@ def test_whoever_comes_just_before_a_step_here_is_served_instead() -> None:
     step = GlobalStep()
     gate = step._gate = Interrupted(0)
     step.open_worker(Trampoline())
-    assert step.run_here(ADVANCES, ARGS) is None
+    assert run_here(step, ADVANCES) is None
     assert (gate.asker.answer, gate.is_running_here) == (Answer.GRANTED, False)
     assert gate.asker.slot.is_woken
 
@@ -212,28 +212,28 @@ def test_whoever_comes_just_before_a_step_here_is_served_instead() -> None:
 def test_a_step_here_that_a_restart_overtakes_does_not_count() -> None:
     step = opened()
     for after in (9, ADVANCED, UNREAD):
-        step.run_here(ADVANCES, ARGS)  # the stride is known: a shorter way
+        run_here(step, ADVANCES)  # the stride is known: a shorter way
 
         def run(after: Any = after) -> tuple[str, Any]:
             step.restart(5)
             return "output", after
 
-        step.run_here(Raw(run), ARGS)
+        run_here(step, Raw(run))
         assert (step.value, step.statistics().stride) == (5, 1)
     assert not step._gate.is_unread
 
 
 def test_near_a_limit_no_step_runs_here_while_another_one_is_read() -> None:
     step, tried = opened(), []
-    step.run_here(ADVANCES, ARGS)
+    run_here(step, ADVANCES)
     step.raise_limit(100)
 
     def read() -> int:
-        tried.append(step.run_here(ADVANCES, ARGS))
+        tried.append(run_here(step, ADVANCES))
         return 2
 
     step.read_by(read)
-    assert step.run_here(Raw(lambda: ("output", UNREAD)), ARGS) == ("output", UNREAD)
+    assert run_here(step, Raw(lambda: ("output", UNREAD))) == ("output", UNREAD)
     assert (tried, step.value) == ([None], 2)
 
 
@@ -245,7 +245,7 @@ def _after_here(step: GlobalStep) -> tuple[int | None, bool]:
 def test_steps_here_teach_the_stride_the_largest_one() -> None:
     step, strides = opened(), []
     for value in (0, 3, 4, 9, 10):
-        step.run_here(moves_to(value), ARGS)
+        run_here(step, moves_to(value))
         strides.append(step.statistics().stride)
     assert strides == [None, 3, 3, 5, 5]
 
@@ -254,10 +254,10 @@ def test_a_step_here_beside_another_run_teaches_no_stride_to_either() -> None:
     step = opened()
     beside = step.take_ticket_nowait()
     assert beside is not None
-    step.run_here(moves_to(2), ARGS)
+    run_here(step, moves_to(2))
     step.settle(beside, 4)
     assert _after_here(step) == (None, True)
-    step.run_here(moves_to(5), ARGS)  # alone again
+    run_here(step, moves_to(5))  # alone again
     assert _after_here(step) == (1, True)
 
 
@@ -266,7 +266,7 @@ async def test_another_thread_s_event_loop_waits_for_the_end_of_a_step_here(
     asks_for: str, anyio_backend_name: str
 ) -> None:
     step, log, stands_in_line = opened(), [], threading.Event()
-    step.run_here(ADVANCES, ARGS)
+    run_here(step, ADVANCES)
     step.raise_limit(2)
 
     async def ask() -> None:
@@ -295,7 +295,7 @@ async def test_another_thread_s_event_loop_waits_for_the_end_of_a_step_here(
         log.append("the step ends")
         return "output", ADVANCED
 
-    assert step.run_here(Raw(run), ARGS) is not None
+    assert run_here(step, Raw(run)) is not None
     thread.join()
     served = "exclusive" if asks_for == "exclusive access" else "refused"
     assert log == ["in line", "the step ends", served]

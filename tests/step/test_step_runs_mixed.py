@@ -13,6 +13,7 @@ from asynchooks._engine.base import Slot
 from asynchooks._step.admission import wake_all
 from asynchooks._step.gate import UNREAD, Answer, Asker, Ticket
 
+from ..support.raw_steps import run_here
 from ..support.virtual_kernel import Trampoline
 
 
@@ -80,7 +81,7 @@ class World:
             self.ask()
             return
         try:
-            result = self.step.run_here(self, (None, None, None, None))
+            result = run_here(self.step, self)
         except ValueError:
             self.idle += 1
             return

@@ -14,6 +14,7 @@ from asynchooks._engine.base import Sentinel
 from asynchooks._step.gate import ADVANCED, UNREAD
 
 from ..support.helpers import Box, settle
+from ..support.raw_steps import run_here
 from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +46,7 @@ class Counter:
     def run(self, where: str) -> None:
         """One step that ends unread, on the event loop or with a ticket."""
         if where == "here":
-            assert self.global_step.run_here(self, (None, None, None, None)) is not None
+            assert run_here(self.global_step, self) is not None
         else:
             ticket = self.global_step.take_ticket_nowait()
             assert ticket is not None

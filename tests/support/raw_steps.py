@@ -1,4 +1,4 @@
-"""What tests of `StepRuns` give it: steps that are functions, and askers without tasks."""
+"""Steps that are functions, run on a counter as a session does, and askers without tasks."""
 
 from __future__ import annotations
 
@@ -44,6 +44,30 @@ def opened(engine: Engine | None = None) -> GlobalStep:
     step = GlobalStep()
     step.open_worker(engine or Trampoline())
     return step
+
+
+def run_here(step: GlobalStep, raw: Any, args: Any = ARGS) -> Any:
+    """What a session does with a step on its event loop.
+
+    Returns:
+        (outputs, step after the run), or (a coroutine, its ticket); None if it has to wait.
+    """
+    epoch = step.begin_here()
+    if epoch is None:
+        return None
+    try:
+        result = raw.run_step(args)
+    except BaseException as error:
+        after = None
+        try:
+            after = raw.read_step_after(error)
+        finally:
+            step.end_here(epoch, after)
+        raise
+    if type(result) is not tuple:
+        return result, step.suspend_here(epoch)
+    step.end_here(epoch, result[1])
+    return result
 
 
 def in_line(step: GlobalStep, *, is_exclusive: bool = False) -> Asker:
