@@ -290,7 +290,7 @@ class SessionRunContext:
             assert pending is not None
             if pending.release is None:
                 pending.release = await self._step.take_exclusive(ends_at_stop=True)
-            with self._step.held_here("global_step.exclusive()"):
+            with self._step.admission.held_here("global_step.exclusive()"):
                 await fn()
             place = [each for _, each in pending.last].index(alone) + 1
             if FinishPhase.EVALUATE in pending.phases[place:]:

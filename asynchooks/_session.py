@@ -122,8 +122,7 @@ class MonitoredSession(AsyncOnly):
         # The garbage collector may ask, in the midst of anything: to read the step may block, and
         # its lock may be held by the very code that is interrupted.
         value = step.last_known
-        is_at_limit = step.limit is not None and value >= step.limit
-        if self._phase is Phase.OPEN and (is_at_limit or self._connection.should_stop()):
+        if self._phase is Phase.OPEN and (step.is_at_limit or self._connection.should_stop()):
             state += ", to stop"
         return (
             f"<{type(self).__name__} {state}, at step {value}, of {self._lease.creator!r}, "
@@ -286,8 +285,7 @@ class MonitoredSession(AsyncOnly):
 
     @property
     def _is_at_limit(self) -> bool:
-        step = self._lease.global_step
-        return step.limit is not None and step.value >= step.limit
+        return self._lease.global_step.is_at_limit
 
     @property
     def stop_reason(self) -> StopReason | None:

@@ -39,7 +39,7 @@ class RawRuns:
 
     __slots__ = (
         "_call_lock", "_connection", "_engine", "_fetches", "_is_outdated", "_lease",
-        "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick",
+        "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class RawRuns:
         self._fetches: Any = None
         # the hooks of the run under way were called before a checkpoint was restored
         self._is_outdated = False
+        self._ticket: Ticket | None = None  # the last one, to be used again
         self._probe: Probe  # of the kind of step that ran last: these fetches of this raw session
 
     def forget(self) -> None:
@@ -96,13 +97,13 @@ class RawRuns:
             self._call_lock = NO_LOCK if raw.is_async else raw.call_lock
             key = raw.run_key(args[0])
             self._probe = self._runner.probe(raw.step_times, key, blocks=not raw.is_async)
-        probe, step = self._probe, self._step
+        probe, admission = self._probe, self._step.admission
         if probe.in_thread or raw.is_retired:
             return NOT_HERE
         begun = self._tick()
         if begun >= self._engine.turn_due_at:
             return NOT_HERE
-        epoch = step.begin_here(self._call_lock)
+        epoch = admission.begin_here(self._call_lock)
         if epoch is None:
             return NOT_HERE
         try:
@@ -112,12 +113,13 @@ class RawRuns:
             try:
                 after = raw.read_step_after(error)
             finally:
-                step.end_here(epoch, after)
+                admission.end_here(epoch, after)
             raise
         if type(result) is not tuple:
             raw.enter_run()
-            return Unfinished(raw, step, step.suspend_here(epoch), result)
-        step.end_here(epoch, result[1])
+            self._ticket = admission.suspend_here(epoch, self._ticket)
+            return Unfinished(raw, self._step, self._ticket, result)
+        admission.end_here(epoch, result[1])
         if probe.is_timed:
             elapsed = self._tick() - begun
             if elapsed > INLINE_SECS or probe.num_slow or self._runner.last_in_thread is probe:
@@ -132,6 +134,7 @@ class RawRuns:
         """
         self._raise_if_outdated()
         engine, step, probe = self._engine, self._step, self._probe
+        admission = step.admission
         if not probe.is_warm:
             await self._runner.wait_for_first(probe)
         if not probe.in_thread and engine.tick() >= engine.turn_due_at:  # a thread is a turn itself
@@ -140,9 +143,12 @@ class RawRuns:
             if outputs is not NOT_HERE:
                 return outputs
         # asked for only now: a hook that waits for data must not keep others from running
-        ticket = step.take_ticket_nowait() or await step.take_ticket()
+        ticket = admission.take_ticket_nowait(self._ticket)
+        if ticket is None:
+            ticket = await admission.take_ticket(step.stop)
+        self._ticket = ticket
         if self._is_outdated:
-            step.give_back(ticket)
+            admission.give_back(ticket)
             self._raise_if_outdated()
         loss, lock = self._connection.step_loss, NO_LOCK if raw.is_async else raw.call_lock
         hold = lock.take_nowait()
@@ -151,16 +157,16 @@ class RawRuns:
             try:
                 hold = await lock.take(engine, grace_secs, stop=stop, loss=loss)
             except BaseException:
-                step.give_back(ticket)
+                admission.give_back(ticket)
                 raise
         try:
             call = hold.around(lambda: _run(raw, args, step, ticket, self._connection))
             outputs = await self._runner.run_probed(call, probe, loss, _give_up)
         except BaseException:
             if hold.abandon():
-                step.abandon(ticket)
+                admission.abandon(ticket)
             else:
-                step.give_back(ticket)
+                admission.give_back(ticket)
             raise
         self._is_outdated = False  # since the step was made
         return outputs
@@ -238,7 +244,7 @@ def _run(
     try:
         raw.enter_run()
     except BaseException:
-        step.settle(ticket)
+        step.admission.settle(ticket)
         raise
     try:
         result = raw.run_step(args)
@@ -247,13 +253,13 @@ def _run(
         try:
             after = raw.read_step_after(error)
         finally:
-            step.settle(ticket, after)
+            step.admission.settle(ticket, after)
             raw.leave_run()
         raise
     if type(result) is not tuple:
         return Unfinished(raw, step, ticket, result)
     connection.has_run = True  # before others may stand alone with the model
-    step.settle(ticket, result[1])
+    step.admission.settle(ticket, result[1])
     raw.leave_run()
     return result[0]
 
@@ -289,13 +295,13 @@ class Unfinished:
         finally:
             if worker is not None:
                 worker.step = None
-            self._step.settle(self._ticket, after)
+            self._step.admission.settle(self._ticket, after)
             self._raw.leave_run()
         return outputs
 
     def give_up(self) -> None:
         """Close it unrun: the task that was to go on with it has left."""
-        self._step.settle(self._ticket)
+        self._step.admission.settle(self._ticket)
         self._raw.leave_run()
         close_unrun(self._result)
 

@@ -1,7 +1,7 @@
-"""The gate: who may run a step now, so that training stops exactly at its limit.
+"""The gate: which run may take a step now, so that training stops exactly at its limit.
 
-A state machine without locks and without waiting: `StepRuns` holds its lock around every call
-and parks the askers. Nothing here knows of tasks, hooks or sessions.
+A state machine without locks and without waiting: `Admission` holds its lock around every call
+and parks the tasks that ask. Nothing here knows of tasks, hooks or sessions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .._engine.current import system_now
 from .source import StepSource
 
 ADVANCED = Sentinel("ADVANCED")
-"""In place of the step after a run: one more than before, as nobody else counts it."""
+"""In place of the step after a run: one more than before, as the run alone counts it."""
 UNREAD = Sentinel("UNREAD")
-"""In place of the step after a run: it may have moved, and is read when somebody asks."""
+"""In place of the step after a run: it may have moved, and is read when it is asked for."""
 
 
 class Answer(Enum):
-    """What an asker hears: go on, come back never, or wait for its slot to be woken."""
+    """What the gate answers: go on, never ask again, or wait for the slot to be woken."""
 
     GRANTED = auto()
     REFUSED = auto()
-    CUT_OFF = auto()  # below the limit, but no more tickets come
+    CUT_OFF = auto()  # below the limit, but no more credits come
     WAIT = auto()
 
 
@@ -38,12 +38,12 @@ class Ticket:
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
-        self.terms = -1  # of the allowance that it was taken from, if any
+        self.terms = -1  # of the credit that it took, if any
         self.value: int | None = 0  # before the run; None: runs have ended unread
         self.lone_grant = 0  # which grant this is, if no other run was under way
         self.is_settled = True
         self.is_abandoned = False
-        self.lost_in = 0  # where it was abandoned: how often lost runs had been forgotten by then
+        self.lost_in = 0  # how often lost runs had been forgotten when it was abandoned
 
 
 class Asker:
@@ -62,18 +62,18 @@ class Gate:
     """Value, limit, tickets in flight, stride and the queue of askers, first come first served.
 
     The invariant that makes the stop exact: the true step is at most `value` plus one stride for
-    each run under way, unless there are unread runs, and then nobody is answered who has a limit.
+    each run under way, unless there are unread runs; then, under a limit, every asker waits.
 
-    A step on the one event loop of all workers needs no ticket: until it has returned, nobody on
+    A step on the one event loop of all workers needs no ticket: until it has returned, no task of
     that event loop can ask for one.
     """
 
     __slots__ = (
-        "abandoned", "allowance", "askers", "engine", "epoch", "grants", "holder", "is_closed",
-        "is_cut_off", "is_exclusive", "is_free", "is_rationed", "is_running_here", "keeps_limit",
-        "kept_from", "lease_until", "limit", "low_water", "num_forgets", "num_lost", "num_void",
-        "read_runs", "reader", "source", "stride", "terms", "tickets", "unread_runs", "value",
-        "value_here",
+        "abandoned", "askers", "credits", "engine", "epoch", "grants", "holder", "is_closed",
+        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "keeps_limit", "kept_from",
+        "lease_until", "limit", "low_water", "needs_credits", "num_forgets", "num_lost",
+        "num_void", "read_runs", "reader", "source", "stride", "terms", "tickets", "unread_runs",
+        "value", "value_here",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -84,32 +84,32 @@ class Gate:
         self.epoch = 0
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
-        self.keeps_limit = False  # no run moves the step beyond it: whoever publishes sees to that
-        self.source: StepSource | None = None  # what other processes move the step, if any
-        # below a limit this process runs only what the source allowed it, in runs
-        self.is_rationed = False
-        self.is_cut_off = False  # no allowance comes any more
-        self.allowance = 0  # >= 0
-        self.lease_until = math.inf  # when others may have been given it, by `system_now`
-        self.low_water = 0  # an allowance that is to be filled up
-        self.terms = 0  # how often what was allowed before became void
+        self.keeps_limit = False  # runs never move it beyond the limit: the publisher sees to that
+        self.source: StepSource | None = None  # through which other processes move the step
+        # below a limit each run takes a credit, which the source granted to this process
+        self.needs_credits = False
+        self.credits = 0  # >= 0
+        self.is_cut_off = False  # no credit comes any more
+        self.lease_until = math.inf  # when credits expire, by `system_now`
+        self.low_water = 0  # at which more credits are asked for
+        self.terms = 0  # how often earlier credits became void
         self.tickets = 0
         self.abandoned = 0  # of those, the ones whose thread may never end
         # of older epochs: a source that has not lost its state may still see their runs, after its
         # step has gone back. Those whose thread may never end are forgotten after a while.
         self.num_void = self.num_lost = self.num_forgets = 0
-        self.kept_from = 0  # those of earlier epochs were forgotten, if they were lost by then
-        # the largest advance of a run that was alone; unknown until one was
+        self.kept_from = 0  # lost runs of earlier epochs were forgotten
+        # the largest advance of a run that was alone; unknown until there was one
         self.stride: int | None = None
         self.is_exclusive = False
-        # the task that runs within the exclusive side, and what of it does; None where others
-        # end it, so that the task may wait for that
+        # the task that holds the exclusive side, and what it does; None where another task ends
+        # it, so that this one may wait for that
         self.holder: tuple[object, str] | None = None
         self.askers: deque[Asker] = deque()
         self.grants = 0
         self.engine: Engine | None = None  # the one of all open workers, if there is one
-        self.is_free = False  # they have one engine, nobody stands in line, and it is not closed
-        # a step without a ticket, on that engine's event loop: see `StepRuns.begin_here`
+        self.is_free = False  # they have one engine, the queue is empty, and it is not closed
+        # a step without a ticket, on that engine's event loop: see `Admission.begin_here`
         self.is_running_here = False
         self.value_here: int | None = None  # before that step, if known and it began alone
 
@@ -118,9 +118,14 @@ class Gate:
         """Whether runs have ended whose step is not known: `value` may lie behind."""
         return self.unread_runs != self.read_runs
 
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the step has reached its limit, if there is one."""
+        return self.limit is not None and self.value >= self.limit
+
     def is_far_from_limit(self) -> bool:
         """Whether one more step cannot go beyond the limit; without a lock."""
-        if self.is_rationed:
+        if self.needs_credits:
             return False
         tickets = self.tickets  # before the value: one counts until its step is in the value
         stride, limit = self.stride, self.limit
@@ -129,24 +134,24 @@ class Gate:
         return self.value + (tickets + 1) * stride <= limit
 
     def decide(self, is_exclusive: bool) -> Answer:
-        """The answer for whoever stands first in the queue."""
+        """The answer for the first in the queue."""
         tickets = self.tickets + self.is_running_here
         if is_exclusive:
             free = tickets == self.abandoned and not self.is_exclusive
             return Answer.GRANTED if free else Answer.WAIT
-        if self.is_closed or (self.limit is not None and self.value >= self.limit):
+        if self.is_closed or self.is_at_limit:
             return Answer.REFUSED
         if self.is_exclusive:
             return Answer.WAIT
         if self.limit is None or self.keeps_limit:
             return Answer.GRANTED
-        hangs = tickets == self.abandoned  # nobody is left whose end could be waited for
-        if self.is_rationed:
-            if self.allowance > 0 and system_now() < self.lease_until:
+        hangs = tickets == self.abandoned  # every run under way was abandoned: waiting is in vain
+        if self.needs_credits:
+            if self.credits > 0 and system_now() < self.lease_until:
                 return Answer.GRANTED
             if self.is_cut_off:
                 return Answer.CUT_OFF
-            # no other process is allowed those steps either
+            # no other process is granted those steps either
             is_last = hangs and self.value + tickets * (self.stride or 1) >= self.limit
             return Answer.REFUSED if is_last else Answer.WAIT
         if self.is_unread:
@@ -168,41 +173,50 @@ class Gate:
         ticket.is_settled = ticket.is_abandoned = False
         self.tickets += 1
         self.grants += 1
-        # one that a run takes which began without a limit was not asked of anybody
-        is_allowed = self.limit is not None and self.allowance > 0
-        ticket.terms = self.terms if is_allowed else -1
-        self.allowance -= is_allowed
+        # a run that began without a limit was granted without a credit
+        takes_credit = self.limit is not None and self.credits > 0
+        ticket.terms = self.terms if takes_credit else -1
+        self.credits -= takes_credit
         return ticket
 
     def take_back(self, ticket: Ticket) -> None:
-        """The ticket has not been used: whoever asks next may have what it was allowed."""
+        """The ticket has not been used: the next asker may have its credit."""
         self.settle(ticket, None)
-        self.allowance += ticket.terms == self.terms
+        self.credits += ticket.terms == self.terms
 
-    def void(self) -> None:
-        """Forget what was allowed so far; others may have been given it meanwhile."""
+    def feed_from(self, source: StepSource | None, stride: int) -> None:
+        """Have another source, or none; the credits of the last one are void."""
+        self.source = source
+        self.needs_credits = source is not None and source.rations and not self.keeps_limit
+        self.void_credits()
+        self.lease_until = math.inf
+        if source is not None:
+            self.stride = stride
+
+    def void_credits(self) -> None:
+        """Forget the credits so far; others may have been granted them meanwhile."""
         self.terms += 1
-        self.allowance = self.low_water = 0
+        self.credits = self.low_water = 0
 
-    def allow(self, runs: int) -> None:
+    def add_credits(self, runs: int) -> None:
         """Add to what this process may run below the limit."""
-        self.allowance += runs
-        self.low_water = self.allowance // 2
+        self.credits += runs
+        self.low_water = self.credits // 2
 
     @property
     def num_short(self) -> int:
-        """How many askers a ticket would help; not those that wait for somebody's exclusive."""
-        is_needed = self.is_rationed and self.limit is not None and self.allowance == 0
+        """How many askers a credit would help; not those that wait behind an exclusive one."""
+        is_needed = self.needs_credits and self.limit is not None and self.credits == 0
         if not is_needed or self.is_exclusive:
             return 0
         return sum(1 for _ in takewhile(lambda asker: not asker.is_exclusive, self.askers))
 
     @property
     def is_short(self) -> bool:
-        """Whether more tickets should be asked for."""
+        """Whether more credits should be asked for."""
         return (
-            self.is_rationed and self.limit is not None and not self.is_closed
-            and self.allowance <= self.low_water and self.value < self.limit
+            self.needs_credits and self.limit is not None and not self.is_closed
+            and self.credits <= self.low_water and self.value < self.limit
         )  # fmt: skip
 
     def settle(self, ticket: Ticket, value: int | Sentinel | None) -> None:
@@ -255,16 +269,22 @@ class Gate:
         self.num_void += self.tickets
         self.num_lost += self.abandoned
         self.tickets = self.abandoned = 0
-        self.void()
+        self.void_credits()
+
+    def reset_limit(self) -> None:
+        """The last worker has closed: the next one to open sets a limit of its own."""
+        self.limit = self.engine = None
+        self.is_closed = False
+        self.void_credits()
 
     def forget_lost(self) -> None:
-        """Take it that no run of an older epoch is under way whose thread may never end."""
+        """Assume that the runs of older epochs whose thread may never end have ended."""
         self.num_void -= self.num_lost
         self.num_lost, self.kept_from = 0, self.epoch
         self.num_forgets += 1
 
     def abandon(self, ticket: Ticket) -> None:
-        """Nobody waits for its run any longer: rather stop short of the limit than hang."""
+        """The end of its run is not waited for: rather stop short of the limit than hang."""
         if ticket.is_settled or ticket.is_abandoned:
             return
         ticket.is_abandoned, ticket.lost_in = True, self.num_forgets
@@ -274,13 +294,13 @@ class Gate:
             self.num_lost += 1
 
     def find_free(self) -> None:
-        """Call it after every change of what `is_free` says."""
+        """Update `is_free`; after every change of what it depends on."""
         self.is_free = not (
             self.engine is None or self.is_exclusive or self.askers or self.is_closed
         )
 
     def answer_askers(self) -> list[Asker]:
-        """Those who need not wait any longer, in order, taken out of the queue."""
+        """Those that need not wait any longer, in order, taken out of the queue."""
         answered = []
         while self.askers:
             asker = self.askers[0]

@@ -1,26 +1,25 @@
-"""GlobalStep: the awaitable counter of training steps, with the gate that stops it exactly.
+"""GlobalStep: the awaitable counter of training steps.
 
-It does not count by itself: whoever ran a step publishes the value read after the run.
+It does not count by itself: what runs a step publishes the value read after the run.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import operator
 from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot
+from .._check import integer
+from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot, async_block
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
 from .._errors import StepSourceLostError, StepUnreachableError, StopTraining
-from .admission import wake_all
-from .allowance import LOST, UNREACHABLE, FedRuns
-from .source import SourceState
+from .admission import LOST, UNREACHABLE, Admission, wake_all
+from .admission import GlobalStepStatistics as GlobalStepStatistics
+from .source import Demand, SourceState, StepSource
 from .waiters import Listener, Waiter, Worker
 
 logger = logging.getLogger("asynchooks")
@@ -32,25 +31,7 @@ Meanwhile another task may begin to run its steps.
 """
 
 
-@dataclass(frozen=True)
-class GlobalStepStatistics:
-    """What a `GlobalStep` holds at one moment; all counts, in steps or tasks."""
-
-    value: int
-    epoch: int
-    limit: int | None
-    stride: int | None
-    tickets: int
-    tasks_waiting_for_step: int
-    tasks_waiting_for_ticket: int
-    is_exclusive: bool
-    workers_opened: int
-    workers_open: int
-    source: SourceState | None
-    """Whether news of other processes arrives; None where nobody else moves the step."""
-
-
-class GlobalStep(FedRuns):
+class GlobalStep:
     """The number of training steps done, shared by all workers of one model.
 
     A session's creator makes it and the last session on it closes it; `session.global_step` and
@@ -63,8 +44,11 @@ class GlobalStep(FedRuns):
             is noticed as soon as all of them wait.
         name: what it is called in logs and event files.
         moved_elsewhere: whether other processes move it, too: then no wait for it is hopeless.
-        keeps_limit: whether only `publish` moves it, by one who minds the limit: runs do not count
+        keeps_limit: whether only `publish` moves it, and never beyond the limit: runs do not count
             then, and none waits for another near the limit. A ParameterServer does so.
+
+    Raises:
+        TypeError, ValueError: `value` or `num_workers` is no integer, or the latter is below 1.
 
     Example:
         step = GlobalStep()
@@ -73,7 +57,16 @@ class GlobalStep(FedRuns):
             step.publish(10)                     # from any thread
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "admission", "body", "stop", "worker")
+
+    admission: Admission
+    """How sessions run steps on it; the same one for all handles of one step."""
+    stop: Stop | None
+    """What ends every wait of this handle, the stop of its session; None for the step itself."""
+    worker: Worker | None
+    """The session whose runs and waits are those of this handle, if any."""
+    body: Worker | None
+    """As `worker`, for the waits in the body of its block."""
 
     def __init__(
         self,
@@ -84,49 +77,74 @@ class GlobalStep(FedRuns):
         moved_elsewhere: bool = False,
         keeps_limit: bool = False,
     ) -> None:
-        if not isinstance(value, int):
-            raise TypeError(f"value is {value!r}; give an integer number of steps")
-        if num_workers is not None and not (isinstance(num_workers, int) and num_workers >= 1):
-            raise ValueError(f"num_workers is {num_workers!r}; give at least 1, or None if unknown")
-        super().__init__(value, name, math.inf if moved_elsewhere else num_workers)
-        self._gate.keeps_limit = keeps_limit
+        value = integer("value", value, expected="an integer number of steps")
+        if num_workers is not None:
+            expected = "at least 1, or None if unknown"
+            num_workers = integer("num_workers", num_workers, least=1, expected=expected)
+        self.admission = Admission(value, name, math.inf if moved_elsewhere else num_workers)
+        self.admission.gate.keeps_limit = keeps_limit
+        self.stop = self.worker = self.body = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in logs and event files."""
+        return self.admission.name
 
     @property
     def value(self) -> int:
-        """The last step published in this epoch; read anew where a graph's runs have moved it."""
-        if self._gate.unread_runs != self._gate.read_runs:
-            self.refresh()
-        return self._gate.value
+        """The last step published in this epoch; read again where a graph's runs have moved it."""
+        gate = self.admission.gate
+        if gate.unread_runs != gate.read_runs:
+            self.admission.refresh()
+        return gate.value
 
     @property
     def last_known(self) -> int:
         """As `value`, but as it was read last: this takes no lock and reads nothing."""
-        return self._gate.value
+        return self.admission.gate.value
 
     @property
     def epoch(self) -> int:
         """How often the step was restarted (after a recovery it may have gone back)."""
-        return self._gate.epoch
+        return self.admission.gate.epoch
 
     @property
     def limit(self) -> int | None:
         """The step at which `session.run` refuses to go on, if any."""
-        return self._gate.limit
+        return self.admission.gate.limit
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the step has reached its limit, as far as is known; False if there is no limit.
+
+        As `last_known` it takes no lock and reads nothing: while there is a limit, the step is
+        read after each run.
+        """
+        return self.admission.gate.is_at_limit
 
     @property
     def training(self) -> object:
         """The same for as long as any session on this step is open: one training of one model."""
-        return self._waiters.training
+        return self.admission.waiters.training
 
     @property
     def moved_elsewhere(self) -> bool:
         """Whether other processes move it, too."""
-        return self._waiters.num_workers == math.inf
+        return self.admission.waiters.num_workers == math.inf
 
     @property
     def keeps_limit(self) -> bool:
         """Whether only `publish` moves it, never beyond the limit."""
-        return self._gate.keeps_limit
+        return self.admission.gate.keeps_limit
+
+    @property
+    def is_running_here(self) -> bool:
+        """Whether a step without a ticket is under way: see `Admission.begin_here`."""
+        return self.admission.gate.is_running_here
+
+    def is_same(self, other: GlobalStep) -> bool:
+        """Whether both are handles of one counter."""
+        return self.admission is other.admission
 
     async def wait_for(
         self, step: int, *, timeout: float | None = None, fails_on_loss: bool = False
@@ -148,110 +166,127 @@ class GlobalStep(FedRuns):
             StepSourceLostError: no news arrives, and `fails_on_loss` is set.
             StopTraining: the session that this handle belongs to was asked to stop.
             TimeoutError: the step did not come in time.
-            StepUnreachableError: nobody is left to bring it.
+            StepUnreachableError: no session is left that could bring it.
         """
         engine = current_engine()
-        if not isinstance(step, int):
-            step = _as_integer(step)
+        if type(step) is not int:
+            expected = "the global step to wait for, an integer"
+            step = integer("step", step, expected=expected)
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is {timeout!r}; give seconds >= 0, or None")
-        if self._gate.is_unread:
-            self.refresh()
-        worker = self.worker
-        # a wait that ends by itself, or that others' updates may end, keeps nobody from moving on
-        is_bounded = timeout is not None or self._gate.keeps_limit
-        if not is_bounded and self._gate.value < step and self._gate.tickets:
-            in_step = self._worker_in_step(engine)
-        else:
-            in_step = None
-        body = None if is_bounded or worker is not None else self.body
-        with self._lock:
-            if self._gate.value >= step:
-                return self._gate.value
-            if self._stop is not None and self._stop.is_set:
-                raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
-            if fails_on_loss and self._waiters.source_state is SourceState.LOST:
-                raise self._lost(step)
-            if in_step is not None and self._waiters.is_alone(in_step):
-                raise StepUnreachableError(
-                    f"{self.name} {step} can no longer come: this task is in a step of {self!r}, "
-                    "and no other session is open that could move it, so it would wait for "
-                    "itself, for ever. Wait outside of the step function, between two runs"
-                )
-            slot = Slot(engine, f"{self.name} {step}")
-            is_next = step < self._waiters.next_step
-            worker = worker or in_step
-            waiter = self._waiters.add(step, slot, worker)
-            waiter.fails_on_loss = fails_on_loss
-            if self._gate.value >= step:  # since a moment ago, by a run that took no lock
-                self._waiters.leave(waiter)
-                return self._gate.value
-            lost = self._waiters.take_lost()
-            nobody_else = worker is not None and self._gate.source is None
-            all_wait = nobody_else and self._waiters.all_wait
-        self._tell_lost(lost, step, all_wait)
-        if self._gate.is_unread:  # by a thread that did not know of this waiter yet
-            self.refresh()
+        waiter = self._join(engine, step, timeout is not None, fails_on_loss)
+        if isinstance(waiter, int):
+            return waiter
+        admission, body = self.admission, self.body
         until = math.inf if timeout is None else engine.now() + timeout
         try:
-            self._tell_source(is_next)
-            if body is not None and body.is_in_body(engine):
-                value = await self._wait_as_body(body, engine, waiter, slot, step)
+            if (
+                body is not None and timeout is None and self.worker is None
+                and not admission.gate.keeps_limit and body.is_in_body(engine)
+            ):  # fmt: skip
+                value = await self._wait_as_body(body, engine, waiter, step)
             else:
-                with EndsAtStop(slot, self._stop):
-                    value = await engine.park(slot, until)
+                with EndsAtStop(waiter.slot, self.stop):
+                    value = await engine.park(waiter.slot, until)
         finally:
-            with self._lock:
-                self._waiters.leave(waiter)
+            with admission.lock:
+                admission.waiters.leave(waiter)
         if value is STOPPED:
-            raise StopTraining(f"a stop was requested while waiting for {self.name} {step}")
+            raise self._stopped(step)
         if value is TIMED_OUT:
             raise TimeoutError(f"{self.name} {step} did not come within {timeout} s: {self!r}")
         if value is LOST:
             raise self._lost(step)
         if value is UNREACHABLE:
             raise StepUnreachableError(
-                f"{self.name} {step} can no longer come: {self!r} has nobody left to move it. "
+                f"{self.name} {step} can no longer come: no session is left to move {self!r}. "
                 "Wait for an earlier step, or keep a session open that trains up to it."
             )
         assert isinstance(value, int)
         return value
 
-    async def _wait_as_body(
-        self, body: Worker, engine: Engine, waiter: Waiter, slot: Slot, step: int
-    ) -> Any:
-        """Wait, after a while as the session itself, unless other tasks are to run its steps."""
+    def _join(
+        self, engine: Engine, step: int, has_timeout: bool, fails_on_loss: bool
+    ) -> Waiter | int:
+        """Join the waiters, unless the step is reached already: then its value."""
+        admission = self.admission
+        gate, waiters = admission.gate, admission.waiters
+        if gate.is_unread:
+            admission.refresh()
+        worker = self.worker
+        # a wait that ends by itself, or by another process's update, keeps no worker from training
+        is_bounded = has_timeout or gate.keeps_limit
+        in_step = None
+        if not is_bounded and gate.value < step and gate.tickets:
+            in_step = self._worker_in_step(engine)
+        with admission.lock:
+            if gate.value >= step:
+                return gate.value
+            if self.stop is not None and self.stop.is_set:
+                raise self._stopped(step)
+            if fails_on_loss and waiters.source_state is SourceState.LOST:
+                raise self._lost(step)
+            if in_step is not None and waiters.is_alone(in_step):
+                raise StepUnreachableError(
+                    f"{self.name} {step} can no longer come: this task is in a step of {self!r}, "
+                    "and no other session is open that could move it, so it would wait for "
+                    "itself, for ever. Wait outside of the step function, between two runs"
+                )
+            is_next = step < waiters.next_step
+            worker = worker or in_step
+            waiter = waiters.add(step, Slot(engine, admission.description(step)), worker)
+            waiter.fails_on_loss = fails_on_loss
+            if gate.value >= step:  # since a moment ago, by a run that took no lock
+                waiters.leave(waiter)
+                return gate.value
+            unreachable = waiters.take_unreachable()
+            all_wait = worker is not None and gate.source is None and waiters.all_wait
+        self._wake_unreachable(unreachable, step, all_wait)
+        if gate.is_unread:  # by a thread that did not know of this waiter yet
+            admission.refresh()
+        if is_next:
+            self._look_again()
+        return waiter
+
+    async def _wait_as_body(self, body: Worker, engine: Engine, waiter: Waiter, step: int) -> Any:
+        """Wait, after a while as the session itself, unless other tasks run its steps."""
+        admission = self.admission
+        gate, waiters = admission.gate, admission.waiters
         body.begin_body_wait(engine)
         try:
-            with EndsAtStop(slot, self._stop):
-                value = await engine.park(slot, engine.now() + _PATIENCE_SECS)
+            with EndsAtStop(waiter.slot, self.stop):
+                value = await engine.park(waiter.slot, engine.now() + _PATIENCE_SECS)
             if value is not TIMED_OUT:
                 return value
-            with self._lock:
+            with admission.lock:
                 if waiter.is_gone:  # at this very moment
-                    return self._gate.value if self._gate.value >= step else UNREACHABLE
-                waiter.slot = slot = Slot(engine, slot.what)
+                    return gate.value if gate.value >= step else UNREACHABLE
+                waiter.slot = slot = Slot(engine, waiter.slot.what)
                 if not body.runs_elsewhere:
-                    self._waiters.count(waiter, body)
-                lost = self._waiters.take_lost()
-                all_wait = self._gate.source is None and self._waiters.all_wait
-            self._tell_lost(lost, step, all_wait)
-            with EndsAtStop(slot, self._stop):
+                    waiters.count(waiter, body)
+                unreachable = waiters.take_unreachable()
+                all_wait = gate.source is None and waiters.all_wait
+            self._wake_unreachable(unreachable, step, all_wait)
+            with EndsAtStop(slot, self.stop):
                 return await engine.park(slot)
         finally:
             body.end_body_wait()
 
-    def _tell_lost(self, lost: list[Waiter], step: int, all_wait: bool) -> None:
-        if all_wait and not lost:
+    def _wake_unreachable(self, waiters: list[Waiter], step: int, all_wait: bool) -> None:
+        if all_wait and not waiters:
             logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
             )
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
+        wake_all([(each.slot, UNREACHABLE) for each in waiters])
 
-    def _tell_source(self, is_news: bool = True) -> None:
-        source = self._gate.source
-        if is_news and source is not None:
+    def _look_again(self) -> None:
+        """Notify the source, if there is one, that `demand` has changed; without the lock."""
+        source = self.admission.gate.source
+        if source is not None:
             source.look_again()
+
+    def _stopped(self, step: int) -> StopTraining:
+        return StopTraining(f"a stop was requested while waiting for {self.name} {step}")
 
     def _lost(self, step: int) -> StepSourceLostError:
         return StepSourceLostError(
@@ -259,59 +294,63 @@ class GlobalStep(FedRuns):
         )
 
     def watch_limit(self, slot: Slot) -> Callable[[], None]:
-        """Have the slot woken when the limit is reached, or changed; returns what forgets it.
+        """Have the slot woken when the limit is reached, or changed; returns what ends that.
 
-        Whoever waits so is not waiting for a step: its session may go on with the next run.
+        This is no wait for a step: the session of the task that waits may go on with its next run.
         """
-        watchers = self._waiters.of_limit
-        with self._lock:
-            limit = self._gate.limit
-            is_next = limit is not None and limit < self._waiters.next_step
-            waiter = None if limit is None else self._waiters.add(limit, slot, None)
-            watchers.append(slot)
-        self._tell_source(is_next)
+        admission = self.admission
+        waiters = admission.waiters
+        with admission.lock:
+            limit = admission.gate.limit
+            is_next = limit is not None and limit < waiters.next_step
+            waiter = None if limit is None else waiters.add(limit, slot, None)
+            waiters.limit_slots.append(slot)
+        if is_next:
+            self._look_again()
 
         def forget() -> None:
-            with self._lock:
+            with admission.lock:
                 if waiter is not None:
-                    self._waiters.leave(waiter)
-                if slot in watchers:
-                    watchers.remove(slot)
+                    waiters.leave(waiter)
+                if slot in waiters.limit_slots:
+                    waiters.limit_slots.remove(slot)
 
         return forget
 
     def publish(self, value: int | Sentinel, *, epoch: int | None = None) -> None:
-        """Say that the step has reached a value, and wake who waited for it; from any thread.
+        """Say that the step has reached a value, and wake its waiters; from any thread.
 
-        `ADVANCED` stands for one step more.
+        A value of another epoch, or below the present one, comes late and is ignored.
 
-        A value of another epoch, or below the present one, is late news and ignored.
+        Args:
+            value: the step, or `ADVANCED` for one step more.
+            epoch: the one that it is of; None for the present one.
         """
-        with self._lock:
-            if epoch in (None, self._gate.epoch):
-                self._gate.learn(value)
-            news = self._news()
+        admission = self.admission
+        with admission.lock:
+            if epoch in (None, admission.gate.epoch):
+                admission.gate.learn(value)
+            news = admission.news()
         wake_all(news)
 
     def restart(self, value: int) -> None:
         """Begin a new epoch at a value, which may lie below the present one; from any thread."""
-        with self._lock:
-            self._gate.restart(value)
-            news = self._news()
-        wake_all(news)
-        self._tell_source()
+        with self.admission.change() as gate:
+            gate.restart(value)
+        self._look_again()
 
     def raise_limit(self, step: int) -> None:
         """Let no run start that could bring the step beyond `step`; the largest limit holds."""
-        with self._lock:
-            gate = self._gate
+        admission = self.admission
+        gate, waiters = admission.gate, admission.waiters
+        with admission.lock:
             gate.limit = step if gate.limit is None else max(gate.limit, step)
-            news = self._news() + [(slot, gate.limit) for slot in self._waiters.of_limit]
-            self._waiters.of_limit.clear()
+            news = admission.news() + [(slot, gate.limit) for slot in waiters.limit_slots]
+            waiters.limit_slots.clear()
         wake_all(news)
         if gate.is_unread:
-            self.refresh()
-        self._look_again()
+            admission.refresh()
+        admission.look_again()
 
     def open_worker(self, engine: Engine | None = None, listener: Listener | None = None) -> Worker:
         """Say that one more session may move the step; close it with `close_worker`.
@@ -321,48 +360,47 @@ class GlobalStep(FedRuns):
             listener: what `stop_workers` stops, from then on.
         """
         worker = Worker(listener, engine)
-        with self._lock:
-            is_first = not self._waiters.workers
-            self._waiters.open(worker)
-            self._gate.engine = engine if is_first or engine is self._gate.engine else None
-            self._gate.find_free()
+        admission = self.admission
+        gate, waiters = admission.gate, admission.waiters
+        with admission.lock:
+            is_first = not waiters.workers
+            waiters.open(worker)
+            gate.engine = engine if is_first or engine is gate.engine else None
+            gate.find_free()
         return worker
 
     def close_worker(self, worker: Worker) -> None:
-        """Say that this session moves the step no more; waiters that it leaves alone end."""
-        with self._lock:
+        """Say that this session moves the step no more; waiters whose step cannot come end."""
+        with self.admission.lock:
             news = self._without(worker)
         wake_all(news)
-        self._tell_source()
+        self._look_again()
 
     def drop_worker(self, worker: Worker) -> None:
         """As `close_worker`, where the garbage collector may have interrupted anything."""
-        if not self._acquire(blocking=False):  # perhaps by the very code that is interrupted
+        if not self.admission.acquire(blocking=False):  # perhaps by the code that is interrupted
             with suppress(RuntimeError):  # the interpreter ends
                 start_new_thread(self.close_worker, (worker,))  # `Thread` has locks of its own
             return
         try:
             news = self._without(worker)
         finally:
-            self._release()
+            self.admission.release()
         for slot, value in news:
             slot.engine.wake_from_signal(slot, value)
 
     def _without(self, worker: Worker) -> list[tuple[Slot, object]]:
-        """Take a worker off, with the lock held; returns whom that concerns."""
-        self._waiters.close(worker)
-        if not self._waiters.workers:
-            self._gate.limit = None  # whoever opens next sets a limit of its own
-            self._gate.is_closed = False
-            self._gate.void()
-            self._gate.engine = None
-        news = self._news()
-        return news + [(each.slot, UNREACHABLE) for each in self._waiters.take_lost()]
+        """Take a worker off, with the lock held; returns what to wake."""
+        admission = self.admission
+        admission.waiters.close(worker)
+        if not admission.waiters.workers:
+            admission.gate.reset_limit()
+        return admission.news() + self.admission.unreachable()
 
     @property
     def stop_reason(self) -> StopReason | None:
         """Why all workers were stopped; None if they were not."""
-        return self._waiters.stop_reason
+        return self.admission.waiters.stop_reason
 
     def stop_workers(self, reason: StopReason, apart_from: Worker | None = None) -> StopReason:
         """Stop all open workers, and those that open before the last of them has closed.
@@ -370,13 +408,13 @@ class GlobalStep(FedRuns):
         Runs that are under way complete. From any thread.
 
         Args:
-            apart_from: one that knows already; the others are stopped once.
+            apart_from: one that is stopping already; the others are stopped once.
 
         Returns:
             The first reason, which stands.
         """
-        waiters = self._waiters
-        with self._lock:
+        waiters = self.admission.waiters
+        with self.admission.lock:
             others = [each for each in waiters.workers if not each.is_stopped]
             if waiters.workers:
                 reason = waiters.stop_reason = waiters.stop_reason or reason
@@ -392,74 +430,175 @@ class GlobalStep(FedRuns):
         A run whose `before_run` is under way ends by StopTraining; a step under way completes, and
         `exclusive` waits for it.
         """
-        with self._lock:
-            self._gate.is_closed = bool(self._waiters.workers)
-            news = self._news()
-        wake_all(news)
+        with self.admission.change() as gate:
+            gate.is_closed = bool(self.admission.waiters.workers)
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
-        """Say that an open worker moves no step for now; waiters that it leaves alone end."""
-        with self._lock:
-            self._waiters.set_idle(worker, is_idle)
-            lost = self._waiters.take_lost()
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
+        """Say that an open worker moves no step for now; waiters whose step cannot come end."""
+        with self.admission.lock:
+            self.admission.waiters.set_idle(worker, is_idle)
+            news = self.admission.unreachable()
+        wake_all(news)
 
     def close(self) -> None:
-        """Say that the step will not move again: everybody who waits for it, or will, ends."""
-        with self._lock:
-            self._waiters.is_closed = True
-            lost = self._waiters.take_lost()
-        wake_all([(each.slot, UNREACHABLE) for each in lost])
+        """Say that the step will not move again: every wait for it ends, also later ones."""
+        with self.admission.lock:
+            self.admission.waiters.is_closed = True
+            news = self.admission.unreachable()
+        wake_all(news)
 
     def bound(
         self, stop: Stop, worker: Worker | None = None, *, body: Worker | None = None
     ) -> GlobalStep:
-        """The same step, whose waits end at `stop` and count as waits of `worker`.
+        """A handle of the same step, whose waits end at `stop` and count as waits of `worker`.
 
         Args:
             body: as `worker`, for long waits in the body of its block: not those of other tasks,
                 nor where other tasks run its steps, nor with a timeout.
         """
         handle = GlobalStep.__new__(GlobalStep)
-        for shared in ("_acquire", "_gate", "_lock", "_release", "_waiters", "name"):
-            setattr(handle, shared, getattr(self, shared))
-        handle._stop, handle._spare_ticket = stop, None
+        handle.admission, handle.stop = self.admission, stop
         handle.worker, handle.body = worker, body
         return handle
 
-    def statistics(self) -> GlobalStepStatistics:
-        """The state of this step and of those who wait for it, at one moment."""
-        if self._gate.is_unread:
-            self.refresh()
-        with self._lock:
-            gate, waiters = self._gate, self._waiters
-            return GlobalStepStatistics(
-                value=gate.value,
-                epoch=gate.epoch,
-                limit=gate.limit,
-                stride=gate.stride,
-                tickets=gate.tickets,
-                tasks_waiting_for_step=len(waiters),
-                tasks_waiting_for_ticket=len(gate.askers),
-                is_exclusive=gate.is_exclusive,
-                workers_opened=waiters.opened,
-                workers_open=len(waiters.workers),
-                source=waiters.source_state,
-            )
+    @async_block("global_step.exclusive()")
+    async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
+        """Within the block no run is under way, in order of asking. Cancellation safe.
 
-    def __repr__(self) -> str:
-        gate, waiters = self._gate, self._waiters
-        is_known = waiters.num_workers not in (None, math.inf)
-        expected = f" of {waiters.num_workers} expected" if is_known else ""
-        limit = "" if gate.limit is None else f", limit {gate.limit}"
-        return (
-            f"<GlobalStep {self.name} at {gate.value}{limit}, epoch {gate.epoch}, "
-            f"workers: {len(waiters.workers)} open, {waiters.opened} opened{expected}>"
+        Do not run a step of the same model inside, nor ask for it again: that would wait for the
+        end of the block. In the task that is in the block it is an error; another one waits.
+
+        Args:
+            timeout: seconds, >= 0, to wait for runs that are under way; None waits as long as it
+                takes, for ever if one of them waits for the caller.
+
+        Raises:
+            TimeoutError: on entering: they have not ended in time.
+            StopTraining: on entering: the session was asked to stop while they went on.
+            RuntimeError: on entering: this task is in such a block already, in a save, or in an
+                async step.
+            TypeError: it is entered by `with`, not by `async with`.
+        """
+        release = await self.take_exclusive(timeout=timeout, ends_at_stop=True)
+        try:
+            with self.admission.held_here("global_step.exclusive()"):
+                yield
+        finally:
+            release()
+
+    async def take_exclusive(
+        self, *, timeout: float | None = None, ends_at_stop: bool = False
+    ) -> Callable[[], None]:
+        """As entering `exclusive`, also after a stop; returns what ends it, from any thread.
+
+        Where the same task takes and ends it, what it does meanwhile stands in
+        `Admission.held_here`.
+        """
+        must_not_wait = timeout is None or ends_at_stop
+        if must_not_wait and self._worker_in_step(current_engine()) is not None:
+            raise RuntimeError(
+                f"this task is in a step of {self!r}, and asks for global_step.exclusive(): it "
+                "would wait for itself, for ever, as that waits for the end of all steps under "
+                "way. Ask for it outside of the step function, between two runs"
+            )
+        return await self.admission.take_exclusive(
+            stop=self.stop, timeout=timeout, ends_at_stop=ends_at_stop
         )
 
+    def _worker_in_step(self, engine: Engine) -> Worker | None:
+        """The worker whose async step the running task is in; None if it is in none."""
+        if not self.admission.gate.tickets:
+            return None
+        workers = list(self.admission.waiters.workers) if self.worker is None else [self.worker]
+        return next((worker for worker in workers if worker.is_in_step(engine)), None)
 
-def _as_integer(step: object) -> int:
-    try:
-        return operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"step is {step!r}; give the global step to wait for, an integer") from None
+    def feed_from(
+        self,
+        source: StepSource | None,
+        stride: int = 1,
+        *,
+        instead_of: StepSource | None = None,
+    ) -> None:
+        """Have a source bring the steps that other processes make; None: it brings no more.
+
+        Args:
+            source: what brings them, and the tickets below a limit if it `rations` them.
+            stride: by how much one run moves the step, >= 1.
+            instead_of: the source so far, if another one may have taken its place by now: then
+                nothing changes.
+        """
+        expected = "the steps that a run makes, >= 1"
+        stride = integer("stride", stride, least=1, expected=expected)
+        self.admission.feed_from(source, stride, instead_of)
+
+    def demand(self) -> Demand:
+        """What is needed from other processes now; for the source."""
+        return self.admission.demand()
+
+    def forget_lost(self, epoch: int) -> None:
+        """Count lost runs of older epochs no longer, unless this one is over by now."""
+        with self.admission.lock:
+            if epoch == self.admission.gate.epoch:
+                self.admission.gate.forget_lost()
+
+    def grant(
+        self,
+        runs: int,
+        *,
+        epoch: int,
+        limit: int | None = None,
+        source: StepSource | None = None,
+    ) -> bool:
+        """Let this process run so many steps more below the limit; from any thread.
+
+        A negative number takes back what is not used yet.
+
+        Args:
+            epoch: the one that they are for.
+            limit: the one that they were asked for under, if there may be a lower one by now:
+                the last session may have closed and another one opened.
+            source: what grants, if another one may have taken its place by now.
+
+        Returns:
+            Whether it did: not for another epoch, nor a lower limit or none, nor from a source
+            that feeds the step no more, and never more back than there is.
+        """
+        with self.admission.change() as gate:
+            if not gate.needs_credits or gate.limit is None or epoch != gate.epoch:
+                return False
+            if source not in (None, gate.source) or (limit is not None and limit > gate.limit):
+                return False
+            if gate.credits + runs < 0:
+                return False
+            gate.add_credits(runs)
+        return True
+
+    def lease(self, until: float) -> None:
+        """Let what was granted be used up to a time, in seconds by `system_now`.
+
+        Afterwards others may have been given it: this process may have slept, or been cut off.
+        Never called, there is no such time.
+        """
+        with self.admission.change() as gate:
+            gate.lease_until = until
+
+    def set_source_state(
+        self, state: SourceState | None, reason: str = "", *, source: StepSource | None = None
+    ) -> None:
+        """Say whether news of other processes arrives, and why not; from any thread.
+
+        Once the source is closed every wait for a step ends, and for a ticket; it may come back.
+
+        Args:
+            reason: for the log.
+            source: the caller, if another one may have taken its place by now: then nothing
+                changes.
+        """
+        self.admission.set_source_state(state, reason, source)
+
+    def statistics(self) -> GlobalStepStatistics:
+        """The state of this step and of the tasks that wait for it, at one moment."""
+        return self.admission.statistics()
+
+    def __repr__(self) -> str:
+        return repr(self.admission)

@@ -1,6 +1,6 @@
-"""StepSource: who tells a global step what other processes do to it, and rations its last steps.
+"""StepSource: brings a global step what other processes do to it, and credits for its last steps.
 
-The seam to engines that run many processes. Nothing here knows one of them, and nothing waits.
+The seam to engines that run many processes. It waits for nothing, and knows none of them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 
 class SourceState(Enum):
-    """Whether news of other processes arrives."""
+    """Whether updates of other processes arrive."""
 
     LIVE = "live"
-    """It does."""
+    """They do."""
     LOST = "lost"
-    """It does not for now; who waits goes on to wait, unless it asked to be told."""
+    """They do not for now; waits go on, unless they were begun with `fails_on_loss`."""
     CLOSED = "closed"
-    """It will not come any more."""
+    """They will not arrive any more."""
 
 
 class Demand(NamedTuple):
     """What the tasks of this process need from other processes, at one moment."""
 
     next_step: float
-    """The lowest step that somebody waits for, or the limit where tickets are rationed; infinite
-    if there is none."""
+    """The lowest step that is waited for, or the limit where tickets need credits; infinite if
+    there is none."""
     limit: int | None
     """The step that no run may lead beyond, if any."""
     num_short: int
@@ -43,14 +43,14 @@ class Demand(NamedTuple):
     epoch: int
     """Which a grant must name: tickets of an earlier one are void."""
     num_lost: int = 0
-    """Of the tickets taken, those of an earlier epoch whose run nobody waits for: it may never end,
+    """Of the tickets taken, those of an earlier epoch whose run was abandoned: it may never end,
     and may still move the step."""
 
 
 class StepSource(ABC):
     """Brings the steps that other processes make to a `GlobalStep`, and tickets for its last ones.
 
-    Whoever runs an engine makes it and gives it to `GlobalStep.feed_from`. It holds one blocked
+    The engine of a cluster makes it and gives it to `GlobalStep.feed_from`. It holds one blocked
     wait for the whole process, whatever number of tasks wait here, and calls the step's `publish`,
     `restart`, `grant` and `set_source_state`, from any thread.
 

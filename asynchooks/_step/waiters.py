@@ -1,7 +1,7 @@
-"""Who waits for which global step, and whether it can still come.
+"""Which tasks wait for which global step, and whether it can still come.
 
-A state machine without locks and without waiting: `StepRuns` holds its lock around every call
-and wakes whom it is given.
+A state machine without locks and without waiting: `Admission` and `GlobalStep` hold the counter's
+lock around every call, and wake the waiters that a call returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .source import SourceState
 
 
 class Listener(Protocol):
-    """A session, as those see it that share its model."""
+    """A session, as the other sessions that share its model see it."""
 
     def stop_for(self, reason: StopReason) -> None:
         """Stop, without an error of one's own; from any thread."""
@@ -27,7 +27,7 @@ class Runs(Protocol):
 
     is_under_way: bool
     slots: tuple[Slot, ...]
-    """Woken at the end of the next one."""
+    """Woken at the end of the next run."""
 
 
 class Worker:
@@ -41,19 +41,18 @@ class Worker:
     def __init__(self, listener: Listener | None = None, engine: Engine | None = None) -> None:
         self.listener = listener
         self.engine = engine
-        self.is_stopped = False  # its listener knows that all are
-        # its waits in `before_run`, in an async step, in its body: while there is one, it moves no
-        # step
+        self.is_stopped = False  # its listener was called by `stop_workers`
+        # its waits in `before_run`, in an async step, in its body: during these it moves no step
         self.waits = 0
         self.step: Any = None  # the coroutine of the step that it runs, where that is one
-        # what is known of the body of its block, where there is one
-        self.task: object | None = None  # that opened it
+        # what is known of the body of its `async with` block, where there is one
+        self.task: object | None = None  # the task that opened it
         self.runs: Runs | None = None
         self.is_shared = False  # tasks other than that one run its steps
-        self.next_end: Slot | None = None  # while its body waits: woken as a run ends, of others
+        self.next_end: Slot | None = None  # while its body waits: woken as another task's run ends
 
     def is_in_step(self, engine: Engine) -> bool:
-        """Whether the running task is just now in its step, an async one."""
+        """Whether the running task is within this worker's step, an async one."""
         # a coroutine is running exactly as long as what it awaits does
         return self.engine is engine and getattr(self.step, "cr_running", False)
 
@@ -65,7 +64,7 @@ class Worker:
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether its body waits, and another task is seen to run its steps."""
+        """Whether its body waits while another task runs its steps."""
         runs, next_end = self.runs, self.next_end
         return (
             next_end is not None
@@ -74,7 +73,7 @@ class Worker:
         )
 
     def begin_body_wait(self, engine: Engine) -> None:
-        """Its body waits: look whether other tasks run its steps; in its own task."""
+        """Its body waits: watch whether other tasks run its steps; in its own task."""
         assert self.runs is not None
         self.next_end = Slot(engine, "the end of a run of another task")
         self.runs.slots += (self.next_end,)
@@ -100,34 +99,34 @@ class Waiter:
 
 
 class Waiters:
-    """The waiters by (step, order of asking), and the workers that may bring the step."""
+    """The waiters by (step, order of asking), and the workers that may move the step."""
 
     __slots__ = (
-        "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "next_step", "num_workers",
-        "of_limit", "opened", "source_state", "stop_reason", "training", "workers",
+        "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "limit_slots", "next_step",
+        "num_workers", "opened", "source_state", "stop_reason", "training", "workers",
     )  # fmt: skip
 
     def __init__(self, num_workers: float | None) -> None:
         self._heap: list[tuple[int, int, Waiter]] = []  # by step, then order of asking
-        self.next_step = math.inf  # no waiter is due below it: the one thing that each run asks
+        self.next_step = math.inf  # no waiter is due below it: all that a run has to look at
         self._num_gone = 0  # left, but still in the heap: taking one out would cost a scan
         self._num_idle = 0  # open workers that wait themselves
         self._order = 0
-        self.of_limit: list[Slot] = []  # of those who ask for the limit
+        self.limit_slots: list[Slot] = []  # to wake when the limit changes
         self.num_workers = num_workers
         self.opened = 0
         self.workers: dict[Worker, None] = {}  # in order of opening
-        self.training = object()  # another one once all workers have closed
-        self.stop_reason: StopReason | None = None  # of all of them, and of those yet to open
+        self.training = object()  # replaced once all workers have closed
+        self.stop_reason: StopReason | None = None  # of all workers, also of those yet to open
         self.is_closed = False
-        self.source_state: SourceState | None = None  # of who brings news of other processes
+        self.source_state: SourceState | None = None  # None where no other process moves the step
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_gone
 
     def open(self, worker: Worker) -> None:
         if not self.workers and self.opened >= (self.num_workers or math.inf):
-            self.opened = 0  # all that were announced have come and gone: a new round
+            self.opened = 0  # all that were announced have come and gone: a new round begins
         self.opened += 1
         self.workers[worker] = None
 
@@ -152,17 +151,13 @@ class Waiters:
         self.next_step = self._heap[0][0]
         self._order += 1
         if worker is not None:
-            self._begin_wait(worker)
+            self.set_idle(worker, True)
         return waiter
 
     def count(self, waiter: Waiter, worker: Worker) -> None:
-        """A waiter turns out to be the worker's own: it moves no step meanwhile."""
+        """A waiter turns out to be the worker's own, which moves no step meanwhile."""
         waiter.worker = worker
-        self._begin_wait(worker)
-
-    def _begin_wait(self, worker: Worker) -> None:
-        worker.waits += 1
-        self._num_idle += worker.waits == 1 and worker in self.workers
+        self.set_idle(worker, True)
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter waits no more, whether it was woken or not."""
@@ -184,26 +179,25 @@ class Waiters:
         self._find_next()
         return due
 
-    def take_lost(self) -> list[Waiter]:
+    def take_unreachable(self) -> list[Waiter]:
         """Take out all, in order, if their steps can no longer come; after every change."""
         is_closed = self.is_closed or self.source_state is SourceState.CLOSED
-        if not (is_closed or self._nobody_moves()):
+        if not is_closed and self._may_come():
             return []
-        lost: list[Waiter] = []
+        taken: list[Waiter] = []
         for _, _, waiter in sorted(self._heap):
-            self._take(waiter, lost)
+            self._take(waiter, taken)
         self._heap.clear()
         self._find_next()
-        return lost
+        return taken
 
-    def take_told(self) -> list[Waiter]:
-        """Take out those who asked to be told when no news arrives any more, in order."""
-        told: list[Waiter] = []
-        for _, _, waiter in sorted(self._heap):
-            if waiter.fails_on_loss and not waiter.is_gone:
-                told.append(waiter)
-                self.leave(waiter)
-        return told
+    def take_failing(self) -> list[Waiter]:
+        """Take out the waiters that fail when the source is lost, in order."""
+        failing = [each for _, _, each in sorted(self._heap) if each.fails_on_loss]
+        failing = [each for each in failing if not each.is_gone]
+        for waiter in failing:
+            self.leave(waiter)
+        return failing
 
     @property
     def all_wait(self) -> bool:
@@ -217,17 +211,17 @@ class Waiters:
         is_only = len(self.workers) == 1 and worker in self.workers
         return is_only and self.opened >= (self.num_workers or 0)
 
-    def _nobody_moves(self) -> bool:
-        """Whether all open workers wait, and no others are to be expected.
+    def _may_come(self) -> bool:
+        """Whether some worker does not wait, or others are expected to open.
 
-        With their number known, once that many have opened; else once somebody else has closed.
+        With their number known, until that many have opened; else until one has closed.
         """
         if not self.all_wait:
-            return False
+            return True
         if self.opened < self.num_workers if self.num_workers else self.opened <= len(self.workers):
-            return False
-        # one whose time ran out, or that was told to stop, has been woken and may still train
-        return not any(each.slot.is_woken for _, _, each in self._heap if not each.is_gone)
+            return True
+        # one that timed out, or that was stopped, has been woken and may still train
+        return any(each.slot.is_woken for _, _, each in self._heap if not each.is_gone)
 
     def _find_next(self) -> None:
         while self._heap and self._heap[0][2].is_gone:
@@ -246,5 +240,4 @@ class Waiters:
         # at once, not when its task runs: its worker may train from now on
         waiter.is_gone = True
         if waiter.worker is not None:
-            waiter.worker.waits -= 1
-            self._num_idle -= waiter.worker.waits == 0 and waiter.worker in self.workers
+            self.set_idle(waiter.worker, False)

@@ -20,8 +20,7 @@ class TrainingEnd(Stop):
 
     @property
     def is_set(self) -> bool:  # type: ignore[override]
-        limit = self._step.limit
-        return self._stop.is_set or (limit is not None and self._step.value >= limit)
+        return self._stop.is_set or self._step.is_at_limit
 
     @property
     def training(self) -> object:

@@ -58,22 +58,18 @@ class StopAtStepHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> None:
         # with several hooks on one step the largest limit holds; this one may be smaller
         if self._is_there(run_context):
-            if not self._is_at_limit(run_context) and run_context._hooks is not None:
+            if not run_context.global_step.is_at_limit and run_context._hooks is not None:
                 run_context._hooks.stops.note(self._reason(run_context))
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         # at the limit should_stop() is True by itself, and the next run ends cleanly
-        if self._is_there(run_context) and not self._is_at_limit(run_context):
+        if self._is_there(run_context) and not run_context.global_step.is_at_limit:
             run_context.request_stop(self._reason(run_context))
 
     def _reason(self, run_context: SessionRunContext) -> StopReason:
         what = f"{run_context.global_step.name} has reached {self._last_step}"
         return StopReason("StopAtStepHook", what)
-
-    def _is_at_limit(self, run_context: SessionRunContext) -> bool:
-        step = run_context.global_step
-        return step.limit is not None and step.value >= step.limit
 
     def _is_there(self, run_context: SessionRunContext) -> bool:
         return self._last_step is not None and run_context.global_step.value >= self._last_step

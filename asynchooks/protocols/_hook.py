@@ -99,7 +99,7 @@ class ProtocolHook(SessionRunHook):
         self._saved.load_state_dict(state)
 
     def _checked(self, step: Any) -> Any:
-        if step._gate is not self._server.global_step._gate:
+        if not step.is_same(self._server.global_step):
             raise RuntimeError(
                 f"the session uses {step!r}, its ProtocolHook's server "
                 f"{self._server.global_step!r}; give both the same step: "

@@ -128,9 +128,8 @@ class ParameterServer(Membership):
         overrides = type(protocol).accepts is not Protocol.accepts
         self._accepts: Any = protocol.accepts if overrides else None
         self.global_step = global_step
-        self._gate = (
-            global_step._gate
-        )  # only the server moves it, so `value` needs no reading of runs
+        # only the server moves it, so `value` needs no reading of runs
+        self._gate = global_step.admission.gate
         self._rate: float | None = None
         if callable(learning_rate):
             self._rate_of = learning_rate
@@ -170,8 +169,7 @@ class ParameterServer(Membership):
     @property
     def is_over(self) -> bool:
         """Whether no further update comes: the limit is reached, or the server is closed."""
-        gate = self._gate
-        return self._is_closed or (gate.limit is not None and gate.value >= gate.limit)
+        return self._is_closed or self._gate.is_at_limit
 
     @property
     def is_closed(self) -> bool:
@@ -290,7 +288,7 @@ class ParameterServer(Membership):
         gate = self._gate
         if staleness < 0 or self._is_closed or worker in self._clocks.left:
             return False
-        if gate.limit is not None and gate.value >= gate.limit:
+        if gate.is_at_limit:
             return False
         return self._accepts is None or self._accepts(self, worker, version)
 
@@ -324,7 +322,7 @@ class ParameterServer(Membership):
         """Publish that the parameters are new, and wake the waits that this ends."""
         gate, waits = self._gate, self._waits
         self.global_step.publish(gate.value + 1)
-        is_over = gate.limit is not None and gate.value >= gate.limit
+        is_over = gate.is_at_limit
         if is_over and self.when_over is not None:
             self.when_over()
         if waits.watchers and (is_over or self.protocol.abandons_stale):

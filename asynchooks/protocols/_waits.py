@@ -55,7 +55,7 @@ class Waits:
         own = self._parked.setdefault(worker, [])
         own.append(slot)
         try:
-            with EndsAtStop(slot, self._steps[worker]._stop):
+            with EndsAtStop(slot, self._steps[worker].stop):
                 value = await slot.engine.park(slot)
         finally:
             own.remove(slot)

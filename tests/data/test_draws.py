@@ -80,7 +80,7 @@ async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step(
         with anyio.CancelScope() as scope:
             scope.cancel()
             await drawer.take(end)
-    assert step._waiters.of_limit == []
+    assert step.admission.waiters.limit_slots == []
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:

@@ -277,7 +277,7 @@ async def test_the_garbage_collector_may_drop_it_while_its_step_is_locked() -> N
         assert step.statistics().workers_open == 2
 
         def collect() -> None:
-            with step._lock:  # as where the collector comes in the midst of a change of it
+            with step.admission.lock:  # as where the collector comes in the midst of a change of it
                 with pytest.warns(ResourceWarning, match="open, at step 1, of"):
                     gc.collect()
             may_wait.set()

@@ -169,7 +169,7 @@ def test_a_simulation_knows_its_own_task_too(backend: Any) -> None:
             simulation.start(wait_for_its_turn)
             await simulation.sleep(2.0)
             with pytest.raises(RuntimeError, match=ITSELF):
-                await step.take_ticket()
+                await step.admission.take_ticket()
             with pytest.raises(RuntimeError, match=ITSELF):
                 async with step.exclusive():
                     raise AssertionError("never entered")

@@ -21,10 +21,10 @@ def test_the_source_is_not_called_while_there_are_tickets_enough() -> None:
     step.grant(20, epoch=0)
     calls = []
     for value in range(1, 22):
-        ticket = step.take_ticket_nowait()
+        ticket = step.admission.take_ticket_nowait()
         calls.append(source.looks())
         if ticket is not None:
-            step.settle(ticket, value)
+            step.admission.settle(ticket, value)
             assert source.looks() == 0
     assert calls == [0] * 9 + [1] * 12  # from the half on
 
@@ -32,9 +32,9 @@ def test_the_source_is_not_called_while_there_are_tickets_enough() -> None:
 def test_without_a_limit_the_source_is_not_called_by_runs() -> None:
     step, source = fed()
     for value in range(5):
-        ticket = step.take_ticket_nowait()
+        ticket = step.admission.take_ticket_nowait()
         assert ticket is not None
-        step.settle(ticket, value)
+        step.admission.settle(ticket, value)
     assert source.looks() == 0
 
 
@@ -43,11 +43,11 @@ def test_nor_is_one_that_does_not_ration() -> None:
     step.feed_from(source)
     step.raise_limit(1)
     source.looks()
-    ticket = step.take_ticket_nowait()
+    ticket = step.admission.take_ticket_nowait()
     assert ticket is not None
     in_line(step)
-    step.settle(ticket, None)
-    step.abandon(ticket)
+    step.admission.settle(ticket, None)
+    step.admission.abandon(ticket)
     assert source.looks() == 0
 
 
@@ -55,7 +55,7 @@ def test_at_the_limit_the_source_is_not_called_any_more() -> None:
     step, source = fed(limit=5)
     step.publish(5)
     with pytest.raises(StopTraining, match="has reached its limit"):
-        step.take_ticket_nowait()
+        step.admission.take_ticket_nowait()
     assert source.looks() == 0
     step.raise_limit(6)
     assert source.looks() == 1
@@ -64,11 +64,11 @@ def test_at_the_limit_the_source_is_not_called_any_more() -> None:
 def test_a_failed_run_has_the_source_called_for_those_in_line() -> None:
     step, source = fed(limit=5)
     step.grant(1, epoch=0)
-    ticket = step.take_ticket_nowait()
+    ticket = step.admission.take_ticket_nowait()
     assert ticket is not None
     in_line(step)
     source.looks()
-    step.settle(ticket, None)
+    step.admission.settle(ticket, None)
     assert source.looks() == 1
 
 
@@ -78,7 +78,7 @@ async def test_the_end_of_an_exclusive_block_has_it_called_for_those_it_kept_wai
         async with step.exclusive():
             step.grant(1, epoch=0)
             for _ in range(2):
-                group.start_soon(step.take_ticket)
+                group.start_soon(step.admission.take_ticket)
             await settle()
             source.looks()
         assert (source.looks(), step.demand().num_short) == (1, 1)
@@ -88,12 +88,12 @@ async def test_the_end_of_an_exclusive_block_has_it_called_for_those_it_kept_wai
 async def test_so_does_one_that_gives_up_waiting_for_it() -> None:
     step, source = fed(limit=10)
     step.grant(1, epoch=0)
-    step.take_ticket_nowait()
+    step.admission.take_ticket_nowait()
     async with anyio.create_task_group() as group:
         async with anyio.create_task_group() as alone:
             alone.start_soon(step.take_exclusive)
             await settle()
-            group.start_soon(step.take_ticket)
+            group.start_soon(step.admission.take_ticket)
             await settle()
             assert step.demand().num_short == 0
             source.looks()

@@ -226,8 +226,8 @@ def test_a_run_that_was_lost_before_its_epoch_ended_is_forgotten_afterwards_alon
 
 def test_what_was_granted_is_used_while_it_is_leased() -> None:
     gate = Gate(0)
-    gate.limit, gate.is_rationed = 10, True
-    gate.allow(2)
+    gate.limit, gate.needs_credits = 10, True
+    gate.add_credits(2)
     assert gate.decide(is_exclusive=False) is Answer.GRANTED
     gate.lease_until = system_now()
     assert gate.decide(is_exclusive=False) is Answer.WAIT

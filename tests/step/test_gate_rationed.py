@@ -11,8 +11,8 @@ from .test_gate import asker
 
 def rationed(value: int = 0, *, allowance: int = 0, stride: int = 1) -> Gate:
     gate = Gate(value)
-    gate.limit, gate.is_rationed, gate.stride = 10, True, stride
-    gate.allow(allowance)
+    gate.limit, gate.needs_credits, gate.stride = 10, True, stride
+    gate.add_credits(allowance)
     return gate
 
 
@@ -22,7 +22,7 @@ def test_below_the_limit_a_rationed_run_needs_an_allowance_and_each_takes_one() 
         assert gate.decide(is_exclusive=False) is Answer.GRANTED
         gate.grant()
     assert gate.decide(is_exclusive=False) is Answer.WAIT
-    assert gate.allowance == 0
+    assert gate.credits == 0
     gate.learn(10)
     assert gate.decide(is_exclusive=False) is Answer.REFUSED
 
@@ -50,10 +50,10 @@ def test_what_a_ticket_took_is_given_back_once_and_not_after_it_became_void() ->
     gate = rationed(allowance=2)
     first, second = gate.grant(), gate.grant()
     gate.take_back(first)
-    assert (gate.allowance, gate.tickets) == (1, 1)
-    gate.void()
+    assert (gate.credits, gate.tickets) == (1, 1)
+    gate.void_credits()
     gate.take_back(second)
-    assert (gate.allowance, gate.low_water, gate.tickets) == (0, 0, 0)
+    assert (gate.credits, gate.low_water, gate.tickets) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [None, 10])
@@ -62,9 +62,9 @@ def test_a_ticket_that_took_no_allowance_gives_none_back(limit: int | None) -> N
     gate.limit = limit
     ticket = gate.grant()
     gate.limit = 10
-    gate.allow(1)
+    gate.add_credits(1)
     gate.take_back(ticket)
-    assert gate.allowance == 1
+    assert gate.credits == 1
 
 
 def test_a_restart_voids_the_allowance() -> None:
@@ -72,7 +72,7 @@ def test_a_restart_voids_the_allowance() -> None:
     ticket = gate.grant()
     gate.restart(4)
     gate.take_back(ticket)
-    assert (gate.allowance, gate.tickets) == (0, 0)
+    assert (gate.credits, gate.tickets) == (0, 0)
 
 
 @pytest.mark.parametrize(

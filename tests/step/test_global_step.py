@@ -190,47 +190,47 @@ async def test_an_onlooker_is_told_when_the_last_worker_closes() -> None:
 async def test_tickets_near_the_limit_are_given_one_at_a_time() -> None:
     step, box = GlobalStep(), Box()
     step.raise_limit(2)
-    first = await step.take_ticket()
+    first = await step.admission.take_ticket()
     async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.take_ticket)
+        group.start_soon(into, box, step.admission.take_ticket)
         await settle()
         assert box.value is None
-        step.settle(first, 1)
+        step.admission.settle(first, 1)
         await settle()
         assert box.value is not None
-        step.settle(box.value, 2)
+        step.admission.settle(box.value, 2)
     with pytest.raises(StopTraining, match="has reached its limit"):
-        await step.take_ticket()
+        await step.admission.take_ticket()
     with pytest.raises(StopTraining, match="has reached its limit"):
-        step.take_ticket_nowait()
+        step.admission.take_ticket_nowait()
 
 
 async def test_a_cancelled_asker_passes_its_ticket_on() -> None:
     step = GlobalStep()
     step.raise_limit(5)
-    first = await step.take_ticket()
+    first = await step.admission.take_ticket()
     heir = Box()
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as inner:
-                inner.start_soon(step.take_ticket)
+                inner.start_soon(step.admission.take_ticket)
                 await settle()
-                group.start_soon(into, heir, step.take_ticket)
+                group.start_soon(into, heir, step.admission.take_ticket)
                 await settle()
                 scope.cancel()
-                step.settle(first, 0)  # granted to a task that is being cancelled
+                step.admission.settle(first, 0)  # granted to a task that is being cancelled
         await settle()
         assert heir.value is not None
-    step.settle(heir.value, 1)
+    step.admission.settle(heir.value, 1)
     assert step.statistics().tickets == 0
 
 
 async def test_a_stop_ends_the_wait_for_a_ticket() -> None:
     step, stop, box = GlobalStep(), Stop(), Box()
     step.raise_limit(5)
-    await step.take_ticket()
+    await step.admission.take_ticket()
     async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.bound(stop).take_ticket)
+        group.start_soon(into, box, step.admission.take_ticket, stop)
         await settle()
         stop.set()
     assert isinstance(box.error, StopTraining)
@@ -247,25 +247,25 @@ async def test_exclusive_lets_runs_finish_and_none_begin() -> None:
             log.append("out")
 
     async def run() -> None:
-        ticket = await step.take_ticket()
+        ticket = await step.admission.take_ticket()
         log.append("run")
-        step.settle(ticket, 2)
+        step.admission.settle(ticket, 2)
 
-    running = await step.take_ticket()
+    running = await step.admission.take_ticket()
     async with anyio.create_task_group() as group:
         group.start_soon(exclusively)
         await settle()
         group.start_soon(run)
         await settle()
         assert log == []
-        step.settle(running, 1)
+        step.admission.settle(running, 1)
     assert log == ["in", "out", "run"]
     assert not step.statistics().is_exclusive
 
 
 async def test_a_cancelled_wait_for_exclusive_lets_the_queue_go_on() -> None:
     step, box = GlobalStep(), Box()
-    running = await step.take_ticket()
+    running = await step.admission.take_ticket()
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as inner:
@@ -276,13 +276,13 @@ async def test_a_cancelled_wait_for_exclusive_lets_the_queue_go_on() -> None:
 
                 inner.start_soon(wait)
                 await settle()
-                group.start_soon(into, box, step.take_ticket)
+                group.start_soon(into, box, step.admission.take_ticket)
                 await settle()
                 scope.cancel()
         await settle()
         assert box.value is not None
-    step.settle(running)
-    step.settle(box.value)
+    step.admission.settle(running)
+    step.admission.settle(box.value)
     assert step.statistics().tickets == 0
 
 
@@ -341,23 +341,23 @@ async def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(
     worker = step.open_worker()
     if limit is not None:
         step.raise_limit(limit)
-    under_way = step.take_ticket_nowait()
+    under_way = step.admission.take_ticket_nowait()
     assert under_way is not None
     step.close_gate()
     with pytest.raises(StopTraining, match="all workers were stopped, and the model is final"):
-        step.take_ticket_nowait()
+        step.admission.take_ticket_nowait()
     box = Box()
     async with anyio.create_task_group() as group:
         group.start_soon(into, box, step.take_exclusive)
         await settle()
         assert box.value is None, "a run is under way"
-        step.settle(under_way, 1)
+        step.admission.settle(under_way, 1)
     box.value()
     with pytest.raises(StopTraining):
-        await step.take_ticket()
+        await step.admission.take_ticket()
     step.close_worker(worker)
     step.open_worker()
-    assert step.take_ticket_nowait() is not None
+    assert step.admission.take_ticket_nowait() is not None
 
 
 async def test_a_wait_for_a_ticket_ends_when_the_gate_is_closed() -> None:
@@ -365,7 +365,7 @@ async def test_a_wait_for_a_ticket_ends_when_the_gate_is_closed() -> None:
     step.open_worker()
     release = await step.take_exclusive()
     async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.take_ticket)
+        group.start_soon(into, box, step.admission.take_ticket)
         await settle()
         step.close_gate()
     assert type(box.error) is StopTraining
@@ -375,7 +375,7 @@ async def test_a_wait_for_a_ticket_ends_when_the_gate_is_closed() -> None:
 def test_a_gate_without_workers_stays_open() -> None:
     step = GlobalStep()
     step.close_gate()
-    assert step.take_ticket_nowait() is not None
+    assert step.admission.take_ticket_nowait() is not None
 
 
 @given(st.lists(st.integers(0, 20), max_size=30), st.lists(st.integers(0, 25), max_size=30))
@@ -415,10 +415,10 @@ def test_statistics_say_all_that_is_under_way() -> None:
     step = GlobalStep(4, num_workers=3)
     step.open_worker()
     step.raise_limit(9)
-    ticket = step.take_ticket_nowait()
+    ticket = step.admission.take_ticket_nowait()
     assert ticket is not None
-    step.settle(ticket, 6)
-    step.take_ticket_nowait()
+    step.admission.settle(ticket, 6)
+    step.admission.take_ticket_nowait()
     statistics = step.statistics()
     assert (statistics.value, statistics.epoch, statistics.limit) == (6, 0, 9)
     assert (statistics.stride, statistics.tickets) == (2, 1)

@@ -112,7 +112,7 @@ async def test_a_step_that_was_closed_stays_so_whatever_becomes_of_its_source(st
     step.set_source_state(CLOSED)
     step.close()
     step.set_source_state(state)
-    with pytest.raises(StepUnreachableError, match="has nobody left to move it"):
+    with pytest.raises(StepUnreachableError, match="no session is left to move"):
         await step.wait_for(5)
 
 
@@ -123,18 +123,18 @@ async def test_tickets_that_are_there_are_used_up_after_the_source_has_closed() 
     step.set_source_state(CLOSED)
     assert [each.answer for each in askers] == [Answer.GRANTED, Answer.CUT_OFF, Answer.CUT_OFF]
     assert step.grant(1, epoch=0)
-    assert step.take_ticket_nowait() is not None
+    assert step.admission.take_ticket_nowait() is not None
     with pytest.raises(StepUnreachableError, match=r"no step of .* its source is closed"):
-        step.take_ticket_nowait()
+        step.admission.take_ticket_nowait()
     step.set_source_state(LIVE)
-    assert step.take_ticket_nowait() is None
+    assert step.admission.take_ticket_nowait() is None
 
 
 async def test_whoever_waits_for_a_ticket_is_told_that_the_source_has_closed() -> None:
     step, _ = fed(limit=5)
     box = Box()
     async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.take_ticket)
+        group.start_soon(into, box, step.admission.take_ticket)
         await settle()
         step.set_source_state(CLOSED)
     assert isinstance(box.error, StepUnreachableError)
@@ -146,7 +146,7 @@ async def test_a_lost_source_lets_those_wait_who_need_tickets() -> None:
     step, _ = fed(limit=5)
     box = Box()
     async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.take_ticket)
+        group.start_soon(into, box, step.admission.take_ticket)
         await settle()
         step.set_source_state(LOST)
         await settle()

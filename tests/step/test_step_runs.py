@@ -25,13 +25,17 @@ def test_a_step_here_runs_and_settles_without_a_ticket() -> None:
     step, seen = opened(), []
 
     def run() -> tuple[str, Any]:
-        seen.append((step._gate.tickets, step._gate.is_running_here))
+        seen.append((step.admission.gate.tickets, step.admission.gate.is_running_here))
         return "output", ADVANCED
 
     raw = Raw(run)
     assert run_here(step, raw) == ("output", ADVANCED)
     assert (seen, raw.args) == ([(0, True)], [ARGS])
-    assert (step.value, step.statistics().tickets, step._gate.is_running_here) == (1, 0, False)
+    assert (step.value, step.statistics().tickets, step.admission.gate.is_running_here) == (
+        1,
+        0,
+        False,
+    )
     assert run_here(step, moves_to(7)) == ("output", 7)
     assert step.value == 7
 
@@ -41,7 +45,7 @@ def _take_exclusive(step: GlobalStep) -> None:
 
 
 def _stand_in_line(step: GlobalStep) -> None:
-    step.take_ticket_nowait()
+    step.admission.take_ticket_nowait()
     assert in_line(step, is_exclusive=True).answer is Answer.WAIT
 
 
@@ -53,7 +57,7 @@ def _go_near_the_limit(step: GlobalStep) -> None:
 def _go_near_the_limit_with_a_ticket_out(step: GlobalStep) -> None:
     run_here(step, moves_to(3))
     step.raise_limit(8)
-    assert step.take_ticket_nowait() is not None
+    assert step.admission.take_ticket_nowait() is not None
 
 
 def _reach_the_limit(step: GlobalStep) -> None:
@@ -81,7 +85,7 @@ def test_a_step_that_has_to_wait_is_not_run_here(reason: str) -> None:
     calls: list[int] = []
     assert run_here(step, Raw(lambda: calls.append(1))) is None
     assert calls == []
-    assert (step.statistics(), step._gate.is_running_here) == (before, False)
+    assert (step.statistics(), step.admission.gate.is_running_here) == (before, False)
 
 
 def test_nothing_runs_here_once_the_gate_is_closed() -> None:
@@ -120,19 +124,19 @@ def test_far_from_the_limit_a_step_runs_here_and_the_last_one_just_reaches_it() 
     assert run_here(step, moves_to(6)) is not None
     assert run_here(step, moves_to(8)) is None
     with pytest.raises(StopTraining):
-        step.take_ticket_nowait()
+        step.admission.take_ticket_nowait()
 
 
 def test_what_kept_a_step_from_here_is_over_when_it_has_ended() -> None:
     step = opened()
-    ticket = step.take_ticket_nowait()
+    ticket = step.admission.take_ticket_nowait()
     asker = in_line(step, is_exclusive=True)
     assert ticket is not None
-    step.settle(ticket, 1)
+    step.admission.settle(ticket, 1)
     assert (asker.answer, run_here(step, ADVANCES)) == (Answer.GRANTED, None)
-    with step._lock:
-        step._gate.is_exclusive = False
-        wake_all(step._news())
+    with step.admission.lock:
+        step.admission.gate.is_exclusive = False
+        wake_all(step.admission.news())
     assert run_here(step, ADVANCES) is not None
 
 
@@ -149,7 +153,11 @@ def test_a_step_that_raises_here_settles(
         run_here(step, raw)
     assert raised.value is error
     assert raw.errors == [error]
-    assert (step.value, step.statistics().tickets, step._gate.is_running_here) == (value, 0, False)
+    assert (step.value, step.statistics().tickets, step.admission.gate.is_running_here) == (
+        value,
+        0,
+        False,
+    )
     assert in_line(step, is_exclusive=True).answer is Answer.GRANTED
 
 
@@ -160,11 +168,11 @@ async def test_a_coroutine_is_a_run_under_way_until_its_ticket_is_settled() -> N
     step = opened()
     result, ticket = run_here(step, Raw(later))
     assert type(ticket) is Ticket
-    assert (step.statistics().tickets, step._gate.is_running_here) == (1, False)
+    assert (step.statistics().tickets, step.admission.gate.is_running_here) == (1, False)
     writer = in_line(step, is_exclusive=True)
     assert writer.answer is Answer.WAIT
     assert await result == "output"
-    step.settle(ticket, 3)
+    step.admission.settle(ticket, 3)
     assert (writer.answer, step.value, step.statistics().stride) == (Answer.GRANTED, 3, 3)
     assert step.statistics().tickets == 0
 
@@ -177,7 +185,7 @@ async def test_a_coroutine_that_a_restart_overtook_leaves_no_ticket_behind() -> 
         return "a coroutine"
 
     _, ticket = run_here(step, Raw(run))
-    step.settle(ticket, 9)
+    step.admission.settle(ticket, 9)
     assert (step.value, step.statistics().tickets) == (5, 0)
 
 
@@ -202,7 +210,7 @@ class Interrupted(Gate):
 
 def test_whoever_comes_just_before_a_step_here_is_served_instead() -> None:
     step = GlobalStep()
-    gate = step._gate = Interrupted(0)
+    gate = step.admission.gate = Interrupted(0)
     step.open_worker(Trampoline())
     assert run_here(step, ADVANCES) is None
     assert (gate.asker.answer, gate.is_running_here) == (Answer.GRANTED, False)
@@ -220,7 +228,7 @@ def test_a_step_here_that_a_restart_overtakes_does_not_count() -> None:
 
         run_here(step, Raw(run))
         assert (step.value, step.statistics().stride) == (5, 1)
-    assert not step._gate.is_unread
+    assert not step.admission.gate.is_unread
 
 
 def test_near_a_limit_no_step_runs_here_while_another_one_is_read() -> None:
@@ -232,7 +240,7 @@ def test_near_a_limit_no_step_runs_here_while_another_one_is_read() -> None:
         tried.append(run_here(step, ADVANCES))
         return 2
 
-    step.read_by(read)
+    step.admission.read_by(read)
     assert run_here(step, Raw(lambda: ("output", UNREAD))) == ("output", UNREAD)
     assert (tried, step.value) == ([None], 2)
 
@@ -252,10 +260,10 @@ def test_steps_here_teach_the_stride_the_largest_one() -> None:
 
 def test_a_step_here_beside_another_run_teaches_no_stride_to_either() -> None:
     step = opened()
-    beside = step.take_ticket_nowait()
+    beside = step.admission.take_ticket_nowait()
     assert beside is not None
     run_here(step, moves_to(2))
-    step.settle(beside, 4)
+    step.admission.settle(beside, 4)
     assert _after_here(step) == (None, True)
     run_here(step, moves_to(5))  # alone again
     assert _after_here(step) == (1, True)
@@ -275,7 +283,7 @@ async def test_another_thread_s_event_loop_waits_for_the_end_of_a_step_here(
                 log.append("exclusive")
         else:
             with pytest.raises(StopTraining, match="reached its limit"):
-                await step.take_ticket()
+                await step.admission.take_ticket()
             log.append("refused")
 
     async def elsewhere() -> None:

@@ -27,7 +27,7 @@ class World:
     def __init__(self, limit: int, stride: int, workers: int, seed: int, unread: bool) -> None:
         self.engine = Trampoline()
         self.step = GlobalStep()
-        self.step.read_by(lambda: self.true_step)
+        self.step.admission.read_by(lambda: self.true_step)
         self.random = random.Random(seed)
         self.true_step = 0
         self.limit = limit
@@ -60,7 +60,7 @@ class World:
 
     def advance(self) -> Any:
         self.true_step += self.stride
-        is_read = not self.unread or self.step.is_watched or self.random.random() < 0.5
+        is_read = not self.unread or self.step.admission.is_watched or self.random.random() < 0.5
         return self.true_step if is_read else UNREAD
 
     def read_step_after(self, error: BaseException) -> int | None:
@@ -69,9 +69,9 @@ class World:
     def ask(self, *, is_exclusive: bool = False) -> None:
         asker = Asker(Slot(self.engine, "a test"), is_exclusive)
         self.askers.append(asker)
-        with self.step._lock:
-            self.step._gate.askers.append(asker)
-            news = self.step._news()
+        with self.step.admission.lock:
+            self.step.admission.gate.askers.append(asker)
+            news = self.step.admission.news()
         wake_all(news)
 
     def run(self) -> None:
@@ -101,9 +101,9 @@ class World:
             if asker.is_exclusive:
                 assert self.running == []
                 assert not self.is_inside
-                with self.step._lock:
-                    self.step._gate.is_exclusive = False
-                    news = self.step._news()
+                with self.step.admission.lock:
+                    self.step.admission.gate.is_exclusive = False
+                    news = self.step.admission.news()
                 wake_all(news)
             elif asker.ticket is not None:
                 self.running.append((asker.ticket, None))
@@ -139,7 +139,7 @@ class World:
 
     def finish(self, index: int, value: Any) -> None:
         ticket, _ = self.running.pop(index)
-        self.step.settle(ticket, value)
+        self.step.admission.settle(ticket, value)
         self.idle += 1
 
     def play(self, failure_rate: float, free_actions: int) -> None:

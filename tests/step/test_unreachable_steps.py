@@ -120,7 +120,7 @@ async def test_a_step_that_the_others_leave_alone_waits_in_vain() -> None:
         raise AssertionError("it came")
 
     async def first() -> None:
-        with pytest.raises(StepUnreachableError, match="has nobody left to move it"):
+        with pytest.raises(StepUnreachableError, match="no session is left to move"):
             await one.run([])
 
     creator = SharedSessionCreator(FunctionSessionCreator(step))

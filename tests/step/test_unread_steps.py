@@ -28,7 +28,7 @@ class Counter:
         self.num_reads = 0
         self.error: Exception | None = None
         self.global_step = step
-        step.read_by(self.read)
+        step.admission.read_by(self.read)
 
     def read(self) -> int | None:
         self.num_reads += 1
@@ -48,10 +48,10 @@ class Counter:
         if where == "here":
             assert run_here(self.global_step, self) is not None
         else:
-            ticket = self.global_step.take_ticket_nowait()
+            ticket = self.global_step.admission.take_ticket_nowait()
             assert ticket is not None
             self.step_now += 1
-            self.global_step.settle(ticket, UNREAD)
+            self.global_step.admission.settle(ticket, UNREAD)
 
 
 def opened() -> tuple[GlobalStep, Counter]:
@@ -74,7 +74,7 @@ def test_the_value_of_unread_runs_is_read_when_it_is_asked_for_and_once(where: s
         counter.run(where)
     assert counter.num_reads == 0
     assert [step.value, step.value, step.statistics().value] == [3, 3, 3]
-    step.refresh()
+    step.admission.refresh()
     assert counter.num_reads == 1
     counter.run(where)
     assert step.statistics().value == 4
@@ -86,30 +86,30 @@ def test_unread_runs_and_those_after_them_teach_no_stride(where: str) -> None:
     step, counter = opened()
     counter.run(where)
     counter.step_now += 5
-    ticket = step.take_ticket_nowait()
+    ticket = step.admission.take_ticket_nowait()
     assert ticket is not None
-    step.settle(ticket, counter.step_now)  # 6 more than the last value known
+    step.admission.settle(ticket, counter.step_now)  # 6 more than the last value known
     assert step.statistics().stride is None
-    ticket = step.take_ticket_nowait()
+    ticket = step.admission.take_ticket_nowait()
     assert ticket is not None
-    step.settle(ticket, 8)
+    step.admission.settle(ticket, 8)
     assert step.statistics().stride == 2
 
 
 async def test_a_limit_or_a_waiter_watches_the_step_until_it_has_gone() -> None:
     step = GlobalStep()
     worker = step.open_worker(Trampoline())
-    assert not step.is_watched
+    assert not step.admission.is_watched
     async with anyio.create_task_group() as group:
         group.start_soon(step.wait_for, 7)
         await settle()
-        assert step.is_watched
+        assert step.admission.is_watched
         group.cancel_scope.cancel()
-    assert not step.is_watched
+    assert not step.admission.is_watched
     step.raise_limit(5)
-    assert step.is_watched
+    assert step.admission.is_watched
     step.close_worker(worker)
-    assert not step.is_watched
+    assert not step.admission.is_watched
 
 
 @PLACES
@@ -141,11 +141,11 @@ async def test_a_waiter_sees_an_unread_run_that_did_not_know_of_it() -> None:
     def read_and_run_once() -> int:
         seen = counter.step_now
         if seen == 1:  # `wait_for` looks, and does not stand in line yet
-            assert not step.is_watched
+            assert not step.admission.is_watched
             counter.run("here")
         return seen
 
-    step.read_by(read_and_run_once)
+    step.admission.read_by(read_and_run_once)
     counter.run("here")
     assert await step.wait_for(2, timeout=5) == 2
 
@@ -159,7 +159,7 @@ def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> No
             counter.run("with a ticket")
         return seen
 
-    step.read_by(read_and_run)
+    step.admission.read_by(read_and_run)
     counter.run("here")
     assert [step.value, step.value, step.value, step.value] == [1, 2, 3, 3]
 
@@ -172,24 +172,24 @@ def test_raising_the_limit_reads(where: str) -> None:
     step.raise_limit(3)
     assert counter.num_reads == 1
     with pytest.raises(StopTraining):
-        step.take_ticket_nowait()
+        step.admission.take_ticket_nowait()
 
 
 async def test_who_stands_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
     step, counter = opened()
-    box, ticket = Box(), step.take_ticket_nowait()
+    box, ticket = Box(), step.admission.take_ticket_nowait()
     assert ticket is not None
     step.raise_limit(10)
     async with anyio.create_task_group() as group:
 
         async def ask() -> None:
-            box.value = await step.take_ticket()
+            box.value = await step.admission.take_ticket()
 
         group.start_soon(ask)
         await settle()
         assert box.value is None
         counter.step_now = 4
-        step.settle(ticket, UNREAD)  # looked at the limit before it was set
+        step.admission.settle(ticket, UNREAD)  # looked at the limit before it was set
     assert (box.value is not None, step.value, counter.num_reads) == (True, 4, 1)
 
 
@@ -219,15 +219,15 @@ async def test_a_reader_that_raises_leaves_the_last_value_and_hangs_nobody(
     counter.error = RuntimeError("lost")
     counter.run(where)
     step.raise_limit(9)
-    assert step.take_ticket_nowait() is not None  # there is nothing to wait for
+    assert step.admission.take_ticket_nowait() is not None  # there is nothing to wait for
 
 
 def test_a_session_that_does_not_count_leaves_the_last_value() -> None:
     step, counter = opened()
-    step.read_by(lambda: None)
+    step.admission.read_by(lambda: None)
     counter.run("here")
     assert step.value == 0
-    assert not step._gate.is_unread
+    assert not step.admission.gate.is_unread
 
 
 @PLACES
@@ -236,10 +236,10 @@ def test_a_restart_forgets_unread_runs(where: str) -> None:
     counter.run(where)
     step.restart(0)
     assert (step.value, counter.num_reads) == (0, 0)
-    old = step.take_ticket_nowait()
+    old = step.admission.take_ticket_nowait()
     assert old is not None
     step.restart(5)
-    step.settle(old, UNREAD)
+    step.admission.settle(old, UNREAD)
     assert (step.value, counter.num_reads) == (5, 0)
 
 
@@ -250,7 +250,7 @@ def test_what_was_read_before_a_restart_is_not_taken_after_it() -> None:
         step.restart(2)
         return 9
 
-    step.read_by(read_slowly)
+    step.admission.read_by(read_slowly)
     counter.run("here")
     assert (step.value, step.epoch) == (2, 1)
 
@@ -270,15 +270,15 @@ async def test_a_published_advance_is_one_step_more_and_wakes(moved: int | Senti
 
 def test_advances_count_one_each_whatever_order_they_end_in() -> None:
     step = GlobalStep()
-    first, second = step.take_ticket_nowait(), step.take_ticket_nowait()
+    first, second = step.admission.take_ticket_nowait(), step.admission.take_ticket_nowait()
     assert first is not None
     assert second is not None
-    step.settle(second, ADVANCED)
-    step.settle(first, ADVANCED)
+    step.admission.settle(second, ADVANCED)
+    step.admission.settle(first, ADVANCED)
     assert (step.value, step.statistics().stride) == (2, None)
-    third = step.take_ticket_nowait()
+    third = step.admission.take_ticket_nowait()
     assert third is not None
-    step.settle(third, ADVANCED)
+    step.admission.settle(third, ADVANCED)
     assert (step.value, step.statistics().stride) == (3, 1)
 
 

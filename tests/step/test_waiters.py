@@ -27,21 +27,21 @@ def test_one_whose_time_ran_out_may_still_train(num_workers: int | None) -> None
     timed_out.slot.is_woken = True  # its task has not run yet
     waiters.add(9, slot(), None)
     waiters.close(second)
-    assert waiters.take_lost() == []
+    assert waiters.take_unreachable() == []
     waiters.leave(timed_out)
-    assert waiters.take_lost() == []
+    assert waiters.take_unreachable() == []
     waiters.close(first)
-    assert len(waiters.take_lost()) == 1
+    assert len(waiters.take_unreachable()) == 1
 
 
 def test_nobody_is_lost_before_anybody_has_come() -> None:
     waiters = Waiters(None)
     waiters.add(5, slot(), None)
-    assert waiters.take_lost() == []
+    assert waiters.take_unreachable() == []
     worker = Worker()
     waiters.open(worker)
     waiters.add(5, slot(), worker)
-    assert waiters.take_lost() == []
+    assert waiters.take_unreachable() == []
 
 
 def test_leaving_twice_or_after_being_taken_changes_nothing() -> None:
@@ -76,9 +76,9 @@ def test_those_who_asked_are_told_in_order_and_the_others_stay() -> None:
     waiters.open(worker)
     late, patient, early = (waiters.add(step, slot(), worker) for step in (9, 5, 3))
     late.fails_on_loss = early.fails_on_loss = True
-    assert waiters.take_told() == [early, late]
+    assert waiters.take_failing() == [early, late]
     assert (len(waiters), waiters.next_step, worker.waits) == (1, 5, 1)
-    assert waiters.take_told() == []
+    assert waiters.take_failing() == []
     assert waiters.take_due(5) == [patient]
 
 
@@ -88,7 +88,7 @@ def test_one_that_has_left_is_not_told() -> None:
     waiters.add(3, slot(), None)
     first.fails_on_loss = second.fails_on_loss = True
     waiters.leave(second)
-    assert waiters.take_told() == [first]
+    assert waiters.take_failing() == [first]
 
 
 def test_all_are_lost_while_the_source_is_closed_and_none_when_it_is_back() -> None:
@@ -96,11 +96,11 @@ def test_all_are_lost_while_the_source_is_closed_and_none_when_it_is_back() -> N
     for state in (SourceState.LIVE, SourceState.LOST, None):
         waiters.source_state = state
         waiters.add(1, slot(), None)
-        assert waiters.take_lost() == []
+        assert waiters.take_unreachable() == []
     waiters.source_state = SourceState.CLOSED
-    assert len(waiters.take_lost()) == 3
+    assert len(waiters.take_unreachable()) == 3
     waiters.source_state = SourceState.LIVE
     waiters.add(1, slot(), None)
-    assert waiters.take_lost() == []
+    assert waiters.take_unreachable() == []
     waiters.is_closed = True
-    assert len(waiters.take_lost()) == 1
+    assert len(waiters.take_unreachable()) == 1

@@ -73,7 +73,7 @@ class World:
         step.close_worker(worker)
 
     async def run(self, process: Process) -> None:
-        ticket = await process.step.take_ticket()
+        ticket = await process.step.admission.take_ticket()
         epoch, after = process.epoch, None
         try:
             await pause(self.random.choice([0.0, 0.01, 0.05, 0.4]))
@@ -82,7 +82,7 @@ class World:
                 assert after < self.limit + self.central.stride, "it overshoots"
             await process.delay()
         finally:
-            process.step.settle(ticket, after)
+            process.step.admission.settle(ticket, after)
 
     async def wait(self, process: Process) -> None:
         limit = self.limit

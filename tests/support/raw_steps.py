@@ -52,7 +52,7 @@ def run_here(step: GlobalStep, raw: Any, args: Any = ARGS) -> Any:
     Returns:
         (outputs, step after the run), or (a coroutine, its ticket); None if it has to wait.
     """
-    epoch = step.begin_here()
+    epoch = step.admission.begin_here()
     if epoch is None:
         return None
     try:
@@ -62,19 +62,19 @@ def run_here(step: GlobalStep, raw: Any, args: Any = ARGS) -> Any:
         try:
             after = raw.read_step_after(error)
         finally:
-            step.end_here(epoch, after)
+            step.admission.end_here(epoch, after)
         raise
     if type(result) is not tuple:
-        return result, step.suspend_here(epoch)
-    step.end_here(epoch, result[1])
+        return result, step.admission.suspend_here(epoch)
+    step.admission.end_here(epoch, result[1])
     return result
 
 
 def in_line(step: GlobalStep, *, is_exclusive: bool = False) -> Asker:
     """What `take_ticket` and `take_exclusive` do until they wait."""
     asker = Asker(Slot(Trampoline(), "a test"), is_exclusive)
-    with step._lock:
-        step._gate.askers.append(asker)
-        news = step._news()
+    with step.admission.lock:
+        step.admission.gate.askers.append(asker)
+        news = step.admission.news()
     wake_all(news)
     return asker

@@ -207,14 +207,14 @@ async def test_it_waits_until_no_worker_runs_before_the_step_goes_back() -> None
             monitored(model.graph, None, creator) as session,
             anyio.create_task_group() as group,
         ):
-            ticket = await session.global_step.take_ticket()
+            ticket = await session.global_step.admission.take_ticket()
             group.start_soon(second)
             await is_opening.wait()
             while not session.global_step.statistics().tasks_waiting_for_ticket:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             assert not opened
             assert session.global_step.value == FIRST
-            session.global_step.settle(ticket)
+            session.global_step.admission.settle(ticket)
     assert opened
 
 

@@ -256,7 +256,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
 
     def _stop_of(self, worker: int) -> Any:
         step = self._steps.get(worker)
-        return None if step is None else step._stop
+        return None if step is None else step.stop
 
     def _drop_step(self, worker: int) -> None:
         """Drop the results of an earlier step of the worker."""

@@ -175,7 +175,9 @@ class CheckpointContent:
         self._is_writing = False
         is_alone = release is not not_alone
         held = (
-            session.global_step.held_here("a save of a checkpoint") if is_alone else nullcontext()
+            session.global_step.admission.held_here("a save of a checkpoint")
+            if is_alone
+            else nullcontext()
         )
         try:
             with held:

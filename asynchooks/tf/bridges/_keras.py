@@ -203,7 +203,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _is_at_limit(self) -> bool:
-        return self._step.limit is not None and self._step.value >= self._step.limit
+        return self._step.is_at_limit
 
 
 class _Fit(Owner):

@@ -167,7 +167,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def _pass_on_stop(self, run_context: Any) -> None:
         # TensorFlow's session has no limit
-        is_at_limit = self._step.limit is not None and self._step.value >= self._step.limit
+        is_at_limit = self._step.is_at_limit
         if self._context.stop_requested or is_at_limit:
             run_context.request_stop()
 

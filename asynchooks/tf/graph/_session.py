@@ -77,7 +77,7 @@ class GraphSession(RawSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = self._session.global_step = global_step
-        global_step.read_by(self.read_step)
+        global_step.admission.read_by(self.read_step)
         self._session.asynchooks_raw = self  # for `raw_session_of`
 
     def run(
@@ -95,7 +95,7 @@ class GraphSession(RawSession):
         if self._server is not None and self._notifications is not None:
             return self._run_and_notify(self._server, self._notifications, args)
         outputs = self.run(*args)
-        if self._read is None or self._reads_always or self.global_step.is_watched:
+        if self._read is None or self._reads_always or self.global_step.admission.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
 
@@ -223,8 +223,8 @@ class GraphSession(RawSession):
         return tf.compat.v1.RunMetadata()
 
     def close(self) -> None:
-        self.global_step.refresh()
-        self.global_step.read_by(None, instead_of=self.read_step)
+        self.global_step.admission.refresh()
+        self.global_step.admission.read_by(None, instead_of=self.read_step)
         try:
             self._session.close()
         finally:
