@@ -12,8 +12,8 @@ import random
 from asynchooks import GlobalStep
 from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
+from asynchooks._step.credits import CreditPolicy, Move
 from asynchooks.distributed import Demand, SourceState, StepSource
-from asynchooks.distributed._credits import CreditPolicy, Move
 
 
 class Heard(StepSource):

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from ..._engine.current import system_now
 from ..._errors import is_preemption
+from ..._step.credits import CreditPolicy
 from ..._step.global_step import GlobalStep
 from ..._step.source import Demand, SourceState, StepSource
-from ...distributed._credits import CreditPolicy
 from .._threads import GivenUp, PatientThread, TensorFlowThread
 from ._failure_detector import HEARTBEATS_LEASED, FailureDetector, ProcessIds, SilentProcess
 from ._membership_client import MembershipClient, Notification, SlotLostError

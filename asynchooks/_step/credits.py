@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from .._step.source import Demand
+from .source import Demand
 
 LARGEST_BATCH = 64
 """Tickets in one request: an exact stop costs one request for each batch."""
