@@ -16,7 +16,8 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from .._version import version as own_version
-from ._training import Member, Training, request_of
+from ._membership import Member
+from .dask._training import Training, request_of
 
 logger = logging.getLogger("asynchooks")
 
@@ -59,19 +60,19 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask has no types
         if state is None:
             state = self.trainings[training] = Training(uuid.uuid4().hex[:12])
         news = asyncio.Event()
-        member = state.join(uid, news.set, request_of(request))
+        member = state.join(Member(uid, news.set, lease_secs / interval_secs), request_of(request))
         try:
             await comm.write({"version": here, **state.news(member)})
             async with asyncio.TaskGroup() as group:
                 group.create_task(_send_news(comm, state, member, news))
-                group.create_task(_watch(comm, member, interval_secs, lease_secs))
+                group.create_task(_watch(comm, member, interval_secs))
                 while True:
                     state.take(member, request_of(await comm.read()))
         except* OSError as ended:  # it left, or its process died: handled alike
             logger.info("%s has left the training %r: %r", uid, training, ended.exceptions[0])
         finally:
-            state.leave(member)
-            if state.is_done and not state.members:
+            state.table.leave(member)
+            if state.is_done and not state.table.members:
                 self.trainings.pop(training, None)
             comm.abort()
         return Status.dont_reply
@@ -89,14 +90,12 @@ async def _send_news(comm: Any, state: Training, member: Member, news: asyncio.E
         await comm.write(state.news(member))
 
 
-async def _watch(comm: Any, member: Member, interval_secs: float, lease_secs: float) -> None:
-    """End the connection of a silent process; counts checks instead of reading a clock.
-
-    A scheduler that was stopped itself has received nothing, without any process being silent.
-    """
-    while member.num_silent * interval_secs < lease_secs:
+async def _watch(comm: Any, member: Member, interval_secs: float) -> None:
+    """End the connection of a silent process."""
+    is_silent = False
+    while not is_silent:
         await asyncio.sleep(interval_secs)
-        member.num_silent += 1
+        is_silent = member.tick()
     comm.abort()
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from asynchooks import StepSourceLostError
+from asynchooks.distributed._membership import State
 from asynchooks.distributed.dask._actor_calls import gone_workers
 from asynchooks.distributed.parameter_server._host import Host
-from asynchooks.distributed.parameter_server._messages import News, Report, State
+from asynchooks.distributed.parameter_server._messages import News, Report
 from asynchooks.protocols import Synchronous
 
 from ..support.helpers import settle
@@ -127,10 +128,10 @@ async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too()
     assert await pushed_by(server, "a", 0, 1, wait=7) is None
     gone = {"tcp://127.0.0.1:1"}
     assert server._processes.silent_places() == set()
-    server._processes.check(gone)
+    server._processes.tick(gone)
     assert server._processes.silent_places() == {*gone, "tcp://127.0.0.1:2"}
     assert await count(server, "workers_present") == 2  # a request came between the checks
-    server._processes.check(gone)
+    server._processes.tick(gone)
     assert await count(server, "workers_present") == 1
     assert await count(server, "processes_away") == 1
 

@@ -12,8 +12,8 @@ from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ...backends._creator import Lease, Restore
 from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
 from ...backends._raw_session import RawSession
-from .._training import first_epoch
 from ._source import Action, Begun, DaskSource
+from ._training import first_epoch
 
 
 class DaskSessionCreator(FunctionSessionCreator):

@@ -15,7 +15,7 @@ from ..._errors import StepUnreachableError
 from ..._step.credits import CreditPolicy, Move
 from ..._step.global_step import GlobalStep
 from ..._step.source import SourceState, StepSource
-from .._training import Request, incarnation_of
+from ._training import Request, incarnation_of
 
 _CLOSED = Sentinel("CLOSED")
 _LOOK_SECS = 0.1

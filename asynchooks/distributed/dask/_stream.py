@@ -21,8 +21,8 @@ from ..._errors import StepUnreachableError
 from ..._step.source import SourceState
 from ..._version import version
 from .._dask_plugin import FOLLOW, STATISTICS, StepPlugin
-from .._training import message_of
 from ._source import Action, DaskSource
+from ._training import message_of
 
 logger = logging.getLogger("asynchooks")
 

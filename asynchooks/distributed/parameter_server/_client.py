@@ -19,8 +19,9 @@ from ..._errors import StepSourceLostError, StopTraining
 from ..._step.global_step import GlobalStep
 from ..._step.source import SourceState, StepSource
 from ...protocols import ABANDONED, Snapshot
+from .._membership import State
 from ..dask._actor_calls import ActorCalls, ActorGoneError
-from ._messages import Ending, News, Report, State, Welcome
+from ._messages import Ending, News, Report, Welcome
 
 logger = logging.getLogger("asynchooks")
 
@@ -63,7 +64,7 @@ class ServerView:
     def next_version(self, next_step: float) -> float:
         """The lowest version that concerns this process, whose tasks wait for `next_step`."""
         if self._watches and self.abandons_stale:
-            return min(next_step, self.state.version + 1)
+            return min(next_step, self.state.step + 1)
         return next_step
 
     def watch(self, version: int, slot: Slot) -> Callable[[], object]:
@@ -80,9 +81,9 @@ class ServerView:
         if known is not None and state.number < known.number:
             if state.epoch != known.epoch:
                 return
-            state = known._replace(version=max(state.version, known.version))
-        elif known is not None and state.epoch == known.epoch and state.version < known.version:
-            state = state._replace(version=known.version)
+            state = known._replace(step=max(state.step, known.step))
+        elif known is not None and state.epoch == known.epoch and state.step < known.step:
+            state = state._replace(step=known.step)
         self._known = state
         demand = step.demand()
         # a limit that others have set holds for the sessions that are open; later ones get it
@@ -90,9 +91,9 @@ class ServerView:
         if state.limit is not None and demand.workers_open and demand.limit != state.limit:
             step.raise_limit(state.limit)
         if known is not None and known.epoch != state.epoch:
-            step.restart(state.version)
+            step.restart(state.step)
         else:
-            step.publish(state.version)
+            step.publish(state.step)
         if state.is_closed and not (known is not None and known.is_closed):
             step.set_source_state(SourceState.CLOSED, "the parameter server was closed")
         self.abandon()
@@ -105,8 +106,8 @@ class ServerView:
 
     def _is_useless(self, version: int) -> bool:
         known = self.state
-        is_stale = version < known.version and self.abandons_stale
-        return version > known.version or known.is_over or is_stale
+        is_stale = version < known.step and self.abandons_stale
+        return version > known.step or known.is_over or is_stale
 
 
 class PendingWait:

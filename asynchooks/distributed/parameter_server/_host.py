@@ -9,77 +9,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..._engine.base import EngineTask, Slot
 from ..._engine.current import current_engine
-from ..._errors import StepSourceLostError, StepUnreachableError, StopTraining
+from ..._errors import StepSourceLostError, StepUnreachableError
 from ..._step.global_step import GlobalStep
 from ...protocols import ParameterServer, Protocol
+from .._membership import State
 from ..dask._actor_calls import gone_workers, own_worker
-from ._messages import Answer, Ending, HostStatistics, News, Report, State, Welcome
+from ._messages import Answer, HostStatistics, News, Report, Welcome
 from ._served_processes import ServedProcess, ServedProcesses, Wait
 
 if TYPE_CHECKING:
     from ..dask._cluster import DaskCluster
 
 logger = logging.getLogger("asynchooks")
-
-
-class HostWaits:
-    """Runs the waits of workers in other processes as tasks; a `Host` makes it.
-
-    Args:
-        on_end: called when a wait has ended whose process expects the end.
-    """
-
-    def __init__(self, server: ParameterServer, on_end: Callable[[], object]) -> None:
-        self._server = server
-        self._on_end = on_end
-        self.num_under_way = 0
-
-    async def begin(self, process: ServedProcess, wait: Wait) -> Ending | None:
-        """The ending of a wait, if it ends at once."""
-        server = self._server
-        if not (server.waits_before_step if wait.is_begin else server.waits_after_step):
-            return Ending(wait.number, await self._end_of(wait))
-        process.waits[wait.number] = wait
-        self.restart(process, wait)
-        await current_engine().checkpoint()  # a wait that need not wait has ended by then
-        if not wait.is_done:
-            wait.is_awaited = True
-            return None
-        process.waits.pop(wait.number, None)
-        return Ending(wait.number, wait.error)
-
-    def restart(self, process: ServedProcess, wait: Wait) -> None:
-        wait.task = current_engine().start(self._wait, process, wait)
-
-    async def _wait(self, process: ServedProcess, wait: Wait) -> None:
-        turn = wait.round
-        self.num_under_way += 1
-        try:
-            error = await self._end_of(wait)
-        finally:
-            self.num_under_way -= 1
-        if wait.round != turn:  # it was released, or another task runs it
-            return
-        wait.error, wait.is_done = error, True
-        if wait.is_awaited:
-            process.end(wait)
-            self._on_end()
-
-    async def _end_of(self, wait: Wait) -> Exception | None:
-        verb: Callable[[int], Awaitable[None]]
-        verb = self._server.begin_step if wait.is_begin else self._server.end_step
-        try:
-            await verb(wait.worker)
-        except StopTraining as stop:
-            return StopTraining(*stop.args)  # without its traceback, which holds frames
-        except Exception as error:  # the protocol's own, raised to the worker
-            return error
-        return None
 
 
 class StepMirror:
@@ -121,9 +67,9 @@ class StepMirror:
             return
         self._shown = state
         if before is not None and state.epoch != before.epoch:
-            current_engine().start(self._restart, cluster, state.version)
-        elif before is None or state.version != before.version:
-            cluster.publish_soon(state.version)
+            current_engine().start(self._restart, cluster, state.step)
+        elif before is None or state.step != before.step:
+            cluster.publish_soon(state.step)
         if state.limit is not None:
             cluster.global_step.raise_limit(state.limit)
 
@@ -181,13 +127,10 @@ class Host:
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )
         self._lease_secs = lease_secs
-        self._waits = HostWaits(self._server, self._state)
-        self._processes = ServedProcesses(self._server, lease_secs, self._waits.restart)
+        self._processes = ServedProcesses(self._server, lease_secs, self._state)
         self._mirror = None if training is None else StepMirror(training, step, self._state)
         self._is_gone = False
         self._num_requests = 0
-        self._number = 0
-        self._seen: tuple[object, ...] = ()
         self._watch: EngineTask | None = None
         self._worker: Any = None  # the Dask worker that it is on
 
@@ -206,7 +149,7 @@ class Host:
         self._is_gone = True  # Dask removes the actor later
         self._server.close()
         self._state()
-        for name in list(self._processes.by_name):
+        for name in list(self._processes.table.members):
             self._processes.close(name)
         if self._watch is not None:
             self._watch.cancel()
@@ -239,7 +182,7 @@ class Host:
         """Wait for what concerns a process: ends of its waits, a version, or another change."""
         process = self._take_report(report)
         turn = process.begin_turn()
-        while process.turn == turn and not process.is_closed:
+        while process.turn == turn and not process.has_left:
             state = self._state()
             if process.has_news(state):
                 return state, self._news_for(process)
@@ -266,7 +209,7 @@ class Host:
     async def begin_step(self, report: Report, worker: int, wait: int) -> Answer:
         """Begin a wait; returns its ending, with the parameters, or None: it comes by `events`."""
         process = self._take_report(report, worker)
-        ending = await self._waits.begin(process, Wait(wait, worker, is_begin=True))
+        ending = await self._processes.wait(process, Wait(wait, worker, is_begin=True))
         is_begun = ending is not None and ending.error is None
         return self._state(), (ending, self._server.pull(worker) if is_begun else None)
 
@@ -281,13 +224,13 @@ class Host:
         process = self._take_report(report, worker)
         pushed = self._server.push(worker, gradient, version)
         self._state()  # so that the other processes are notified before this wait
-        ending = await self._waits.begin(process, Wait(wait, worker, is_begin=False))
+        ending = await self._processes.wait(process, Wait(wait, worker, is_begin=False))
         return self._state(), (pushed, ending)
 
     async def end_step(self, report: Report, worker: int, wait: int) -> Answer:
         """Begin a wait without a push before; as `begin_step`."""
         process = self._take_report(report, worker)
-        ending = await self._waits.begin(process, Wait(wait, worker, is_begin=False))
+        ending = await self._processes.wait(process, Wait(wait, worker, is_begin=False))
         return self._state(), ending
 
     async def close_server(self, report: Report) -> Answer:
@@ -310,15 +253,14 @@ class Host:
 
     async def statistics(self, report: Report) -> Answer:
         self._take_report(report)
-        server, processes = self._server, self._processes
+        server, members = self._server, self._processes.table.members.values()
         return self._state(), HostStatistics(
             version=server.version,
-            processes=len(processes.by_name),
-            processes_away=sum(each.is_away for each in processes.by_name.values()),
+            processes=len(members),
+            processes_away=sum(each.is_away for each in members),
             workers_present=server.num_present,
-            waits=self._waits.num_under_way
-            + sum(each.num_ended for each in processes.by_name.values()),
-            blocked_requests=sum(each.is_blocked for each in processes.by_name.values()),
+            waits=self._processes.num_under_way + sum(each.num_ended for each in members),
+            blocked_requests=sum(each.is_blocked for each in members),
             requests=self._num_requests,
             collected=server.num_collected,
             applied=server.num_applied,
@@ -327,8 +269,8 @@ class Host:
 
     def _take_report(self, report: Report, worker: int | None = None) -> ServedProcess:
         self._num_requests += 1
-        process = self._processes.take_report(report, current_engine(), worker)
-        if process.is_closed and worker is not None:
+        process = self._processes.take_report(report, worker)
+        if process.has_left and worker is not None:
             raise StepSourceLostError(
                 "the process has left: its disconnect has overtaken this request"
             )
@@ -337,16 +279,11 @@ class Host:
 
     def _state(self) -> State:
         """The present state; processes that wait for a change are notified."""
-        server = self._server
-        step = server.global_step
-        seen = (step.epoch, step.limit, server.is_closed)
-        if seen != self._seen:
-            self._number += 1
-            self._seen = seen
-            if server.is_over:  # perhaps by a limit that was set during a wait
-                server.recheck_waits()
-        state = State(self._number, step.epoch, server.version, step.limit, server.is_closed)
-        self._processes.notify(state)
+        server, table = self._server, self._processes.table
+        step, before = server.global_step, table.state
+        state = table.update(step.epoch, server.version, step.limit, is_closed=server.is_closed)
+        if state.is_over and state.number != before.number:
+            server.recheck_waits()  # perhaps by a limit that was set during a wait
         if self._mirror is not None:
             self._mirror.show(state)
         return state
@@ -361,13 +298,11 @@ class Host:
         return News(received, endings, snapshot)
 
     async def _watch_leases(self) -> None:
-        engine = current_engine()
-        while self._processes.by_name:
-            await engine.park(
-                Slot(engine, "the end of a lease"), engine.now() + self._processes.check_secs
-            )
-            silent = self._processes.silent_places()
-            gone = await gone_workers(self._worker, silent, self._processes.check_secs)
-            self._processes.check(gone)
+        engine, processes = current_engine(), self._processes
+        while processes.table.members:
+            tick = Slot(engine, "the next check of the leases")
+            await engine.park(tick, engine.now() + processes.tick_secs)
+            gone = await gone_workers(self._worker, processes.silent_places(), processes.tick_secs)
+            processes.tick(gone)
             self._state()
         self._watch = None

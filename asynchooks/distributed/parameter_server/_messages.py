@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...protocols import Snapshot
+from .._membership import State
 
 
 class ServerAddress(NamedTuple):
@@ -18,26 +19,6 @@ class ServerAddress(NamedTuple):
     """The address of the Dask worker that it lives on, such as "tcp://127.0.0.1:40001"."""
     key: str
     """The name of its actor there."""
-
-
-class State(NamedTuple):
-    """The progress of the server."""
-
-    number: int
-    """Counts changes other than of the version: the state with the larger one is newer."""
-    epoch: int
-    version: int
-    limit: int | None
-    is_closed: bool
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no update will come."""
-        return self.is_closed or (self.limit is not None and self.version >= self.limit)
-
-    def is_news_to(self, other: State) -> bool:
-        """Whether anything but the version has changed since then."""
-        return self.number > other.number
 
 
 class Report(NamedTuple):

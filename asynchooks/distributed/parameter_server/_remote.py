@@ -100,7 +100,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
     @property
     def version(self) -> int:
         """The number of updates, as far as this process knows."""
-        return self._server.view.state.version
+        return self._server.view.state.step
 
     @property
     def is_over(self) -> bool:

@@ -1,25 +1,25 @@
-"""The processes that a parameter server serves: their waits, and whether they are alive.
+"""The processes that a parameter server serves: their workers, and the waits of these.
 
-A state machine on the server's event loop; `Host` runs the waits and answers requests.
+Which of them are alive and have news is known by the membership table; `Host` answers requests.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
 
 from ..._engine.base import Engine, EngineTask, Slot
+from ..._engine.current import current_engine
+from ..._errors import StopTraining
 from ..._step.waiters import Worker
 from ...protocols import ParameterServer
-from ._messages import Ending, Report, State
+from .._membership import Member, MembershipTable, State
+from ._messages import Ending, Report
 
 logger = logging.getLogger("asynchooks")
 
-_CHECKS = 8
+_TICKS = 8
 """In the time of a lease; a process is detected as silent by so much later at most."""
-_NUM_LEFT = 1000
-"""Processes that have left whose late requests are recognized."""
 
 
 class Wait:
@@ -43,21 +43,18 @@ class Wait:
             self.task.cancel()
 
 
-class ServedProcess:
-    """One process: its last report, its waits, and the one request that it blocks."""
+class ServedProcess(Member):
+    """One process: its workers, their waits, and the one request that it blocks."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__(name, self._wake, _TICKS)
         self.place: str | None = None  # the address of its Dask worker, if it is one
-        self.num_silent = 0  # checks since its last request
-        self.is_away = False
-        self.is_closed = False
+        self.is_away = False  # silent, and its workers have left
         self.workers: set[int] = set()  # with a request from here, that have not left
         self.waits: dict[int, Wait] = {}
         self.turn = 0
         self.slot: Slot | None = None  # of the blocked request
         self.session: Worker | None = None  # its sessions, as the server's step sees them
-        self._report: Report | None = None
         self._ended: dict[int, Wait] = {}  # by the order of their ends, until received
         self._num_ended = 0
 
@@ -70,25 +67,20 @@ class ServedProcess:
         """Waits whose end the process has not reported as received."""
         return len(self._ended)
 
-    def apply(self, report: Report) -> bool:
-        """Apply a report; returns whether it is the newest."""
+    def begin_turn(self) -> int:
+        """A request for news has come, and replaces the one before."""
+        self.turn += 1
+        self._wake()
+        return self.turn
+
+    def release(self, report: Report) -> None:
+        """Drop the waits that the process has abandoned, or whose ends it has received."""
         for number in report.released:
             wait = self.waits.pop(number, None)
             if wait is not None:
                 wait.interrupt()
         for order in [order for order in self._ended if order <= report.received]:
             self.waits.pop(self._ended.pop(order).number, None)
-        if self._report is not None and report.number < self._report.number:
-            return False
-        self._report = report
-        return True
-
-    def begin_turn(self) -> int:
-        """A request for news has come, and replaces the one before."""
-        self.turn += 1
-        if self.slot is not None:
-            self.slot.wake()
-        return self.turn
 
     def end(self, wait: Wait) -> None:
         """A wait has ended whose process expects the end by its blocked request."""
@@ -96,73 +88,69 @@ class ServedProcess:
         self._ended[self._num_ended] = wait
 
     def endings(self) -> tuple[int, list[Ending]]:
-        """(the number of the last one, all that have not been received), in order."""
+        """(The number of the last one, all that have not been received), in order."""
         waits = [each for each in self._ended.values() if each.number in self.waits]
         return self._num_ended, [Ending(each.number, each.error) for each in waits]
 
     def has_news(self, state: State) -> bool:
-        report = self._report
-        if self._ended or report is None or report.known is None:
-            return True
-        known = report.known
-        return state.is_news_to(known) or known.version < state.version >= report.next_step
+        return bool(self._ended) or super().has_news(state)
+
+    def _wake(self) -> None:
+        if self.slot is not None:
+            self.slot.wake()
 
 
 class ServedProcesses:
-    """All processes of a server, by name.
+    """All processes of a server, and the waits of their workers, each a task here.
 
     A process that is silent for longer than the lease is away: its workers leave, so that others do
     not wait for them, and join again at its next request.
+
+    Args:
+        lease_secs: seconds without a message after which a process is silent.
+        on_end: called when a wait has ended whose process expects the end.
     """
 
     def __init__(
-        self,
-        server: ParameterServer,
-        lease_secs: float,
-        restart: Callable[[ServedProcess, Wait], None],
+        self, server: ParameterServer, lease_secs: float, on_end: Callable[[], object]
     ) -> None:
         self._server = server
         self._lease_secs = lease_secs
-        self._restart = restart
-        self.by_name: dict[str, ServedProcess] = {}
-        self._left: deque[str] = deque(maxlen=_NUM_LEFT)
+        self._on_end = on_end
+        self.tick_secs = lease_secs / _TICKS
+        """Seconds between two calls of `tick`."""
+        self.table: MembershipTable[ServedProcess] = MembershipTable()
+        self.num_under_way = 0
+        """Tasks of waits."""
 
     def open(self, name: str) -> ServedProcess:
-        process = self.by_name.get(name)
-        if process is None:
-            process = ServedProcess(name)
-            process.is_closed = name in self._left
-            if not process.is_closed:
-                self.by_name[name] = process
-        if not process.is_closed:
-            process.num_silent = 0
+        process = self.table.members.get(name) or self.table.join(ServedProcess(name))
+        process.num_silent = 0
         return process
 
     def close(self, name: str) -> None:
         """The process has left. Workers that have not may join again from another process."""
-        self._left.append(name)
-        process = self.by_name.get(name)
-        if process is None:
-            return
-        process.is_closed = True
+        process = self.open(name)
+        process.has_left = True
         process.begin_turn()
         for wait in process.waits.values():
             wait.interrupt()
         process.waits.clear()
         self._set_session(process, None)
         if not process.workers:
-            del self.by_name[name]
+            self.table.leave(process)
 
-    def take_report(self, report: Report, engine: Engine, worker: int | None) -> ServedProcess:
+    def take_report(self, report: Report, worker: int | None) -> ServedProcess:
         """Apply a report; `worker` is the one that the request is for, if any."""
         process = self.open(report.process)
-        if process.is_closed:  # its disconnect has overtaken this request
+        if process.has_left:  # its disconnect has overtaken this request
             return process
-        if process.apply(report):
-            step = self._server.global_step
+        process.release(report)
+        if self.table.is_new(process, report.number):
+            process.known, process.next_step = report.known, report.next_step
             if report.has_sessions != (process.session is not None):
-                self._set_session(process, engine if report.has_sessions else None)
-            limit = report.limit
+                self._set_session(process, current_engine() if report.has_sessions else None)
+            step, limit = self._server.global_step, report.limit
             if limit is not None and (step.limit is None or limit > step.limit):
                 step.raise_limit(limit)
         if process.is_away:
@@ -171,32 +159,32 @@ class ServedProcesses:
             self._claim(process, worker)
         return process
 
-    def notify(self, state: State) -> None:
-        for process in self.by_name.values():
-            if process.slot is not None and process.has_news(state):
-                process.slot.wake()
-
-    @property
-    def check_secs(self) -> float:
-        """Seconds between two calls of `check`."""
-        return self._lease_secs / _CHECKS
+    async def wait(self, process: ServedProcess, wait: Wait) -> Ending | None:
+        """Begin a wait; returns its ending if it ends at once, else None: it is news later."""
+        server = self._server
+        if not (server.waits_before_step if wait.is_begin else server.waits_after_step):
+            return Ending(wait.number, await self._end_of(wait))
+        process.waits[wait.number] = wait
+        self._start(process, wait)
+        await current_engine().checkpoint()  # a wait that need not wait has ended by then
+        if not wait.is_done:
+            wait.is_awaited = True
+            return None
+        process.waits.pop(wait.number, None)
+        return Ending(wait.number, wait.error)
 
     def silent_places(self) -> set[str]:
-        """Dask workers without a request since the last check."""
-        found = {each.place for each in self.by_name.values() if each.num_silent}
+        """Dask workers without a request since the last tick."""
+        found = {each.place for each in self.table.members.values() if each.num_silent}
         return {each for each in found if each is not None}
 
-    def check(self, gone: Collection[str] = ()) -> None:
-        """Have the workers leave of processes that are silent for a lease, or that Dask has lost.
-
-        Counts checks instead of reading a clock: a server that was stopped itself cannot know how
-        long others were silent.
-        """
-        for process in list(self.by_name.values()):
-            process.num_silent += 1
+    def tick(self, gone: Collection[str] = ()) -> None:
+        """Have the workers leave of processes that are silent, or whose Dask worker is gone."""
+        for process in list(self.table.members.values()):
+            is_silent = process.tick()
             if process.is_away:
                 continue
-            if process.num_silent > _CHECKS:
+            if is_silent:
                 self._drop(process, f"No request came for {self._lease_secs:g} s from")
             elif process.place in gone and process.num_silent > 1:
                 self._drop(process, f"The Dask worker {process.place} has left the cluster, and")
@@ -215,8 +203,8 @@ class ServedProcesses:
             )  # fmt: skip
         for worker in sorted(process.workers):
             self._server.leave(worker)
-        if process.is_closed or not process.workers:
-            del self.by_name[process.name]
+        if process.has_left or not process.workers:
+            self.table.leave(process)
 
     def _bring_back(self, process: ServedProcess) -> None:
         logger.info("The process of the workers %s is back", sorted(process.workers))
@@ -225,17 +213,17 @@ class ServedProcesses:
             self._server.join(worker)
         for wait in process.waits.values():
             if not wait.is_done:
-                self._restart(process, wait)
+                self._start(process, wait)
 
     def _claim(self, process: ServedProcess, worker: int) -> None:
         self._server.check_worker(worker)
-        for other in list(self.by_name.values()):
+        for other in list(self.table.members.values()):
             if worker in other.workers:
                 other.workers.remove(worker)
                 if other.is_away:  # the worker has left with it, and now joins again
                     self._server.join(worker)
-                if not other.workers and (other.is_closed or other.is_away):
-                    del self.by_name[other.name]
+                if not other.workers and (other.has_left or other.is_away):
+                    self.table.leave(other)
         process.workers.add(worker)
 
     def _set_session(self, process: ServedProcess, engine: Engine | None) -> None:
@@ -243,3 +231,30 @@ class ServedProcesses:
         if process.session is not None:
             step.close_worker(process.session)
         process.session = None if engine is None else step.open_worker(engine)
+
+    def _start(self, process: ServedProcess, wait: Wait) -> None:
+        wait.task = current_engine().start(self._wait, process, wait)
+
+    async def _wait(self, process: ServedProcess, wait: Wait) -> None:
+        turn = wait.round
+        self.num_under_way += 1
+        try:
+            error = await self._end_of(wait)
+        finally:
+            self.num_under_way -= 1
+        if wait.round != turn:  # it was released, or another task runs it
+            return
+        wait.error, wait.is_done = error, True
+        if wait.is_awaited:
+            process.end(wait)
+            self._on_end()
+
+    async def _end_of(self, wait: Wait) -> Exception | None:
+        server = self._server
+        try:
+            await (server.begin_step if wait.is_begin else server.end_step)(wait.worker)
+        except StopTraining as stop:
+            return StopTraining(*stop.args)  # without its traceback, which holds frames
+        except Exception as error:  # the protocol's own, raised to the worker
+            return error
+        return None
