@@ -338,8 +338,8 @@ class ParameterServer(Membership):
         if self._rate is not None:
             return self._updates.mean(values), self._rate
         rates = [self._rate_at(version - each.version) for each in gradients]
-        is_weighted = min(rates) != max(rates)
-        return self._updates.mean(values, rates if is_weighted else None), sum(rates) / len(rates)
+        weights = rates if min(rates) != max(rates) else None
+        return self._updates.mean(values, weights), math.fsum(rates) / len(rates)
 
     def _num_needed(self) -> int:
         """How many gradients make an update now.

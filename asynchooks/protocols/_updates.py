@@ -168,7 +168,7 @@ def _mean(arrays: Sequence[Any], weights: Sequence[float] | None) -> Any:
     total = arrays[0] * weights[0]
     for each, weight in zip(arrays[1:], weights[1:], strict=True):
         total = total + each * weight
-    return total / sum(weights)
+    return total / math.fsum(weights)
 
 
 def _descend(parameter: Any, gradient: Any, rate: float) -> Any:

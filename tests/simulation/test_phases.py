@@ -179,3 +179,9 @@ def test_phases_out_of_range_are_value_errors(make: Callable[[], Delay], match: 
 def test_what_are_no_phases_is_a_type_error(phases: Any) -> None:
     with pytest.raises(TypeError, match=r"phases(\[0\])? is .*; give (a pair|pairs)"):
         phased(phases)
+
+
+def test_rounds_of_phases_are_rounded_alike_on_every_version_of_python() -> None:
+    """Since Python 3.12 `sum` would give another length of a round, and 7.1 seconds here."""
+    phases = [(0.1, 1.0), (0.2, 3.0), (0.3, 0.7)] * 4
+    assert Phases(Constant(1.0), phases).stretch(0.0, 7.0) == 7.099999999999999

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import reduce
+from operator import add
+
 import numpy as np
 import pytest
 
 from asynchooks.protocols import DiscardStale, KBatchAsync, Synchronous
-from asynchooks.simulation import Constant, Exponential, Report, Worker
+from asynchooks.simulation import Constant, Exponential, Report, Worker, WorkerReport
 
 from .clusters import KINDS, check_report, check_row, new_cluster, speeds, with_session
 
@@ -61,6 +66,34 @@ def test_mean_and_variance_of_staleness_are_those_of_all_gradients() -> None:
     every = [value for value, count in report.staleness.items() for _ in range(count)]
     assert report.mean_staleness == pytest.approx(np.mean(every))
     assert report.staleness_variance == pytest.approx(np.var(every))
+
+
+def test_sums_of_a_report_are_exact_on_every_version_of_python() -> None:
+    """Added up one by one, as `sum` did until Python 3.11, each of these differs by one bit."""
+    worker = WorkerReport(0, 1, {}, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9)
+    workers = [replace(worker, worker=index) for index in range(10)]
+    report = Report("any", 10, 1.0, 10, 10, 0, {0: 3, 1: 2, 2: 5}, workers, [])
+    assert reduce(add, [each.secs_computed for each in workers]) == 0.9999999999999999
+    assert report.summary_row()["share_computed"] == 0.1
+    assert report.summary_row()["share_idle"] == 0.9
+    assert report.staleness_variance == 0.76
+
+
+def test_a_worker_that_is_never_idle_is_not_reported_as_idle() -> None:
+    """Added up one by one, its seconds would differ from the whole by a few bits."""
+    cluster = new_cluster(1, pull=Constant(0.1), compute=Constant(0.5), push=Constant(0.8))
+    (worker,) = cluster.run(updates=7).workers
+    secs = [worker.secs_computed, worker.secs_pulled, worker.secs_pushed]
+    assert worker.secs_idle == 0.0
+    assert reduce(add, secs) != math.fsum(secs)
+
+
+def test_learning_rates_of_an_update_are_averaged_exactly() -> None:
+    """The mean of ten equal rates is that rate; added up one by one it would be another."""
+    cluster = new_cluster(10, protocol=Synchronous(), parameters=np.zeros(1),
+                          learning_rate=lambda _: 0.1)  # fmt: skip
+    assert cluster.run(gradient=lambda *_: np.ones(1), updates=1).updates == 1
+    assert cluster.server.parameters == -0.1
 
 
 def test_nothing_has_happened_before_training() -> None:

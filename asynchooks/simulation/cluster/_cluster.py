@@ -270,7 +270,7 @@ class Cluster:
             gradients=worker.num_computed,
             staleness=self.server.staleness_counts(worker.index),
             **times,
-            secs_idle=max(0.0, secs - sum(times.values())),
+            secs_idle=max(0.0, secs - math.fsum(times.values())),
         )
 
     async def take_down(self, worker: Worker, *, loses_work: bool = True) -> None:

@@ -53,7 +53,8 @@ class Phases(Delay):
             )
         phases = _checked_phases(self.phases)
         ends = tuple(accumulate(secs for secs, _ in phases))
-        work = sum(secs / factor for secs, factor in phases)
+        # not by `sum`, which rounds differently since Python 3.12
+        *_, work = accumulate(secs / factor for secs, factor in phases)
         if not (0 < work <= LONGEST_SECS and ends[-1] <= LONGEST_SECS):
             raise ValueError(
                 f"phases is {phases!r}: {work} seconds of work in {ends[-1]} seconds; give at "

@@ -62,7 +62,7 @@ def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> Non
     lanes = [each for each in reports if each.timeline is not None][:_MOST_TIMELINES]
     most = _MOST_WORKERS if len(lanes) == 1 else _WORKERS_OF_SEVERAL
     heights = [4.2, *(1.6 + 0.12 * min(each.num_workers, most) for each in lanes)]
-    figure = Figure(figsize=(12, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(12, math.fsum(heights)), layout="constrained")
     grid = figure.add_gridspec(1 + len(lanes), len(plots), height_ratios=heights)
     for column, plot in enumerate(plots):
         plot(figure.add_subplot(grid[0, column]), reports)

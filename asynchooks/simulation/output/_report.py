@@ -1,7 +1,12 @@
-"""The results of a simulated training: rates, staleness, where the time went, losses."""
+"""The results of a simulated training: rates, staleness, where the time went, losses.
+
+Floats are added by `math.fsum`: `sum` rounds differently since Python 3.12, and the same seed gives
+the same report on every version.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +85,7 @@ class Report:
         total = sum(self.staleness.values())
         if not total:
             return 0.0
-        return sum(squares[each] * count for each, count in self.staleness.items()) / total
+        return math.fsum(squares[each] * count for each, count in self.staleness.items()) / total
 
     def worker_rows(self) -> list[dict[str, Any]]:
         """A row for each worker."""
@@ -129,7 +134,8 @@ class Report:
 
     def _share(self, what: str) -> float:
         whole = self.secs * self.num_workers
-        return sum(getattr(each, what) for each in self.workers) / whole if whole > 0 else 0.0
+        secs = math.fsum(getattr(each, what) for each in self.workers)
+        return secs / whole if whole > 0 else 0.0
 
 
 class LossRecorder:
