@@ -23,9 +23,17 @@ from .cluster._failures import Crashes, Partition, Preemption, Slowdown
 from .cluster._network import Queue
 from .cluster._worker import Worker
 from .delays._compound import PerWorker, Stragglers
+from .delays._delay import Delay
+from .delays._distributions import (
+    Constant,
+    Exponential,
+    LogNormal,
+    Pareto,
+    ShiftedExponential,
+    Uniform,
+    Weibull,
+)
 from .delays._empirical import Empirical
-from .delays._heavy_tails import LogNormal, Pareto, Weibull
-from .delays._light_tails import Constant, Delay, Exponential, ShiftedExponential, Uniform
 from .delays._parse import parse_delay
 from .delays._phases import Phases
 from .output._perfetto import write_trace

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import zip_longest
 from typing import Any, get_args
 
+from .._check import integer
 from .._errors import DeterminismError
 from ._simulation import Backend, Simulation
-from .delays._arguments import checked_count
 from .kernel._kernel import Until
 from .kernel._recording import Event, Recording
 
@@ -50,7 +50,7 @@ def check_determinism(
         raise TypeError(f"backends is {backends!r}; give a list, as in [{backends!r}]")
     if not backends:
         raise ValueError(f"backends is empty; give at least one of {allowed}")
-    runs = checked_count("runs", runs, least=1)
+    runs = integer("runs", runs, least=1)
     traces: list[tuple[str, Recording]] = []
     for backend in backends:
         for number in range(1, runs + 1):

@@ -15,19 +15,19 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, Literal, get_args
 
+from .._check import integer
 from .._engine.base import EngineTask
 from .._errors import SimulationError
 from .._step.global_step import GlobalStep
 from ..protocols import Protocol
 from .cluster._cluster import Cluster, Failure
 from .cluster._network import Queue
-from .delays._arguments import checked_count
-from .delays._light_tails import Delay
+from .cluster._standstill import Standstill
+from .delays._delay import Delay
 from .delays._streams import Streams
 from .kernel._interpreter import no_real_sleep, rare_collections
 from .kernel._kernel import Kernel, Until
 from .kernel._recording import Recording
-from .kernel._standstill import Standstill
 
 Backend = Literal["asyncio", "trio", "turbo"]
 
@@ -78,7 +78,7 @@ class Simulation:
     ) -> None:
         if backend not in get_args(Backend):
             raise ValueError(f"backend is {backend!r}; give one of {', '.join(get_args(Backend))}")
-        max_turns = checked_count("max_turns", max_turns, least=1)
+        max_turns = integer("max_turns", max_turns, least=1)
         self.seed = seed
         self.backend = backend
         self.streams = Streams(seed)
@@ -234,7 +234,7 @@ class Simulation:
     def note(self, what: str) -> None:
         """Add a line to the trace, if it is kept."""
         if self.recording is not None:
-            self.recording.note(self.now, what)
+            self.recording.add(self.now, what)
 
     def __repr__(self) -> str:
         if self._kernel is None:

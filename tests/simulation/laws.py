@@ -11,18 +11,19 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from asynchooks.simulation.delays._arguments import LONGEST_SECS
-from asynchooks.simulation.delays._compound import Stragglers
-from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation.delays._light_tails import (
+from asynchooks.simulation import (
     Constant,
     Delay,
-    Draws,
     Exponential,
+    LogNormal,
+    Pareto,
+    Phases,
     ShiftedExponential,
+    Stragglers,
     Uniform,
+    Weibull,
 )
-from asynchooks.simulation.delays._phases import Phases
+from asynchooks.simulation.delays._delay import LONGEST_SECS, Draws
 
 NUM_DRAWS = 200_000
 ERF = np.vectorize(math.erf, otypes=[float])

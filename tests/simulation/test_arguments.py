@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks.simulation.delays._compound import PerWorker, Stragglers
-from asynchooks.simulation.delays._empirical import Empirical
-from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation.delays._light_tails import (
+from asynchooks.simulation import (
     Constant,
     Delay,
+    Empirical,
     Exponential,
+    LogNormal,
+    Pareto,
+    PerWorker,
+    Phases,
     ShiftedExponential,
+    Stragglers,
     Uniform,
+    Weibull,
 )
-from asynchooks.simulation.delays._phases import Phases
 
 
 # what takes more than one, and how the others read
@@ -71,15 +74,15 @@ def test_negative_numbers_are_value_errors(value: float) -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Exponential(0), r"mean is 0.0; give seconds, > 0 .*, or Constant\(0\)"),
-        (lambda: ShiftedExponential(1, 0), r"excess is 0.0; give .* or Constant\(shift\)"),
+        (lambda: Exponential(0), r"mean is 0; give seconds, > 0 .*, or Constant\(0\)"),
+        (lambda: ShiftedExponential(1, 0), r"excess is 0; give .* or Constant\(shift\)"),
         (lambda: Constant(2e300), "secs is 2e.300; give seconds, >= 0 and at most 1e.300"),
         (lambda: Exponential(2e300), "mean is 2e.300; give seconds, > 0 and at most 1e.300"),
         (lambda: Uniform(3, 1), "low is 3.0 and high is 1.0; give low <= high"),
-        (lambda: Pareto(0, 1), "scale is 0.0"),
-        (lambda: Pareto(1, 0), "shape is 0.0; give a finite number > 0"),
-        (lambda: Weibull(0, 1), "scale is 0.0"),
-        (lambda: Weibull(1, 0), "shape is 0.0; give a finite number > 0"),
+        (lambda: Pareto(0, 1), "scale is 0; "),
+        (lambda: Pareto(1, 0), "shape is 0; give a finite number > 0"),
+        (lambda: Weibull(0, 1), "scale is 0; "),
+        (lambda: Weibull(1, 0), "shape is 0; give a finite number > 0"),
         (lambda: Stragglers(Constant(1), 1.5, 2), "probability is 1.5; give a number from 0 to 1"),
         (lambda: Stragglers(Constant(1), 0.5, 0.5), "factor is 0.5; give a finite number >= 1"),
         (lambda: PerWorker([]), "delays is empty; give one for each worker"),

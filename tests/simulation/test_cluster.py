@@ -165,12 +165,12 @@ def test_an_error_of_a_program_leaves_as_itself_and_names_the_worker() -> None:
     [
         ({}, ValueError, "would run for ever; give updates, until, or a program that ends"),
         ({"until": math.inf}, ValueError, "would run for ever; give updates, until, or a program"),
-        ({"updates": 0}, ValueError, "updates is 0; give a whole number >= 1"),
-        ({"updates": 1.5}, TypeError, r"updates is 1\.5; give a whole number"),
+        ({"updates": 0}, ValueError, "updates is 0; give an integer >= 1"),
+        ({"updates": 1.5}, TypeError, r"updates is 1\.5; give an integer"),
         ({"program": 3}, TypeError, "program is 3; give a function, or None"),
         ({"gradient": 3, "updates": 1}, TypeError, "gradient is 3; give a function, or None"),
         ({"loss": 3, "updates": 1}, TypeError, "loss is 3; give a function, or None"),
-        ({"loss_every": 0, "updates": 1}, ValueError, "loss_every is 0; give a whole number >= 1"),
+        ({"loss_every": 0, "updates": 1}, ValueError, "loss_every is 0; give an integer >= 1"),
         (
             {"program": with_session, "gradient": lambda p, w: p},
             ValueError,
@@ -195,9 +195,9 @@ def test_a_program_that_is_not_async_is_refused_by_what_it_returned() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"num_workers": 0}, ValueError, "num_workers is 0; give a whole number >= 1"),
-        ({"num_workers": -3}, ValueError, "num_workers is -3; give a whole number >= 1"),
-        ({"num_workers": 2.5}, TypeError, r"num_workers is 2\.5; give a whole number >= 1"),
+        ({"num_workers": 0}, ValueError, "num_workers is 0; give an integer >= 1"),
+        ({"num_workers": -3}, ValueError, "num_workers is -3; give an integer >= 1"),
+        ({"num_workers": 2.5}, TypeError, r"num_workers is 2\.5; give an integer >= 1"),
         ({"protocol": "async"}, TypeError, "protocol is 'async'; give .* parse_protocol"),
         ({"compute": 3}, TypeError, r"compute is 3; give a delay, as in compute=Exponential"),
         ({"pull": "x"}, TypeError, "pull is 'x'; give a delay"),

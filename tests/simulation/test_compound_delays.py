@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asynchooks.simulation.delays._compound import PerWorker, Stragglers
-from asynchooks.simulation.delays._light_tails import Constant, Exponential
-from asynchooks.simulation.delays._phases import Phases
+from asynchooks.simulation import Constant, Exponential, PerWorker, Phases, Stragglers
 
 from .laws import NUM_DRAWS, check_moments, rng
 
@@ -39,7 +37,7 @@ def test_a_worker_without_a_delay_is_an_error() -> None:
     delay = PerWorker([Constant(1), Constant(2)])
     with pytest.raises(ValueError, match=r"no delay for worker 2: PerWorker has 2; give one for"):
         delay.for_worker(2)
-    with pytest.raises(ValueError, match="worker is -1; give a whole number >= 0"):
+    with pytest.raises(ValueError, match="worker is -1; give an integer >= 0"):
         delay.for_worker(-1)
 
 

@@ -10,40 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks.simulation.delays import (
-    _compound as _compound_delays,
+from asynchooks import simulation
+from asynchooks.simulation import (
+    Constant,
+    Delay,
+    Empirical,
+    LogNormal,
+    Pareto,
+    Stragglers,
+    Uniform,
+    Weibull,
 )
-from asynchooks.simulation.delays import (
-    _empirical,
-    _heavy_tails,
-    _phases,
-    _streams,
-)
-from asynchooks.simulation.delays import (
-    _light_tails as _delays,
-)
-from asynchooks.simulation.delays._arguments import LONGEST_SECS
-from asynchooks.simulation.delays._compound import Stragglers
-from asynchooks.simulation.delays._empirical import Empirical
-from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation.delays._light_tails import Constant, Delay, Uniform
+from asynchooks.simulation.delays._delay import LONGEST_SECS
+from asynchooks.simulation.delays._streams import DelayStream, Streams
 
 from ..test_docstrings import example_of
 from .laws import LAWS, NUM_DRAWS, SECS, SIMPLE, TEXTUAL, Cdf, check_cdf, check_moments, rng
 
-MODULES = (_delays, _heavy_tails, _empirical, _compound_delays, _phases, _streams)
-NAMES = {name: value for module in MODULES for name, value in vars(module).items()}
-PUBLIC = sorted(
-    {
-        value
-        for value in NAMES.values()
-        if isinstance(value, type) and value.__module__.startswith("asynchooks.simulation")
-    },
-    key=lambda public: public.__name__,
+NAMES = {**vars(simulation), "DelayStream": DelayStream, "Streams": Streams}
+PUBLIC = [value for value in NAMES.values() if isinstance(value, type) and issubclass(value, Delay)]
+
+
+@pytest.mark.parametrize(
+    "public", [*PUBLIC, DelayStream, Streams], ids=lambda public: public.__name__
 )
-
-
-@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
 def test_the_example_runs(public: type) -> None:
     exec(example_of(public) or "assert False, 'there is none'", {**NAMES, "math": math})
 

@@ -147,8 +147,8 @@ def test_errors_of_the_program_leave_as_themselves() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"runs": 0}, ValueError, "runs is 0; give a whole number >= 1"),
-        ({"runs": 1.5}, TypeError, r"runs is 1\.5; give a whole number"),
+        ({"runs": 0}, ValueError, "runs is 0; give an integer >= 1"),
+        ({"runs": 1.5}, TypeError, r"runs is 1\.5; give an integer"),
         ({"backends": []}, ValueError, "backends is empty; give at least one of asyncio, trio"),
         ({"backends": "turbo"}, TypeError, r"backends is 'turbo'; give a list, as in \['turbo'\]"),
         ({"backends": ["uvloop"]}, ValueError, "backend is 'uvloop'; give one of asyncio, trio"),

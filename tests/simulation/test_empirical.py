@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asynchooks.simulation.delays._empirical import Empirical
+from asynchooks.simulation import Empirical
 
 from .laws import NUM_DRAWS, check_moments, rng
 

@@ -82,7 +82,7 @@ def test_a_queue_without_servers_is_refused(num_servers: Any) -> None:
     async def main() -> None:
         simulation.queue(Constant(1.0), num_servers=num_servers)
 
-    match = f"num_servers is {num_servers}; give a whole number >= 1"
+    match = f"num_servers is {num_servers}; give an integer >= 1"
     with pytest.raises((TypeError, ValueError), match=match):
         simulation.run(main)
 

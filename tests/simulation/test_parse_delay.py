@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asynchooks.simulation.delays._compound import Stragglers
-from asynchooks.simulation.delays._empirical import Empirical
-from asynchooks.simulation.delays._heavy_tails import LogNormal, Pareto, Weibull
-from asynchooks.simulation.delays._light_tails import (
+from asynchooks.simulation import (
     Constant,
     Delay,
+    Empirical,
     Exponential,
+    LogNormal,
+    Pareto,
     ShiftedExponential,
+    Stragglers,
     Uniform,
+    Weibull,
+    parse_delay,
 )
-from asynchooks.simulation.delays._parse import parse_delay
 
 from .laws import TEXTUAL
 

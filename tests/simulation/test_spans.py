@@ -7,8 +7,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks.simulation.output._spans import cut_spans, merged, numbers_at_work, without
-from asynchooks.simulation.output._timeline import Span, Timeline
+from asynchooks.simulation.output._timeline import (
+    Span,
+    Timeline,
+    cut_spans,
+    merged,
+    numbers_at_work,
+    without,
+)
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8)).map(

@@ -39,7 +39,7 @@ from asynchooks.simulation import (
     Worker,
     at_step,
 )
-from asynchooks.simulation.kernel._standstill import Standstill
+from asynchooks.simulation.cluster._standstill import Standstill
 
 from .clusters import new_cluster, with_session
 from .engines import on_event_loops, on_every_engine

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks.simulation.delays._arguments import LONGEST_SECS
-from asynchooks.simulation.delays._light_tails import Constant, Delay, Draws, Exponential
+from asynchooks.simulation import Constant, Delay, Exponential
+from asynchooks.simulation.delays._delay import LONGEST_SECS, Draws
 from asynchooks.simulation.delays._streams import Streams
 
 DELAY = Exponential(1.0)
@@ -59,9 +59,9 @@ WRONG: Any = None
 
 def test_wrong_seeds_workers_purposes_and_delays_are_refused() -> None:
     for seed in (None, 1.0, True, "1"):
-        with pytest.raises(TypeError, match="seed is .*; give a whole number >= 0"):
+        with pytest.raises(TypeError, match="seed is .*; give an integer >= 0"):
             Streams(seed)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="seed is -1; give a whole number >= 0"):
+    with pytest.raises(ValueError, match="seed is -1; give an integer >= 0"):
         Streams(-1)
     streams = Streams(np.int64(1))  # type: ignore[arg-type]
     makes: list[Callable[[Any, Any], object]] = [
@@ -69,9 +69,9 @@ def test_wrong_seeds_workers_purposes_and_delays_are_refused() -> None:
         lambda worker, purpose: streams.delays(worker, purpose, DELAY),
     ]
     for make in makes:
-        with pytest.raises(TypeError, match="worker is 0.5; give a whole number"):
+        with pytest.raises(TypeError, match="worker is 0.5; give an integer"):
             make(0.5, "compute")
-        with pytest.raises(ValueError, match="worker is -1; give a whole number"):
+        with pytest.raises(ValueError, match="worker is -1; give an integer"):
             make(-1, "compute")
         with pytest.raises(TypeError, match="purpose is None; give a string"):
             make(0, WRONG)

@@ -16,9 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asynchooks
-from asynchooks.simulation.delays._compound import PerWorker, Stragglers
-from asynchooks.simulation.delays._empirical import Empirical
-from asynchooks.simulation.delays._light_tails import Constant, Delay, Draws, Exponential, Uniform
+from asynchooks.simulation import (
+    Constant,
+    Delay,
+    Empirical,
+    Exponential,
+    PerWorker,
+    Stragglers,
+    Uniform,
+)
+from asynchooks.simulation.delays._delay import Draws
 from asynchooks.simulation.delays._streams import DelayStream, Streams
 
 from .laws import check_cdf, check_moments, exponential
@@ -100,7 +107,7 @@ def test_seed_worker_and_purpose_each_give_other_draws() -> None:
 def test_the_same_seed_gives_the_same_draws_in_every_process() -> None:
     code = (
         "from asynchooks.simulation.delays._streams import Streams\n"
-        "from asynchooks.simulation.delays._light_tails import Exponential\n"
+        "from asynchooks.simulation import Exponential\n"
         "streams = Streams(5)\n"
         "stream = streams.delays(3, 'compute', Exponential(1.0))\n"
         "noise = streams.generator(3, 'noise').random(3).tolist()\n"

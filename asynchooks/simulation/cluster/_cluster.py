@@ -12,20 +12,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..._check import function, integer
 from ..._engine.base import Engine, EngineTask, Slot
 from ..._engine.current import current_engine
-from ..._errors import SimulationError, is_clean_end
+from ..._errors import SimulationError, StepUnreachableError, is_clean_end
 from ..._step.global_step import GlobalStep
 from ...protocols import Asynchronous, ParameterServer, Protocol
-from ..delays._arguments import checked_count, checked_secs_above_zero
 from ..delays._compound import PerWorker
-from ..delays._light_tails import Constant, Delay, Exponential, checked_delay
+from ..delays._delay import Delay, checked_delay, checked_secs_above_zero
+from ..delays._distributions import Constant, Exponential
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
-from ..kernel._standstill import Standstill, watch_updates
-from ..output._report import SPENT, LossRecorder, Report, WorkerReport
-from ..output._timeline import NoTimeline, Timeline
+from ..output._report import SPENT, Report, WorkerReport
+from ..output._timeline import Timeline
 from ._network import Queue
+from ._standstill import Standstill, watch_updates
 from ._worker import SimulationView, Worker
 
 Program = Callable[[Worker], Awaitable[Any]]
@@ -68,7 +69,7 @@ class Cluster:
         self._kernel: Kernel | None = None  # while and after it trains
         self.streams = streams
         self._standstill = standstill
-        self.num_workers = checked_count("num_workers", num_workers, least=1)
+        self.num_workers = integer("num_workers", num_workers, least=1)
         self._compute = _of_each(
             "compute", Exponential(1.0) if compute is None else compute, self.num_workers
         )
@@ -87,10 +88,10 @@ class Cluster:
         self.nothing = _zeros_like(self.server.parameters)
         """A gradient that changes nothing."""
         self.failures = _checked_failures(failures, self.num_workers)
-        self.timeline: Timeline = Timeline() if keep_timeline else NoTimeline()
+        self.timeline = Timeline(is_kept=keep_timeline)
         self.losses: list[tuple[float, int, float]] = []
         """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
-        self._loss_recorder: LossRecorder | None = None
+        self._loss: Loss | None = None
         self.queue: Queue | None = None
         self.workers: list[Worker] = []
         self.num_active = 0
@@ -216,8 +217,8 @@ class Cluster:
                     playing = self._start_side_task(what, failure.play, self, worker)
                     playing.is_daemon = failure.repeats_for_ever
         if training.loss is not None:
-            self._loss_recorder = LossRecorder(self.server, self.clock, training.loss, self.losses)
-            self._start_side_task("losses", self._loss_recorder.record, training.loss_every)
+            self._loss = training.loss
+            self._start_side_task("losses", self._record_losses, training.loss_every)
         if (max_secs := training.max_secs_without_update) is not None:
             self._start_side_task("updates", watch_updates, self, max_secs).is_daemon = True
         self._standstill.begin(self)
@@ -225,8 +226,7 @@ class Cluster:
             while self.num_active or not (self.num_unfinished == 0 or self.server.is_over):
                 await kernel.park(self._change)
                 self._change = Slot(kernel, "the end of training")
-            if self._loss_recorder is not None:
-                self._loss_recorder.add()
+            self._record_loss()
             self._away.end()
         finally:
             self._standstill.end(self)
@@ -245,8 +245,7 @@ class Cluster:
 
     def report(self) -> Report:
         """The results up to now, with the current loss."""
-        if self._loss_recorder is not None:  # `until` may end training between two losses
-            self._loss_recorder.add()
+        self._record_loss()  # `until` may end training between two losses
         secs = self.clock() - self.began_at
         server = self.server
         return Report(
@@ -260,8 +259,24 @@ class Cluster:
             workers=[self._report_of(each, secs) for each in self.workers],
             losses=list(self.losses),
             undone=server.num_undone,
-            timeline=None if isinstance(self.timeline, NoTimeline) else self.timeline,
+            timeline=self.timeline if self.timeline.is_kept else None,
         )
+
+    async def _record_losses(self, every: int) -> None:
+        """Record the loss now, and after every so many updates."""
+        step = self.global_step
+        while True:
+            self._record_loss()
+            try:
+                await step.wait_for(step.value + every)
+            except StepUnreachableError:  # no worker is left to make one
+                return
+
+    def _record_loss(self) -> None:
+        """Record the loss, if there is one, unless this time and update are recorded already."""
+        key = (self.clock(), self.server.version)
+        if self._loss is not None and (not self.losses or self.losses[-1][:2] != key):
+            self.losses.append((*key, float(self._loss(self.server.parameters))))
 
     def _report_of(self, worker: Worker, secs: float) -> WorkerReport:
         times = {f"secs_{name}": getattr(worker.time, kind) for name, kind in SPENT.items()}
@@ -288,7 +303,7 @@ class Cluster:
             await worker.task.wait()
 
     def bring_back(self, worker: Worker, *, loses_work: bool = True) -> None:
-        """Let a worker begin its program anew, or continue; for failures, after `take_down`."""
+        """Let a worker begin its program again, or continue; for failures, after `take_down`."""
         worker.come_up(loses_work=loses_work)
         if loses_work and not (worker.num_stops or worker.is_finished):
             self._start_worker(worker)
@@ -306,7 +321,7 @@ class Cluster:
 
     def _start_worker(self, worker: Worker) -> None:
         self.num_active += 1
-        worker.begins_anew()
+        worker.is_in_session = False
         worker.task = self.kernel.start(self._work, worker, name=f"worker {worker.index}")
 
     async def _work(self, worker: Worker) -> None:
@@ -418,17 +433,16 @@ class _Training:
 
     def __post_init__(self) -> None:
         for name in ("program", "gradient", "loss"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise TypeError(f"{name} is {value!r}; give a function, or None")
+            if getattr(self, name) is not None:
+                function(name, getattr(self, name), "a function, or None")
         if self.program is not None and self.gradient is not None:
             raise ValueError(
                 "got a program and a gradient, which would not be used; let the program compute "
                 "it: worker.session(gradient=...), or await worker.push(gradient, version)"
             )
         if self.updates is not None:
-            checked_count("updates", self.updates, least=1)
-        checked_count("loss_every", self.loss_every, least=1)
+            integer("updates", self.updates, least=1)
+        integer("loss_every", self.loss_every, least=1)
         if self.max_secs_without_update is not None:
             checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
 

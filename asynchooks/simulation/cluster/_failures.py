@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from numbers import Real
 from typing import ClassVar
 
+from ..._check import number
 from ..._engine.base import Slot
-from ..delays._arguments import checked_secs
-from ..delays._light_tails import Constant, Delay, checked_delay
-from ..delays._slowdowns import Slowdowns
+from ..delays._delay import Delay, checked_delay, checked_secs
+from ..delays._distributions import Constant
+from ..delays._phases import Slowdowns
 from ._cluster import Cluster, Failure
 from ._network import Closures
 from ._worker import Worker
@@ -22,7 +22,7 @@ class Crashes(Failure):
     """A worker crashes again and again, and is repaired.
 
     A crash cancels its program, as the end of a process would: hooks of sessions get `on_error`.
-    The program begins anew once the worker is repaired; the parameter server waits for it.
+    The program begins again once the worker is repaired; the parameter server waits for it.
 
     Args:
         mtbf: mean time between failures: seconds of work before a crash, drawn each time.
@@ -68,7 +68,7 @@ class Preemption(Failure):
 
     Args:
         at: virtual seconds, >= 0; if training begins later than that, it is preempted at once.
-        secs: seconds from `at` until it begins anew; `math.inf`: it leaves, and no other worker
+        secs: seconds from `at` until it begins again; `math.inf`: it leaves, and no other worker
             waits for it.
         workers: which of them, by number; None: all.
 
@@ -123,10 +123,7 @@ class Slowdown(Failure):
         _check_time("at", self.at)
         _check_time("secs", self.secs, may_last=True)
         allowed = "a number >= 1, or math.inf for a pause"
-        if isinstance(self.factor, bool) or not isinstance(self.factor, Real):
-            raise TypeError(f"factor is {self.factor!r}; give {allowed}")
-        if not self.factor >= 1:
-            raise ValueError(f"factor is {self.factor!r}; give {allowed}")
+        number("factor", self.factor, least=1, finite=False, expected=allowed)
         if math.inf == self.factor == self.secs:
             raise ValueError("a pause that never ends is a Preemption; give one of these")
 

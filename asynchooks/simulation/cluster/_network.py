@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 
+from ..._check import integer
 from ..._engine.base import Slot
-from ..delays._arguments import checked_count
-from ..delays._light_tails import Delay
+from ..delays._delay import Delay
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel
 
@@ -35,7 +35,7 @@ class Queue:
     ) -> None:
         self._kernel = kernel
         self._service: DelayStream = streams.delays(0, f"service of {name}", service)
-        self._free_at = [0.0] * checked_count("num_servers", num_servers, least=1)
+        self._free_at = [0.0] * integer("num_servers", num_servers, least=1)
         self.num_served = 0
         self.secs_queued = 0.0
         """Seconds that all requests together have waited for their turn."""

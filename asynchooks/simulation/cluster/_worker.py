@@ -16,11 +16,11 @@ from ..._stopping.backoff import Recovery
 from ...backends._function import FunctionSessionCreator
 from ...hooks import StopAtStepHook
 from ...protocols import ParameterServer, ProtocolHook, Pushed, Snapshot
-from ..delays._arguments import checked_secs
-from ..delays._slowdowns import Slowdowns, stretched, work_done
+from ..delays._delay import checked_secs
+from ..delays._phases import Slowdowns, stretched, work_done
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
-from ..output._timeline import SERVED, TimeAccount, Timeline
+from ..output._timeline import TimeAccount, Timeline
 from ._network import Closures, Queue
 
 _PAUSED = Sentinel("PAUSED")
@@ -84,8 +84,8 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute", "_epoch", "_is_in_session", "_is_undone", "_pull", "_push", "_rng", "_slot",
-        "_until", "closures", "cluster", "index", "is_away", "is_finished",
+        "_compute", "_epoch", "_is_undone", "_pull", "_push", "_rng", "_slot", "_until",
+        "closures", "cluster", "index", "is_away", "is_finished", "is_in_session",
         "meets_endless_failures", "num_computed", "num_pauses", "num_stops", "slowdowns", "task",
         "time", "version",
     )  # fmt: skip
@@ -103,7 +103,7 @@ class Worker:
         """From 0."""
         self._compute, self._pull, self._push = compute, pull, push
         self._rng: np.random.Generator | None = None
-        self._is_in_session = False
+        self.is_in_session = False  # the session waits as the protocol says
         self._epoch = cluster.global_step.epoch  # when the protocol let it pull
         self._is_undone = False  # the server went back between that and the pull
         self._slot: Slot | None = None  # parked in while it computes
@@ -140,7 +140,7 @@ class Worker:
         cluster = self.cluster
         if self.num_pauses:
             await self._until_repaired()
-        if not self._is_in_session:
+        if not self.is_in_session:
             await cluster.server.begin_step(self.index)
             if self.num_pauses:
                 await self._until_repaired()
@@ -219,10 +219,10 @@ class Worker:
             try:
                 await cluster.queue.serve()
             finally:
-                self.time.spend(SERVED, begun)
+                self.time.spend("served", begun)
         pushed = cluster.server.push(self.index, gradient, version)
         cluster.timeline.pushed(self.index, cluster.kernel.time, pushed, cluster.server.version)
-        if not self._is_in_session:
+        if not self.is_in_session:
             await cluster.server.end_step(self.index)
         return pushed
 
@@ -249,7 +249,7 @@ class Worker:
                 a computation in vain), "staleness" and "outcome" (None where nothing was pushed).
             stop_grace_period_secs, step_runner, recovery: as for `MonitoredSession`.
         """
-        self._is_in_session = True
+        self.is_in_session = True
         cluster = self.cluster
         own: list[SessionRunHook] = [_OpenedHook(self), ProtocolHook(cluster.server, self.index)]
         if cluster.updates is not None:
@@ -287,13 +287,9 @@ class Worker:
         return self.num_stops > 0 or self.num_pauses > 0
 
     @property
-    def draws(self) -> Any:
+    def rng_state(self) -> Any:
         """The state of its own random numbers; equal where none was drawn in between."""
         return None if self._rng is None else str(self._rng.bit_generator.state)
-
-    def begins_anew(self) -> None:
-        """Prepare for its program to start; for the cluster."""
-        self._is_in_session = False
 
     def go_down(self, *, loses_work: bool) -> None:
         """Stop or pause it; for failures."""

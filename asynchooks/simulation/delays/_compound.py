@@ -10,8 +10,8 @@ from typing import NoReturn
 import numpy as np
 from numpy.random import Generator
 
-from ._arguments import LONGEST_SECS, checked_count, checked_number
-from ._light_tails import Delay, Draws, checked_delay, put
+from ..._check import integer, number
+from ._delay import LONGEST_SECS, Delay, Draws, checked_delay, put
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class PerWorker(Delay):
         Raises:
             ValueError: there are fewer.
         """
-        number = checked_count("worker", worker)
-        if number >= len(self.delays):
+        index = integer("worker", worker, least=0)
+        if index >= len(self.delays):
             raise ValueError(
-                f"there is no delay for worker {number}: PerWorker has {len(self.delays)}; "
+                f"there is no delay for worker {index}: PerWorker has {len(self.delays)}; "
                 "give one for each worker (they are counted from 0)"
             )
-        return self.delays[number].for_worker(number)
+        return self.delays[index].for_worker(index)
 
     def sample(self, rng: Generator, size: int) -> Draws:
         self._refuse()
@@ -100,12 +100,9 @@ class Stragglers(Delay):
     factor: float
 
     def __post_init__(self) -> None:
-        probability = checked_number("probability", self.probability, "a number from 0 to 1")
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability is {probability}; give a number from 0 to 1")
-        factor = checked_number("factor", self.factor, "a finite number >= 1")
-        if factor < 1:
-            raise ValueError(f"factor is {factor}; give a finite number >= 1")
+        allowed = "a number from 0 to 1"
+        probability = number("probability", self.probability, least=0, most=1, expected=allowed)
+        factor = number("factor", self.factor, least=1, expected="a finite number >= 1")
         base = checked_delay("base", self.base)
         put(self, base=base, probability=probability, factor=factor)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from ._arguments import LONGEST_SECS
-from ._light_tails import Delay, Draws, put
+from ._delay import LONGEST_SECS, Delay, Draws, put
 
 _ALLOWED = f"seconds, each >= 0 and at most {LONGEST_SECS:g}"
 
@@ -51,8 +50,8 @@ class Empirical(Delay):
         """
         name = os.fspath(path)
         try:
-            values = _from_npy(name) if name.endswith(".npy") else _from_text(name)
-            delay = cls(values)
+            is_npy = name.endswith(".npy")
+            delay = cls(np.load(name, allow_pickle=False) if is_npy else _from_text(name))
         except (EOFError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{name} is no trace of delays: {error}; give a .npy of shape (n,), or a text "
@@ -102,11 +101,6 @@ def _checked(samples: object) -> Draws:
     if len(wrong) > 0:
         raise ValueError(f"samples[{wrong[0]}] is {array[wrong[0]]}; give {_ALLOWED}")
     return array
-
-
-def _from_npy(name: str) -> Draws:
-    values: Draws = np.load(name, allow_pickle=False)
-    return values
 
 
 def _from_text(name: str) -> list[float]:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
 
+from ..._check import instance
 from ._compound import Stragglers
-from ._empirical import Empirical
-from ._heavy_tails import LogNormal, Pareto, Weibull
-from ._light_tails import Constant, Delay, Exponential, ShiftedExponential, Uniform
-
-_LAWS: tuple[tuple[str, tuple[str, ...], Callable[..., Delay]], ...] = (
-    ("constant", ("SECS",), Constant),
-    ("exponential", ("MEAN",), Exponential),
-    ("shifted-exponential", ("SHIFT", "EXCESS"), ShiftedExponential),
-    ("uniform", ("LOW", "HIGH"), Uniform),
-    ("pareto", ("SCALE", "SHAPE"), Pareto),
-    ("lognormal", ("MU", "SIGMA"), LogNormal),
-    ("weibull", ("SCALE", "SHAPE"), Weibull),
+from ._delay import Delay
+from ._distributions import (
+    Constant,
+    Distribution,
+    Exponential,
+    LogNormal,
+    Pareto,
+    ShiftedExponential,
+    Uniform,
+    Weibull,
 )
+from ._empirical import Empirical
+
+_DISTRIBUTIONS: tuple[type[Distribution], ...] = (
+    Constant, Exponential, ShiftedExponential, Uniform, Pareto, LogNormal, Weibull,
+)  # fmt: skip
+
+
+def _names(kind: type[Distribution]) -> list[str]:
+    return [each.name.upper() for each in fields(kind)]
+
+
 _ALLOWED = ", ".join(
-    (
-        *(f"{kind}:{','.join(names)}" for kind, names, _ in _LAWS),
+    [
+        *(f"{each.kind}:{','.join(_names(each))}" for each in _DISTRIBUTIONS),
         "empirical:PATH",
         "stragglers:PROBABILITY,FACTOR,DELAY",
-    )
+    ]
 )
 
 
@@ -39,8 +49,7 @@ def parse_delay(text: str) -> Delay:
         ValueError: it is the text of no delay (lists them).
         OSError: the file of an empirical delay cannot be read.
     """
-    if not isinstance(text, str):
-        raise TypeError(f'a delay is {text!r}; give a string, as in "exponential:1.0"')
+    instance("a delay", text, str, 'a string, as in "exponential:1.0"')
     kind, _, rest = text.partition(":")
     try:
         return _parse(kind.strip(), rest)
@@ -54,16 +63,16 @@ def _parse(kind: str, rest: str) -> Delay:
             raise ValueError("it names no file; give empirical:PATH")
         return Empirical.from_file(rest)
     if kind == "stragglers":
-        probability, factor, base = _split(kind, rest, ("PROBABILITY", "FACTOR", "DELAY"))
+        probability, factor, base = _split(kind, rest, ["PROBABILITY", "FACTOR", "DELAY"])
         # the base last: a file's name may hold commas
         return Stragglers(parse_delay(base), _number(probability), _number(factor))
-    for known, names, law in _LAWS:
-        if kind == known:
-            return law(*map(_number, _split(kind, rest, names)))
+    for each in _DISTRIBUTIONS:
+        if kind == each.kind:
+            return each(*map(_number, _split(kind, rest, _names(each))))
     raise ValueError(f"there is no {kind!r}; give one of {_ALLOWED}")
 
 
-def _split(kind: str, rest: str, names: tuple[str, ...]) -> list[str]:
+def _split(kind: str, rest: str, names: list[str]) -> list[str]:
     """One text for each name; the last one may hold commas."""
     values = rest.split(",", len(names) - 1)
     if len(values) != len(names):

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -75,8 +74,7 @@ class AnyioKernel(Kernel):
             finally:
                 slot.waiter = None
                 if waiter.due:
-                    waiter.due = 0
-                    self.forget_one()
+                    self.forget(waiter)
             if not slot.is_woken:
                 slot.is_woken = True
                 slot.value = TIMED_OUT
@@ -94,11 +92,21 @@ class AnyioKernel(Kernel):
             await waiter.suspend()
         finally:
             if waiter.due:
-                waiter.due = 0
-                self.forget_one()
+                self.forget(waiter)
 
-    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
-        return _Shield(self, seconds)
+    @contextmanager
+    def shielded(self, seconds: float) -> Iterator[ShieldedScope]:
+        scope = anyio.CancelScope(shield=True)
+        # not the scope's own deadline: its end is an entry, in order with all others
+        timer = Call(scope.cancel, "the end of a shielded scope")
+        if (until := self.time + max(0.0, seconds)) < math.inf:
+            self.push(until, timer)
+        with scope:
+            try:
+                yield scope
+            finally:
+                if timer.due:
+                    self.forget(timer)
 
     def num_threads_busy(self) -> int:
         # only if there are other threads: a query of the pool costs more than a wake-up
@@ -165,8 +173,7 @@ class AnyioKernel(Kernel):
             ours = [each for each in waiters if isinstance(each, Waiter)]
             for waiter in ours:
                 if waiter.due:  # it would be woken as well
-                    waiter.due = 0
-                    self.forget_one()
+                    self.forget(waiter)
                 waiter.fail(error)
             if not ours:
                 self._break_foreign_wait(coroutine)
@@ -221,45 +228,3 @@ class Waiter:
 
     def __repr__(self) -> str:
         return repr(self._task)
-
-
-class _Shield:
-    """A shielded scope; its end is an entry of the kernel, in order with all others."""
-
-    __slots__ = ("_kernel", "_scope", "_seconds", "_timer")
-
-    def __init__(self, kernel: AnyioKernel, seconds: float) -> None:
-        self._kernel = kernel
-        self._seconds = seconds
-
-    @property
-    def shield(self) -> bool:
-        return self._scope.shield
-
-    @shield.setter
-    def shield(self, value: bool) -> None:
-        self._scope.shield = value
-
-    @property
-    def cancelled_caught(self) -> bool:
-        return self._scope.cancelled_caught
-
-    def __enter__(self) -> _Shield:
-        kernel = self._kernel
-        self._scope = anyio.CancelScope(shield=True)
-        self._timer = Call(self._scope.cancel, "the end of a shielded scope")
-        if (until := kernel.time + max(0.0, self._seconds)) < math.inf:
-            kernel.push(until, self._timer)
-        self._scope.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        if self._timer.due:
-            self._timer.due = 0
-            self._kernel.forget_one()
-        return self._scope.__exit__(kind, error, traceback)

@@ -116,8 +116,7 @@ class _Timer(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         if self.due:
-            self.due = 0
-            self.kernel.forget_one()
+            self.kernel.forget(self)
         super().cancel()
 
     def fire(self) -> None:

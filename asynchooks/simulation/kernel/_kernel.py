@@ -10,10 +10,11 @@ import heapq
 import itertools
 import math
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from ..._engine.base import Engine, EngineTask, Slot
@@ -48,42 +49,30 @@ class Target(Protocol):
     def fire(self) -> None: ...
 
 
-class Once(ABC):
-    """A target that runs outside of every task; it may only wake, start and cancel."""
+class Call:
+    """A function that an entry calls outside of every task; it may only wake, start and cancel."""
 
-    __slots__ = ("due",)
+    __slots__ = ("_fn", "_what", "due")
 
     # for the turbo kernel, which resumes every target as if it were a task
     is_guarded = True
     run = None
     is_daemon = False
 
-    def __init__(self) -> None:
+    def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
+        self._fn = fn
+        self._what = what
 
     @property
-    def body(self) -> Once:
+    def body(self) -> Call:
         """What `send` is called on."""
         return self
 
     def send(self, _: None) -> None:
         """Fire, in the way that a task is resumed."""
         self.due = 0
-        self.fire()
-
-    @abstractmethod
-    def fire(self) -> None: ...
-
-
-class Call(Once):
-    """A function that an entry calls."""
-
-    __slots__ = ("_fn", "_what")
-
-    def __init__(self, fn: Callable[[], object], what: str) -> None:
-        super().__init__()
-        self._fn = fn
-        self._what = what
+        self._fn()
 
     def fire(self) -> None:
         self._fn()
@@ -140,22 +129,6 @@ class KernelTask(EngineTask):
         return f"<{self.name}>"
 
 
-class Start(Once):
-    """The entry by which a task begins."""
-
-    __slots__ = ("_task",)
-
-    def __init__(self, task: KernelTask) -> None:
-        super().__init__()
-        self._task = task
-
-    def fire(self) -> None:
-        self._task.kernel.begin(self._task)
-
-    def __repr__(self) -> str:
-        return f"the start of {self._task!r}"
-
-
 class Kernel(Engine):
     """Clock, heap and tasks of one simulation, which makes it and runs it once.
 
@@ -173,11 +146,8 @@ class Kernel(Engine):
         max_turns: int = 10_000,
         recording: Recording | None = None,
     ) -> None:
-        self.entry: tuple[float, int, Any] = (
-            0.0,
-            0,
-            None,
-        )  # fired last: its time is the current one
+        # fired last: its time is the current one
+        self.entry: tuple[float, int, Any] = (0.0, 0, None)
         self.fires_freely_until = math.inf  # entries up to this time fire without `next_target`
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
@@ -249,7 +219,7 @@ class Kernel(Engine):
             if waiter is not None:
                 self.turn_due_at = -math.inf
                 if waiter.due:
-                    self.forget_one()
+                    self.forget(waiter)
                 self.push(self.entry[0], waiter)
 
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
@@ -311,7 +281,7 @@ class Kernel(Engine):
         task = self._new_task(name or self._num_started)
         task.body = (fn, args)
         self.live[task] = None
-        self.push(self.time, Start(task))
+        self.push(self.time, Call(partial(self.begin, task), f"the start of {task!r}"))
         return task
 
     @abstractmethod
@@ -397,12 +367,13 @@ class Kernel(Engine):
             self.entry = heapq.heappop(heap)
             target.due = 0
             if self.recording is not None:
-                self.recording.fired(time, target)
+                self.recording.add(time, repr(target))
             fired: Target = target
             return fired
 
-    def forget_one(self) -> None:
-        """Count an entry that fires nothing; the heap is swept when there are many."""
+    def forget(self, target: Target) -> None:
+        """Let the target's entry fire nothing; the heap is swept when there are many of these."""
+        target.due = 0
         self._num_stale += 1
         if self._num_stale > _KEPT_STALE and 2 * self._num_stale > len(self._heap):
             self._heap[:] = [each for each in self._heap if each[2].due == each[1]]
@@ -459,14 +430,14 @@ class Kernel(Engine):
             f"{self.time!r}, the last of them {what}: they run on without spending time. Let them "
             "sleep or compute for more than 0 s, or give Simulation a larger max_turns."
         )
-        if self.is_ending:
-            self._force_end(error)
-        else:
-            self.end(error)
+        self._fail(error)
         return True
 
-    def _force_end(self, error: SimulationError) -> None:
-        """End the remaining tasks, which ignore their cancellation."""
+    def _fail(self, error: SimulationError) -> None:
+        """End the run; if it is ending already, the remaining tasks ignore their cancellation."""
+        if not self.is_ending:
+            self.end(error)
+            return
         if self.broken_by is not None:  # breaking their waits has not ended them either
             raise error
         self.broken_by = error
@@ -485,15 +456,13 @@ class Kernel(Engine):
         """No entry is left, but tasks wait: a deadlock, or an endless shielded wait."""
         if not self.live:
             return
-        error = DeadlockError(
-            f"nothing is left to happen at virtual time {self.time!r}, but tasks wait:\n"
-            f"{describe(self.running_tasks())}\nWake them, or end them by a stop, a cancellation "
-            "or a timeout."
+        self._fail(
+            DeadlockError(
+                f"nothing is left to happen at virtual time {self.time!r}, but tasks wait:\n"
+                f"{describe(self.running_tasks())}\nWake them, or end them by a stop, a "
+                "cancellation or a timeout."
+            )
         )
-        if self.is_ending:
-            self._force_end(error)
-        else:
-            self.end(error)
 
     @contextmanager
     def outside_work(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Event(NamedTuple):
@@ -24,12 +24,8 @@ class Recording:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def fired(self, time: float, target: Any) -> None:
-        """Record that the target fires now."""
-        self.events.append(Event(time, repr(target)))
-
-    def note(self, time: float, what: str) -> None:
-        """Record a note of the program."""
+    def add(self, time: float, what: str) -> None:
+        """Record what happens at this time."""
         self.events.append(Event(time, what))
 
     def __repr__(self) -> str:

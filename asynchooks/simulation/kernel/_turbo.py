@@ -13,9 +13,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import Context, copy_context
-from types import FrameType, TracebackType, coroutine
+from dataclasses import dataclass
+from types import FrameType, coroutine
 from typing import Any
 
 from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
@@ -123,8 +124,30 @@ class TurboKernel(Kernel):
             secs = check_secs(secs)
         yield self.entry[0] + secs
 
-    def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
-        return _Shield(self, seconds)
+    @contextmanager
+    def shielded(self, seconds: float) -> Iterator[ShieldedScope]:
+        task: TurboTask = self.entry[2]
+        task.shield = scope = _Shield(outer=task.shield)
+        task.is_guarded = True
+
+        def end() -> None:
+            scope.is_over = True
+            self.interrupt(task)
+
+        timer = Call(end, "the end of a shielded scope")
+        if (until := self.time + max(0.0, seconds)) < math.inf:
+            self.push(until, timer)
+        try:
+            yield scope
+        except Cancelled as error:
+            scope.cancelled_caught = error.scope is scope
+            if not scope.cancelled_caught:
+                raise
+        finally:
+            task.shield = scope.outer
+            task.is_guarded = task.is_cancelled or task.shield is not None
+            if timer.due:
+                self.forget(timer)
 
     def _is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, Cancelled)
@@ -211,7 +234,7 @@ class TurboKernel(Kernel):
                     run = task.run
                     until = task.body.send(None) if run is None else run(task.body.send, None)
                 except BaseException as error:
-                    self._unplace(task)
+                    self.forget(task)
                     if run is None and differ(entered, common):
                         self._owner = task  # no other task continues in the changed context
                     self._has_left(task, error)
@@ -220,7 +243,7 @@ class TurboKernel(Kernel):
                     if run is None and entered != common:
                         raise _HasChangedContext
                 except Exception:  # also values that cannot be compared, such as arrays
-                    self._unplace(task)
+                    self.forget(task)
                     if task.__class__ is TurboTask:
                         self._give_context(task)
                         self._park(task, until)
@@ -234,7 +257,7 @@ class TurboKernel(Kernel):
                         task.due = 0
                         heapq.heappop(heap)
                 else:
-                    self._unplace(task)
+                    self.forget(task)
                     if task.__class__ is TurboTask:
                         self._park(task, until)
             if self._is_released or self._owner is not None:
@@ -275,13 +298,8 @@ class TurboKernel(Kernel):
         scope = None if type(task.body) is tuple else task.cancelled_by()  # not begun yet
         if scope is not None and not task.is_done:
             if task.due:
-                self._unplace(task)
+                self.forget(task)
             self.resume(task, task.body.throw, Cancelled(scope))
-
-    def _unplace(self, task: TurboTask) -> None:
-        """Let its entry in the heap fire nothing."""
-        task.due = 0
-        self.forget_one()
 
     def _park(self, task: TurboTask, until: Any) -> None:
         """Let it wait: until that time, until it is woken, or not at all if it is cancelled."""
@@ -329,7 +347,7 @@ class TurboKernel(Kernel):
             assert isinstance(task, TurboTask)
             if type(task.body) is not tuple and not task.is_done:  # else it has not begun
                 if task.due:
-                    self._unplace(task)
+                    self.forget(task)
                 self.resume(task, task.body.throw, error)
 
     def _wake_loop(self) -> None:
@@ -364,45 +382,14 @@ async def _awaiting(awaitable: Awaitable[Any]) -> None:
     await awaitable
 
 
+@dataclass(slots=True)
 class _Shield:
     """A scope that shields from the task's cancellation until its time is over."""
 
-    __slots__ = ("_kernel", "_seconds", "_task", "_timer", "cancelled_caught", "is_over",
-                 "outer", "shield")  # fmt: skip
-
-    def __init__(self, kernel: TurboKernel, seconds: float) -> None:
-        self._kernel = kernel
-        self._seconds = seconds
-        self.shield = True
-        self.is_over = self.cancelled_caught = False
-
-    def __enter__(self) -> _Shield:
-        kernel, task = self._kernel, self._kernel.entry[2]
-        self._task, self.outer, task.shield = task, task.shield, self
-        task.is_guarded = True
-        self._timer = Call(self._end, "the end of a shielded scope")
-        if (until := kernel.time + max(0.0, self._seconds)) < math.inf:
-            kernel.push(until, self._timer)
-        return self
-
-    def _end(self) -> None:
-        self.is_over = True
-        self._kernel.interrupt(self._task)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        task = self._task
-        task.shield = self.outer
-        task.is_guarded = task.is_cancelled or task.shield is not None
-        if self._timer.due:
-            self._timer.due = 0
-            self._kernel.forget_one()
-        self.cancelled_caught = isinstance(error, Cancelled) and error.scope is self
-        return self.cancelled_caught
+    outer: _Shield | None
+    shield: bool = True
+    is_over: bool = False
+    cancelled_caught: bool = False
 
 
 def _foreign_await(coroutine: Any, yielded: object) -> ForeignAwaitError:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._report import Report
-from ._spans import cut_spans, numbers_at_work
-from ._timeline import Push, Span, Timeline
+from ._timeline import Push, Span, Timeline, cut_spans, numbers_at_work
 from ._whole_file import whole_file
 
 _TICKS = 8e6

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ._perfetto import timeline_of
 from ._report import Report
-from ._spans import cut_spans
+from ._timeline import cut_spans
 from ._whole_file import whole_file
 
 if TYPE_CHECKING:

@@ -7,12 +7,9 @@ the same report on every version.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..._errors import StepUnreachableError
-from ...protocols import ParameterServer
 from ._timeline import Timeline
 
 SPENT = {
@@ -136,46 +133,6 @@ class Report:
         whole = self.secs * self.num_workers
         secs = math.fsum(getattr(each, what) for each in self.workers)
         return secs / whole if whole > 0 else 0.0
-
-
-class LossRecorder:
-    """Records the loss of the server's parameters over virtual time. The cluster makes it.
-
-    Args:
-        server: of the parameters.
-        clock: the current time, in virtual seconds.
-        loss: a function of the parameters.
-        losses: (virtual seconds, updates, loss) are appended to it.
-    """
-
-    def __init__(
-        self,
-        server: ParameterServer,
-        clock: Callable[[], float],
-        loss: Callable[[Any], float],
-        losses: list[tuple[float, int, float]],
-    ) -> None:
-        self._server = server
-        self._clock = clock
-        self._loss = loss
-        self._losses = losses
-
-    async def record(self, every: int) -> None:
-        """Record now, and after every so many updates."""
-        step = self._server.global_step
-        while True:
-            self.add()
-            try:
-                await step.wait_for(step.value + every)
-            except StepUnreachableError:  # no worker is left to make one
-                return
-
-    def add(self) -> None:
-        """Record now, unless this time and update are recorded already."""
-        secs, version = self._clock(), self._server.version
-        if not self._losses or self._losses[-1][:2] != (secs, version):
-            value = float(self._loss(self._server.parameters))
-            self._losses.append((secs, version, value))
 
 
 def _mean(counts: dict[int, int]) -> float:

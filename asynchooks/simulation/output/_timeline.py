@@ -1,13 +1,17 @@
-"""What the workers of a cluster did when: seconds by activity, and the timeline, if it is kept."""
+"""What the workers of a cluster did when: seconds by activity, and the timeline.
+
+`cut_spans` prepares it for drawing: no span overlaps another of its worker.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ...protocols import Pushed
 
-SERVED = "served"
+Interval = tuple[float, float]
 
 
 class Span(NamedTuple):
@@ -34,11 +38,12 @@ class Push(NamedTuple):
 
 
 class Timeline:
-    """Spans and pushes in order of their ends. The cluster makes it, and writes it."""
+    """Spans and pushes in order of their ends, if they are kept. The cluster writes it."""
 
-    __slots__ = ("pushes", "runs", "spans")
+    __slots__ = ("is_kept", "pushes", "runs", "spans")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_kept: bool = True) -> None:
+        self.is_kept = is_kept
         self.spans: list[Span] = []
         self.pushes: list[Push] = []
         self.runs: list[tuple[int, float, float]] = []
@@ -46,33 +51,22 @@ class Timeline:
 
     def add(self, worker: int, kind: str, begin: float, end: float) -> None:
         """Record what a worker has done."""
-        self.spans.append(Span(worker, kind, begin, end))
+        if self.is_kept:
+            self.spans.append(Span(worker, kind, begin, end))
 
     def __repr__(self) -> str:
         return f"<Timeline of {len(self.spans)} spans and {len(self.pushes)} pushes>"
 
     def pushed(self, worker: int, time: float, pushed: Pushed, version: int) -> None:
-        """Take down the outcome of a push."""
-        self.pushes.append(Push(worker, time, pushed.outcome.value, pushed.staleness, version))
+        """Record the outcome of a push."""
+        if self.is_kept:
+            outcome = pushed.outcome.value
+            self.pushes.append(Push(worker, time, outcome, pushed.staleness, version))
 
     def ran(self, worker: int, begin: float, end: float) -> None:
         """Record that a worker's program ran, and has ended."""
-        self.runs.append((worker, begin, end))
-
-
-class NoTimeline(Timeline):
-    """Where no timeline is kept."""
-
-    __slots__ = ()
-
-    def add(self, worker: int, kind: str, begin: float, end: float) -> None:
-        """Do nothing."""
-
-    def pushed(self, worker: int, time: float, pushed: Pushed, version: int) -> None:
-        """Do nothing."""
-
-    def ran(self, worker: int, begin: float, end: float) -> None:
-        """Do nothing."""
+        if self.is_kept:
+            self.runs.append((worker, begin, end))
 
 
 class TimeAccount:
@@ -127,6 +121,81 @@ class TimeAccount:
             self._add("down", begun, now)
 
     def _add(self, kind: str, begin: float, end: float) -> None:
-        name = "push" if kind == SERVED else kind
+        name = "push" if kind == "served" else kind
         setattr(self, name, getattr(self, name) + (end - begin))
         self._timeline.add(self._worker, kind, begin, end)
+
+
+def cut_spans(spans: list[Span]) -> Iterator[Span]:
+    """The spans in the same order, without the times at which their worker is down.
+
+    A computation that is not lost by a crash spans the repair, and so may a wait; two failures of
+    one worker may overlap.
+    """
+    down = {worker: merged(each) for worker, each in _down(spans).items()}
+    if not down:
+        yield from spans
+        return
+    seen: set[tuple[int, float]] = set()
+    for span in spans:
+        gaps = down.get(span.worker, [])
+        if span.kind == "down":
+            begin, end = gaps[bisect_right(gaps, (span.end, span.end)) - 1]
+            # once for those that overlap, at the last one: all comes in order of ends
+            if span.end == end and (span.worker, begin) not in seen:
+                seen.add((span.worker, begin))
+                yield Span(span.worker, "down", begin, end)
+        else:
+            for begin, end in without((span.begin, span.end), gaps):
+                yield Span(span.worker, span.kind, begin, end)
+
+
+def numbers_at_work(timeline: Timeline) -> list[tuple[float, int]]:
+    """(Virtual seconds, workers whose program runs and that are not down from then on)."""
+    down = {worker: merged(each) for worker, each in _down(timeline.spans).items()}
+    changes: dict[float, int] = {}
+    for worker, begin, end in timeline.runs:
+        for since, until in without((begin, end), down.get(worker, [])):
+            changes[since] = changes.get(since, 0) + 1
+            changes[until] = changes.get(until, 0) - 1
+    number, numbers = 0, []
+    for secs in sorted(changes):
+        number += changes[secs]
+        numbers.append((secs, number))
+    return numbers
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Their union, as intervals that neither overlap nor touch, in order."""
+    union: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((begin, end))
+    return union
+
+
+def without(interval: Interval, gaps: list[Interval]) -> list[Interval]:
+    """What is left of an interval, in order; gaps are as `merged` gives them."""
+    begin, end = interval
+    left = []
+    # a worker may crash thousands of times: look only at the gaps that reach the interval
+    for place in range(max(0, bisect_right(gaps, (begin, begin)) - 1), len(gaps)):
+        gap_begin, gap_end = gaps[place]
+        if gap_begin >= end:
+            break
+        if gap_begin > begin:
+            left.append((begin, gap_begin))
+        begin = max(begin, gap_end)
+    if begin < end:
+        left.append((begin, end))
+    return left
+
+
+def _down(spans: list[Span]) -> dict[int, list[Interval]]:
+    down: dict[int, list[Interval]] = {}
+    for worker, kind, begin, end in spans:
+        if kind == "down":
+            down.setdefault(worker, []).append((begin, end))
+    return down

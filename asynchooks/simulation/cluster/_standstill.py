@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..._errors import DeadlockError, LivelockError, StepUnreachableError
-from ..cluster._worker import ClusterView, Worker
-from ._kernel import Kernel
-from ._waits import wait_of
+from ..kernel._kernel import Kernel
+from ..kernel._waits import wait_of
+from ._worker import ClusterView, Worker
 
 _NUM_LOOKS = 3
 """How often each worker must be seen to wait for the same thing, each time before a failure."""
@@ -180,4 +180,4 @@ def _counts(clusters: list[ClusterView]) -> list[tuple[int, ...]]:
 
 def _draws(clusters: list[ClusterView]) -> list[Any]:
     """The state of each worker's own random numbers."""
-    return [worker.draws for cluster in clusters for worker in cluster.workers]
+    return [worker.rng_state for cluster in clusters for worker in cluster.workers]
