@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib import import_module
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -83,11 +84,8 @@ class Simulation:
         self.backend = backend
         self.streams = Streams(seed)
         self.recording = Recording() if keep_trace else None
-        module, name = _KERNELS[backend]
         orders = _shuffled(self.streams) if shuffle_ties else None
-        self._new_kernel: Callable[[], Kernel] = lambda: getattr(
-            import_module(module, __package__), name
-        )(orders, max_turns, self.recording)
+        self._kernel_arguments = (orders, max_turns, self.recording)
         self._kernel: Kernel | None = None
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
@@ -123,7 +121,10 @@ class Simulation:
             raise SimulationError("this simulation has run; make another one for another run")
         stop_at, condition = _check_until(until)
         _refuse_nesting()
-        kernel = self._kernel = self._new_kernel()
+        module, name = _KERNELS[self.backend]
+        kernel_class = getattr(import_module(module, __package__), name)
+        kernel: Kernel = kernel_class(*self._kernel_arguments)
+        self._kernel = kernel
         by_time = condition is not None and not isinstance(condition, _AtStep)
         kernel.stop_when(stop_at, condition, by_time=by_time)
 
@@ -237,10 +238,8 @@ class Simulation:
             self.recording.add(self.now, what)
 
     def __repr__(self) -> str:
-        if self._kernel is None:
-            when = "not begun"
-        else:
-            when = f"{'over' if self._is_over else 'running'} at {self.now!r} virtual seconds"
+        state = "over" if self._is_over else "running"
+        when = f"{state} at {self.now!r} virtual seconds" if self._kernel else "not begun"
         return f"<Simulation seed={self.seed!r} backend={self.backend!r}, {when}>"
 
     @property
@@ -268,15 +267,15 @@ def at_step(global_step: GlobalStep, step: int) -> Callable[[], bool]:
     return _AtStep(global_step, step)
 
 
+@dataclass(frozen=True)
 class _AtStep:
     """A condition that passing time alone does not fulfil."""
 
-    def __init__(self, global_step: GlobalStep, step: int) -> None:
-        self._global_step = global_step
-        self._step = step
+    global_step: GlobalStep
+    step: int
 
     def __call__(self) -> bool:
-        return self._global_step.value >= self._step
+        return self.global_step.value >= self.step
 
 
 def _check_until(until: Until | None) -> tuple[float, Callable[[], bool] | None]:

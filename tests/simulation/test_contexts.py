@@ -29,8 +29,7 @@ def looking(simulation: Simulation, seen: list[Any], num_looks: int) -> Callable
 
 @on_every_engine
 @pytest.mark.parametrize("moment", ["first step", "a later step", "last step", "clean-up"])
-def test_a_task_keeps_what_it_sets_to_itself(backend: Any, moment: str) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str) -> None:
     seen: list[Any] = []
     own: list[Any] = []
 
@@ -74,9 +73,8 @@ def test_a_task_keeps_what_it_sets_to_itself(backend: Any, moment: str) -> None:
     ids=["list", "array", "1", "text"],
 )
 def test_a_value_that_equals_the_common_one_is_a_tasks_own_all_the_same(
-    backend: Any, value: Callable[[], Any]
+    simulation: Simulation, value: Callable[[], Any]
 ) -> None:
-    simulation = Simulation(backend=backend)
     seen: list[Any] = []
     own = value()
 
@@ -103,8 +101,7 @@ def test_a_value_that_equals_the_common_one_is_a_tasks_own_all_the_same(
 
 
 @on_every_engine
-def test_an_array_set_over_a_plain_object_is_a_tasks_own(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_an_array_set_over_a_plain_object_is_a_tasks_own(simulation: Simulation) -> None:
     seen: list[Any] = []
 
     async def change() -> None:
@@ -129,8 +126,7 @@ def test_an_array_set_over_a_plain_object_is_a_tasks_own(backend: Any) -> None:
 
 
 @on_every_engine
-def test_a_variable_is_reset_by_its_token_over_waits(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_variable_is_reset_by_its_token_over_waits(simulation: Simulation) -> None:
     values: list[Any] = []
 
     async def task(number: int) -> None:
@@ -154,8 +150,7 @@ def test_a_variable_is_reset_by_its_token_over_waits(backend: Any) -> None:
 
 
 @on_every_engine
-def test_numpys_errstate_is_held_over_a_wait_by_its_task_alone(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_numpys_errstate_is_held_over_a_wait_by_its_task_alone(simulation: Simulation) -> None:
     seen: list[str] = []
 
     async def strict() -> None:
@@ -181,8 +176,7 @@ def test_numpys_errstate_is_held_over_a_wait_by_its_task_alone(backend: Any) -> 
 
 
 @on_every_engine
-def test_a_task_inherits_what_its_starter_had_set_by_then(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_task_inherits_what_its_starter_had_set_by_then(simulation: Simulation) -> None:
     values: list[Any] = []
 
     async def child() -> None:

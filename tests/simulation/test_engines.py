@@ -38,9 +38,7 @@ def test_sessions_and_hooks_give_one_trace_on_all_kernels() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_what_is_built_on_anyio_ends_at_exactly_its_time(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_what_is_built_on_anyio_ends_at_exactly_its_time(simulation: Simulation) -> None:
     async def main() -> list[float]:
         await anyio.sleep(3.2e9)  # noqa: ASYNC116
         times = [simulation.now]

@@ -18,9 +18,7 @@ from .engines import BACKENDS, on_every_engine
 pytestmark = on_every_engine
 
 
-def test_sleeps_of_virtual_years_end_at_exactly_their_time(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_sleeps_of_virtual_years_end_at_exactly_their_time(simulation: Simulation) -> None:
     async def main() -> list[float]:
         times = []
         for secs in (0.1, 97 * 86400.0, 3.2e9, 0.3, 1e15, 0.125):
@@ -48,9 +46,7 @@ def test_any_number_of_seconds_leaves_the_clock_a_float(backend: Any, secs: Any)
 
 
 @pytest.mark.parametrize("secs", [-1, -1e-300, math.nan, "1", None, -math.inf])
-def test_a_sleep_of_no_length_is_refused(backend: Any, secs: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_sleep_of_no_length_is_refused(simulation: Simulation, secs: Any) -> None:
     async def main() -> None:
         await simulation.sleep(secs)
 
@@ -58,8 +54,7 @@ def test_a_sleep_of_no_length_is_refused(backend: Any, secs: Any) -> None:
         simulation.run(main)
 
 
-def test_equal_times_are_served_in_order_of_asking(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_equal_times_are_served_in_order_of_asking(simulation: Simulation) -> None:
     order: list[int] = []
 
     async def sleeper(number: int) -> None:
@@ -98,9 +93,7 @@ def test_shuffled_ties_come_from_the_seed(backend: Any) -> None:
     assert sorted(order(1, backend)) == list(range(20))
 
 
-def test_a_deadline_that_is_past_ends_a_wait_now(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_deadline_that_is_past_ends_a_wait_now(simulation: Simulation) -> None:
     async def main() -> tuple[Any, float]:
         await simulation.sleep(5)
         kernel = simulation.kernel
@@ -112,9 +105,7 @@ def test_a_deadline_that_is_past_ends_a_wait_now(backend: Any) -> None:
     assert simulation.run(main) == (TIMED_OUT, 5.0)
 
 
-def test_a_value_that_comes_with_the_deadline_is_not_lost(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_value_that_comes_with_the_deadline_is_not_lost(simulation: Simulation) -> None:
     async def waker(slot: Slot) -> None:
         await simulation.sleep(1.0)
         slot.wake("value")
@@ -132,9 +123,7 @@ def test_a_value_that_comes_with_the_deadline_is_not_lost(backend: Any) -> None:
     assert simulation.run(main) == ["value", TIMED_OUT, 2.0]
 
 
-def test_entries_that_wake_nobody_are_swept(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_entries_that_wake_nobody_are_swept(simulation: Simulation) -> None:
     async def main() -> tuple[int, int]:
         kernel, sizes = simulation.kernel, []
         slots: list[Slot] = []
@@ -161,9 +150,7 @@ def test_entries_that_wake_nobody_are_swept(backend: Any) -> None:
     assert max(simulation.run(main)) < 1100
 
 
-def test_a_task_forgets_who_waited_for_it_in_vain(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_task_forgets_who_waited_for_it_in_vain(simulation: Simulation) -> None:
     async def main() -> int:
         task: Any = simulation.start(simulation.sleep, 1e6)
         for _ in range(100):
@@ -173,8 +160,7 @@ def test_a_task_forgets_who_waited_for_it_in_vain(backend: Any) -> None:
     assert simulation.run(main) == 0
 
 
-def test_what_an_ended_task_held_is_freed(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_what_an_ended_task_held_is_freed(simulation: Simulation) -> None:
     references: list[weakref.ref[Any]] = []
 
     class Held:
@@ -194,8 +180,7 @@ def test_what_an_ended_task_held_is_freed(backend: Any) -> None:
     assert simulation.run(main) == [None] * 5
 
 
-def test_quiescence_comes_last_at_its_time(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_quiescence_comes_last_at_its_time(simulation: Simulation) -> None:
     log: list[str] = []
 
     async def busy() -> None:

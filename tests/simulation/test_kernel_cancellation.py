@@ -14,8 +14,7 @@ from .engines import on_every_engine
 pytestmark = on_every_engine
 
 
-def test_a_cancelled_task_that_waits_again_is_cancelled_again(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_cancelled_task_that_waits_again_is_cancelled_again(simulation: Simulation) -> None:
     log: list[Any] = []
 
     async def stubborn() -> None:
@@ -37,8 +36,7 @@ def test_a_cancelled_task_that_waits_again_is_cancelled_again(backend: Any) -> N
     assert log == ["slept", (1, 1.5), (2, 1.5), (3, 1.5), 1.5]
 
 
-def test_a_shield_keeps_cancellation_out_until_its_time_is_over(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_shield_keeps_cancellation_out_until_its_time_is_over(simulation: Simulation) -> None:
     log: list[Any] = []
 
     async def worker() -> None:
@@ -67,8 +65,7 @@ def test_a_shield_keeps_cancellation_out_until_its_time_is_over(backend: Any) ->
     assert log == [("whole", 2.0), ("part", 5.0), (False, True), ("left", 5.0)]
 
 
-def test_an_inner_shield_outlasts_the_time_of_an_outer_one(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_an_inner_shield_outlasts_the_time_of_an_outer_one(simulation: Simulation) -> None:
     log: list[Any] = []
 
     async def main() -> None:
@@ -84,8 +81,9 @@ def test_an_inner_shield_outlasts_the_time_of_an_outer_one(backend: Any) -> None
     assert log == [3.0, (3.0, False, True)]
 
 
-def test_a_shield_whose_time_came_before_the_cancellation_is_left_by_its_own(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_shield_that_ends_before_a_cancellation_is_left_by_its_end(
+    simulation: Simulation,
+) -> None:
     log: list[Any] = []
 
     async def worker() -> None:
@@ -106,8 +104,7 @@ def test_a_shield_whose_time_came_before_the_cancellation_is_left_by_its_own(bac
     assert log == [(1.0, True), 1.0]
 
 
-def test_a_cancellation_that_is_raised_again_in_a_shield_leaves_it(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_cancellation_that_is_raised_again_in_a_shield_leaves_it(simulation: Simulation) -> None:
     log: list[str] = []
 
     async def worker() -> None:
@@ -130,8 +127,9 @@ def test_a_cancellation_that_is_raised_again_in_a_shield_leaves_it(backend: Any)
     assert log == ["cleaned"]
 
 
-def test_a_task_that_is_cancelled_before_it_begins_runs_to_its_first_wait(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_task_cancelled_before_it_begins_runs_to_its_first_wait(
+    simulation: Simulation,
+) -> None:
     log: list[str] = []
 
     async def worker() -> None:
@@ -150,8 +148,7 @@ def test_a_task_that_is_cancelled_before_it_begins_runs_to_its_first_wait(backen
     assert log == ["begins"]
 
 
-def test_a_task_may_cancel_itself(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_task_may_cancel_itself(simulation: Simulation) -> None:
     log: list[Any] = []
     tasks: list[Any] = []
 
@@ -205,9 +202,7 @@ def test_a_cancellation_that_comes_with_a_wake_up_loses_no_value(backend: Any) -
     assert _race(backend, first="cancel") == [(True, 7, 1.0)]
 
 
-def test_who_waits_for_a_task_is_told_once_it_has_cleaned_up(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_who_waits_for_a_task_is_told_once_it_has_cleaned_up(simulation: Simulation) -> None:
     async def worker() -> None:
         try:
             await simulation.sleep(100)
@@ -225,9 +220,7 @@ def test_who_waits_for_a_task_is_told_once_it_has_cleaned_up(backend: Any) -> No
     assert simulation.run(main) == [False, 2.0, True, 5.0]
 
 
-def test_a_cancelled_main_ends_the_run_without_a_value(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_cancelled_main_ends_the_run_without_a_value(simulation: Simulation) -> None:
     async def cancel(tasks: list[Any]) -> None:
         tasks[0].cancel()
 

@@ -17,8 +17,7 @@ from .engines import on_every_engine
 pytestmark = on_every_engine
 
 
-def test_a_deadlock_lists_who_waits_for_what(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_deadlock_lists_who_waits_for_what(simulation: Simulation) -> None:
     cleaned: list[float] = []
 
     async def waiter(name: str) -> None:
@@ -42,9 +41,7 @@ def test_a_deadlock_lists_who_waits_for_what(backend: Any) -> None:
     assert "main: the end of cock at" in text
 
 
-def test_a_sleep_without_end_in_a_shield_is_a_deadlock(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_sleep_without_end_in_a_shield_is_a_deadlock(simulation: Simulation) -> None:
     async def main() -> None:
         with simulation.kernel.shielded(math.inf):
             await simulation.sleep(math.inf)
@@ -118,8 +115,7 @@ def test_turns_are_counted_anew_at_each_time(backend: Any) -> None:
     assert simulation.run(main) == 600
 
 
-def test_until_a_time_lets_its_events_happen_and_none_later(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_until_a_time_lets_its_events_happen_and_none_later(simulation: Simulation) -> None:
     times: list[float] = []
 
     async def main() -> None:
@@ -137,14 +133,12 @@ def test_until_a_time_lets_its_events_happen_and_none_later(backend: Any) -> Non
     assert times == [1.0, 2.0, 3.0, 3.25]
 
 
-def test_until_a_time_between_events_is_where_the_clock_stops(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_until_a_time_between_events_is_where_the_clock_stops(simulation: Simulation) -> None:
     simulation.run(lambda: simulation.sleep(10), until=2.5)
     assert simulation.now == 2.5
 
 
-def test_until_a_condition_ends_at_the_event_that_makes_it_true(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_until_a_condition_ends_at_the_event_that_makes_it_true(simulation: Simulation) -> None:
     count: list[float] = []
 
     async def main() -> None:
@@ -156,8 +150,7 @@ def test_until_a_condition_ends_at_the_event_that_makes_it_true(backend: Any) ->
     assert count == [0.5, 1.0, 1.5]
 
 
-def test_a_condition_that_fails_ends_the_run_with_clean_up(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_condition_that_fails_ends_the_run_with_clean_up(simulation: Simulation) -> None:
     cleaned: list[float] = []
 
     def condition() -> bool:
@@ -177,8 +170,7 @@ def test_a_condition_that_fails_ends_the_run_with_clean_up(backend: Any) -> None
     assert cleaned == [1.5]
 
 
-def test_a_task_that_cannot_begin_ends_the_run_with_clean_up(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_task_that_cannot_begin_ends_the_run_with_clean_up(simulation: Simulation) -> None:
     cleaned: list[float] = []
 
     async def takes_nothing() -> None:
@@ -197,8 +189,7 @@ def test_a_task_that_cannot_begin_ends_the_run_with_clean_up(backend: Any) -> No
     assert cleaned == [1.0]
 
 
-def test_a_task_that_clean_up_starts_ends_with_the_run(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_task_that_clean_up_starts_ends_with_the_run(simulation: Simulation) -> None:
     log: list[Any] = []
 
     async def for_ever() -> None:
@@ -224,9 +215,7 @@ def test_a_task_that_clean_up_starts_ends_with_the_run(backend: Any) -> None:
     assert log == [("saved", 7.0), ("for ever", 7.0)]
 
 
-def test_the_first_error_leaves_and_later_ones_are_its_notes(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_the_first_error_leaves_and_later_ones_are_its_notes(simulation: Simulation) -> None:
     async def fail(secs: float) -> None:
         try:
             await simulation.sleep(secs)
@@ -243,9 +232,7 @@ def test_the_first_error_leaves_and_later_ones_are_its_notes(backend: Any) -> No
     assert caught.value.__notes__ == ["later: KeyError(2)"]
 
 
-def test_of_many_later_errors_the_first_are_notes(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_of_many_later_errors_the_first_are_notes(simulation: Simulation) -> None:
     async def fail(number: int) -> None:
         try:
             await simulation.sleep(1)

@@ -31,9 +31,7 @@ def test_real_io_is_refused_unless_declared(backend: Any) -> None:
 
 
 @on_event_loops
-def test_time_stands_still_during_declared_io(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_time_stands_still_during_declared_io(simulation: Simulation) -> None:
     async def echo(stream: anyio.abc.SocketStream) -> None:
         async with stream:
             await stream.send(await stream.receive())
@@ -60,9 +58,7 @@ def test_time_stands_still_during_declared_io(backend: Any) -> None:
 
 
 @on_every_engine
-def test_a_bare_thread_wakes_a_slot_while_time_stands_still(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_bare_thread_wakes_a_slot_while_time_stands_still(simulation: Simulation) -> None:
     async def main() -> tuple[Any, float]:
         simulation.start(simulation.sleep, 100)
         await simulation.sleep(2)
@@ -83,8 +79,7 @@ def test_a_bare_thread_wakes_a_slot_while_time_stands_still(backend: Any) -> Non
 
 
 @on_every_engine
-def test_a_thread_that_wakes_a_slot_after_the_run_does_no_harm(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_thread_that_wakes_a_slot_after_the_run_does_no_harm(simulation: Simulation) -> None:
     slots: list[Slot] = []
 
     async def main() -> None:
@@ -97,8 +92,7 @@ def test_a_thread_that_wakes_a_slot_after_the_run_does_no_harm(backend: Any) -> 
 
 
 @on_event_loops
-def test_time_stands_still_while_a_thread_works_or_was_abandoned(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_time_stands_still_while_a_thread_works_or_was_abandoned(simulation: Simulation) -> None:
     times: list[float] = []
 
     def work() -> None:
@@ -134,8 +128,7 @@ def test_time_stands_still_while_a_thread_works_or_was_abandoned(backend: Any) -
 
 
 @on_event_loops
-def test_until_does_not_pass_a_thread_that_works(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_until_does_not_pass_a_thread_that_works(simulation: Simulation) -> None:
     times: list[float] = []
 
     async def main() -> None:

@@ -107,8 +107,7 @@ def test_ctrl_c_ends_the_run_with_clean_up_in_virtual_time(backend: Any, act: st
 
 
 @on_every_engine
-def test_a_second_run_is_refused(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_a_second_run_is_refused(simulation: Simulation) -> None:
     simulation.run(lambda: simulation.sleep(1))
     with pytest.raises(SimulationError, match="has run; make another one"):
         simulation.run(lambda: simulation.sleep(1))
@@ -170,8 +169,7 @@ def test_a_callback_of_a_running_event_loop_is_refused(backend: Any) -> None:
 
 
 @on_every_engine
-def test_real_sleep_is_refused_and_afterwards_allowed_again(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_real_sleep_is_refused_and_afterwards_allowed_again(simulation: Simulation) -> None:
     real = time.sleep
 
     async def main() -> None:
@@ -213,8 +211,7 @@ def test_simulations_of_two_threads_leave_real_sleep_as_it_was() -> None:
 
 
 @on_every_engine
-def test_until_a_step_ends_when_it_is_reached(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_until_a_step_ends_when_it_is_reached(simulation: Simulation) -> None:
     steps: list[int] = []
 
     async def main() -> None:

@@ -133,9 +133,7 @@ def test_another_condition_may_be_one_on_time() -> None:
 
 
 @on_every_engine
-def test_a_task_that_sleeps_may_end_the_wait(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
-
+def test_a_task_that_sleeps_may_end_the_wait(simulation: Simulation) -> None:
     async def main() -> None:
         cluster = simulation.cluster(2, failures=[CRASHES])
         training = simulation.start(cluster.train, waits_for_step(3))

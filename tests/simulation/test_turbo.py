@@ -87,8 +87,7 @@ def test_an_error_of_the_program_passes_for_no_foreign_await() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "turbo"])
-def test_an_async_generator_left_early_is_closed_in_virtual_time(backend: Any) -> None:
-    simulation = Simulation(backend=backend)
+def test_an_async_generator_left_early_is_closed_in_virtual_time(simulation: Simulation) -> None:
     closed_at: list[float] = []
 
     async def numbers() -> Any:

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._check import function, integer
-from ..._engine.base import Engine, EngineTask, Slot
+from ..._engine.base import EngineTask, Slot
 from ..._engine.current import current_engine
 from ..._errors import SimulationError, StepUnreachableError, is_clean_end
 from ..._step.global_step import GlobalStep
+from ..._step.waiters import Worker as StepWorker
 from ...protocols import Asynchronous, ParameterServer, Protocol
 from ..delays._compound import PerWorker
 from ..delays._delay import Delay, checked_delay, checked_secs_above_zero
@@ -97,7 +98,9 @@ class Cluster:
         self.num_active = 0
         """Workers whose program runs now."""
         self._program: Program | None = None
-        self._away: _AwayWorkers
+        self._num_away = num_workers
+        """Workers that have no open session but may open one: see `_set_away`."""
+        self._stand_in: StepWorker
         self._side_tasks: list[EngineTask] = []
         self._change: Slot
         self.num_unfinished = 0
@@ -202,7 +205,7 @@ class Cluster:
         self.workers = [self._new_worker(index) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self.num_unfinished = self.num_workers
-        self._away = _AwayWorkers(self.global_step, kernel, self.num_workers)
+        self._stand_in = self.global_step.open_worker(kernel)
         self._change = Slot(kernel, "the end of training")
         for worker in self.workers:
             for failure in self.failures:
@@ -227,7 +230,9 @@ class Cluster:
                 await kernel.park(self._change)
                 self._change = Slot(kernel, "the end of training")
             self._record_loss()
-            self._away.end()
+            if self._num_away:  # no further step comes
+                self._num_away = 0
+                self.global_step.set_idle(self._stand_in, True)
         finally:
             self._standstill.end(self)
             for worker in self.workers:
@@ -298,7 +303,7 @@ class Cluster:
         if loses_work:
             assert worker.task is not None
             if not worker.is_finished:
-                self._away.add(worker)
+                self._set_away(worker, True)
             worker.task.cancel()
             await worker.task.wait()
 
@@ -310,7 +315,21 @@ class Cluster:
 
     def has_opened(self, worker: Worker) -> None:
         """Note that the session of a worker is open; for its hook."""
-        self._away.remove(worker)
+        self._set_away(worker, False)
+
+    def _set_away(self, worker: Worker, is_away: bool) -> None:
+        """Count a worker as away, or not: it has no open session, but may open one.
+
+        A real worker that crashes and is restarted is another process, which a step cannot know of.
+        Here it can: one worker of the step stands for all that are away, so that the step neither
+        ends its waits nor forgets its limit meanwhile. A worker that never opens a session is away
+        until its program ends.
+        """
+        if worker.is_away != is_away:
+            worker.is_away = is_away
+            self._num_away += 1 if is_away else -1
+            if self._num_away == int(is_away):  # the first, or the last
+                self.global_step.set_idle(self._stand_in, not is_away)
 
     def _new_worker(self, index: int) -> Worker:
         def stream(purpose: str, delay: Delay | None) -> DelayStream | None:
@@ -356,7 +375,7 @@ class Cluster:
         worker.time.come_up()
         self.num_unfinished -= 1
         self.server.leave(worker.index)
-        self._away.remove(worker)
+        self._set_away(worker, False)
         self._change.wake()
 
     def look(self, worker: Worker) -> None:
@@ -464,47 +483,6 @@ class _Training:
                     await worker.push(value, snapshot.version)
 
         return program
-
-
-class _AwayWorkers:
-    """Keeps the global step alive for workers that have no open session but may open one.
-
-    A real worker that crashes and is restarted is another process, which a step cannot know of.
-    Here it can: one worker of the step stands for all that are away, so that the step neither ends
-    its waits nor forgets its limit meanwhile. A worker that never opens a session is away until
-    its program ends.
-    """
-
-    __slots__ = ("_global_step", "_num_away", "_stand_in")
-
-    def __init__(self, global_step: GlobalStep, engine: Engine, num_workers: int) -> None:
-        self._global_step = global_step
-        self._num_away = num_workers
-        self._stand_in = global_step.open_worker(engine)
-
-    def add(self, worker: Worker) -> None:
-        """Count a worker as away: it has crashed, and will be repaired."""
-        if worker.is_away:
-            return
-        worker.is_away = True
-        self._num_away += 1
-        if self._num_away == 1:
-            self._global_step.set_idle(self._stand_in, False)
-
-    def remove(self, worker: Worker) -> None:
-        """Count it as away no longer: its session is open, or its program has ended for good."""
-        if not worker.is_away:
-            return
-        worker.is_away = False
-        self._num_away -= 1
-        if self._num_away == 0:
-            self._global_step.set_idle(self._stand_in, True)
-
-    def end(self) -> None:
-        """End the waits for further steps: training is over."""
-        if self._num_away:
-            self._num_away = 0
-            self._global_step.set_idle(self._stand_in, True)
 
 
 def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
