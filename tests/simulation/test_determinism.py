@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +21,8 @@ from asynchooks.simulation import (
     check_determinism,
 )
 
-ROOT = Path(__file__).parents[2]
+from .engines import output_of
+
 PROGRAM = """
 from asynchooks.protocols import StaleSynchronous
 from asynchooks.simulation import Crashes, Exponential, check_determinism
@@ -67,26 +65,20 @@ def test_a_clean_program_gives_one_digest_on_all_backends() -> None:
     assert digest != check_determinism(train, seed=4)
 
 
-class Clocked(SessionRunHook):
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+class Naps(SessionRunHook):
+    """Sleeps for seconds that no seed gives."""
+
+    def __init__(self, simulation: Simulation, secs: Callable[[], float]) -> None:
+        self.simulation, self.secs = simulation, secs
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
-        await self.simulation.sleep(time.time() % 1)
+        await self.simulation.sleep(self.secs())
 
 
-class Random(SessionRunHook):
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        await self.simulation.sleep(random.random())  # of the process, without a seed
-
-
-@pytest.mark.parametrize("hook_of", [Clocked, Random])
-def test_a_hook_that_reads_what_no_seed_gives_is_found(hook_of: Any) -> None:
+@pytest.mark.parametrize("secs", [lambda: time.time() % 1, random.random], ids=["clock", "random"])
+def test_a_hook_that_reads_what_no_seed_gives_is_found(secs: Callable[[], float]) -> None:
     with pytest.raises(DeterminismError, match="differs from that of") as caught:
-        check_determinism(train, hook_of, backends=["turbo"])
+        check_determinism(train, lambda simulation: Naps(simulation, secs), backends=["turbo"])
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("event ")
     assert lines[0].endswith('of run 2 on "turbo" differs from that of run 1 on "turbo", with the '
@@ -116,24 +108,11 @@ def test_what_a_program_keeps_outside_of_itself_is_found_with_the_events_before(
     ]
 
 
-def digests(hash_seed: int) -> tuple[str, str]:
-    """Of the program in another process: clean, and with the order of a set in it."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    clean, planted = done.stdout.split()
-    return clean, planted
-
-
 def test_processes_agree_whatever_their_hashes_unless_the_order_of_a_set_matters() -> None:
-    clean, planted = zip(*[digests(seed) for seed in (1, 2, 3)], strict=True)
+    found = [output_of(PROGRAM, PYTHONHASHSEED=seed) for seed in ("1", "2", "3")]
+    clean, with_a_set = zip(*found, strict=True)
     assert len(set(clean)) == 1
-    assert len(set(planted)) > 1
+    assert len(set(with_a_set)) > 1
 
 
 def test_errors_of_the_program_leave_as_themselves() -> None:

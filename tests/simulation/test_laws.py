@@ -1,11 +1,12 @@
-"""Published results come out of simulated clusters, within four standard errors at fixed seeds.
+"""Published laws come out of simulated clusters, within four standard errors at fixed seeds.
 
-The standard error is that of the means of consecutive batches, which outlasts correlations.
+Each has its closed form, or a small chain that is solved beside it. The standard error is that of
+the means of consecutive batches, which outlasts correlations. `-m slow`: large numbers.
 """
 
 from __future__ import annotations
 
-from math import log
+import math
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,26 @@ from asynchooks.protocols import (
     StaleSynchronous,
     Synchronous,
 )
-from asynchooks.simulation import Constant, Crashes, Exponential, PerWorker, Simulation
+from asynchooks.simulation import (
+    Constant,
+    Crashes,
+    Delay,
+    Exponential,
+    PerWorker,
+    Phases,
+    Simulation,
+    Stragglers,
+    Worker,
+)
 
-from .clusters import BACKENDS, NUM_BATCHES, P, check_mean, secs_per_update, trained
-from .order_statistics import harmonic
+from .clusters import BACKENDS, NUM_BATCHES, P, check_mean, new_cluster, secs_per_update, trained
+from .order_statistics import (
+    LAWS,
+    harmonic,
+    mean_of_kth,
+    mean_of_largest,
+    rate_of_stale_synchronous,
+)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -102,30 +119,9 @@ def test_largest_learning_rate_that_is_stable_with_a_constant_delay(
     assert distance(1.03 * largest) > 1e2
 
 
-def test_waiting_for_one_server_is_that_of_m_m_1(backend: Any) -> None:
-    """Load 0.8: 1 / (1 - 0.8) seconds in the system, where a service takes 1 s."""
-    simulation = Simulation(seed=3, backend=backend)
-    times: list[float] = []
-
-    async def main() -> None:
-        queue = simulation.queue(Exponential(1.0))
-        arrivals = simulation.streams.delays(0, "arrivals", Exponential(1.25))
-
-        async def customer() -> None:
-            times.append(await queue.serve())
-
-        for _ in range(20_000):
-            await simulation.sleep(arrivals.next())
-            simulation.start(customer)
-        await simulation.quiescence()
-
-    simulation.run(main)
-    check_mean(times[100:], 5.0)
-
-
 def test_gradual_start_by_the_logarithm_of_the_worker(backend: Any) -> None:
     """Worker i waits for int(100 log(i + 1)): it starts after sum (thr_j - thr_j-1) / j."""
-    thresholds = [int(100 * log(index + 1)) for index in range(P)]
+    thresholds = [int(100 * math.log(index + 1)) for index in range(P)]
     assert thresholds == [0, 69, 109, 138, 160, 179, 194, 207]
     expected = sum((thresholds[j] - thresholds[j - 1]) / j for j in range(1, P))
     starts = []
@@ -142,3 +138,257 @@ def test_gradual_start_by_the_logarithm_of_the_worker(backend: Any) -> None:
         cluster.run(program, until=lambda: cluster.server.version >= thresholds[-1])  # noqa: B023
         starts.append(simulation.now)
     check_mean(starts, expected)
+
+
+def expected_secs(protocol: Protocol, delay: Delay) -> float:
+    """Of an update, in the long run."""
+    match protocol:
+        case Synchronous():
+            return mean_of_largest(delay, P)
+        case KSync(k):
+            return mean_of_kth(delay, k, P)
+        case KBatchSync(1):
+            return mean_of_kth(delay, 1, P)
+        case StaleSynchronous(0):
+            return mean_of_largest(delay, P) / P
+        case KBatchAsync(k):
+            return k * delay.mean / P
+        case _:
+            return delay.mean / P
+
+
+PROTOCOLS = [
+    Synchronous(), KSync(6), KBatchSync(1), StaleSynchronous(0), KBatchAsync(6), Asynchronous(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("delay", LAWS, ids=str)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=str)
+def test_seconds_of_an_update_follow_the_order_statistics(protocol: Protocol, delay: Delay) -> None:
+    cluster = trained("turbo", protocol, 1200, compute=delay)
+    check_mean(secs_per_update(cluster)[160:], expected_secs(protocol, delay))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", LAWS, ids=str)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=str)
+def test_seconds_of_an_update_in_large_numbers(
+    backend: Any, protocol: Protocol, delay: Delay
+) -> None:
+    updates = 40_000 if backend == "turbo" else 8_000
+    cluster = trained(backend, protocol, updates, compute=delay)
+    check_mean(secs_per_update(cluster)[800:], expected_secs(protocol, delay))
+
+
+@pytest.mark.parametrize(("num_workers", "staleness"), [(3, 0), (3, 1), (3, 2), (4, 1)])
+def test_stale_synchronous_runs_at_the_rate_of_its_markov_chain(
+    backend: Any, num_workers: int, staleness: int
+) -> None:
+    cluster = trained(backend, StaleSynchronous(staleness), 1200, num_workers)
+    expected = 1 / rate_of_stale_synchronous(num_workers, staleness)
+    check_mean(secs_per_update(cluster)[40:], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_workers", "staleness"), [(3, 2), (4, 1), (4, 3), (5, 2)])
+def test_stale_synchronous_in_large_numbers(num_workers: int, staleness: int) -> None:
+    cluster = trained("turbo", StaleSynchronous(staleness), 200_000, num_workers)
+    expected = 1 / rate_of_stale_synchronous(num_workers, staleness)
+    check_mean(secs_per_update(cluster)[400:], expected)
+
+
+def test_unequal_workers_have_shares_and_staleness_by_their_rates(backend: Any) -> None:
+    rates = [1.0, 2.0, 5.0]
+    compute = PerWorker([Exponential(1 / rate) for rate in rates])
+    cluster = trained(backend, Asynchronous(), 2000, 3, compute=compute)
+    pushes = cluster.timeline.pushes
+    for worker, rate in enumerate(rates):
+        check_mean([float(each.worker == worker) for each in pushes], rate / 8)
+        own = [float(each.staleness) for each in pushes if each.worker == worker]
+        check_mean(own[10:], (8 - rate) / rate)  # the others' updates while it computes
+
+
+@pytest.mark.parametrize("delay", LAWS, ids=str)
+def test_all_staleness_of_a_worker_is_what_the_others_did_meanwhile(delay: Delay) -> None:
+    cluster = trained("turbo", Asynchronous(), 1000, compute=delay)
+    last = {each.worker: each.version for each in cluster.timeline.pushes}
+    for worker, counts in enumerate(each.staleness for each in cluster.report().workers):
+        total = sum(staleness * count for staleness, count in counts.items())
+        assert total == last[worker] - sum(counts.values())  # exactly
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.5])
+def test_stragglers_hold_up_everybody_who_waits(probability: float) -> None:
+    compute = Stragglers(Constant(1.0), probability, 10.0)
+    asynchronous = trained("turbo", Asynchronous(), 4000, compute=compute)
+    check_mean(secs_per_update(asynchronous)[80:], (1 + 9 * probability) / P)
+    together = trained("turbo", Synchronous(), 1000, compute=compute)
+    check_mean(secs_per_update(together), 1 + 9 * (1 - (1 - probability) ** P))
+
+
+def test_phases_slow_all_workers_by_their_share() -> None:
+    compute = Phases(Exponential(0.25), [(1.0, 1.0), (2.0, 4.0), (1.0, math.inf)])
+    cluster = trained("turbo", Asynchronous(), 12_000, compute=compute)
+    work_per_second = (1.0 + 2.0 / 4) / 4.0
+    check_mean(secs_per_update(cluster), 0.25 / work_per_second / P)
+
+
+def test_links_add_to_the_time_of_a_step() -> None:
+    links: dict[str, Any] = {
+        "pull": Constant(0.25),
+        "push": Constant(0.5),
+        "service": Constant(0.125),
+    }
+    report = new_cluster(1, compute=Constant(1.0), **links).run(updates=40)
+    assert report.secs == 40 * 1.875
+    assert report.workers[0].secs_pushed == 40 * 0.625
+
+
+def times_in_queue(
+    service: Delay, num_servers: int, load: float, customers: int, backend: Any = "turbo"
+) -> list[float]:
+    """Seconds in the system, where customers come at random times."""
+    simulation = Simulation(3, backend)
+    times: list[float] = []
+
+    async def main() -> None:
+        queue = simulation.queue(service, num_servers=num_servers)
+        gaps = simulation.streams.delays(0, "arrivals", Exponential(1 / load))
+
+        async def customer() -> None:
+            times.append(await queue.serve())
+
+        for _ in range(customers):
+            await simulation.sleep(gaps.next())
+            simulation.start(customer)
+        await simulation.quiescence()
+
+    simulation.run(main)
+    return times
+
+
+def erlang_wait(servers: int, load: float) -> float:
+    """Mean seconds of waiting with services of 1 s, by Erlang's second formula."""
+    last = load**servers / math.factorial(servers) * servers / (servers - load)
+    first = sum(load**n / math.factorial(n) for n in range(servers))
+    return last / (first + last) / (servers - load)
+
+
+def test_waiting_for_one_server_is_that_of_m_m_1(backend: Any) -> None:
+    """Load 0.8: 1 / (1 - 0.8) seconds in the system, where a service takes 1 s."""
+    check_mean(times_in_queue(Exponential(1.0), 1, 0.8, 20_000, backend)[100:], 5.0)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_waiting_for_several_servers_is_that_of_m_m_c(servers: int) -> None:
+    times = times_in_queue(Exponential(1.0), servers, 0.7 * servers, 8000)
+    check_mean(times[200:], 1.0 + erlang_wait(servers, 0.7 * servers))
+
+
+def test_waiting_with_constant_service_is_that_of_m_d_1() -> None:
+    """Pollaczek and Khinchine: half the wait of exponential services."""
+    times = times_in_queue(Constant(1.0), 1, 0.8, 10_000)
+    check_mean(times[200:], 1.0 + 0.8 / (2 * (1 - 0.8)))
+
+
+@pytest.mark.parametrize("service", [0.05, 0.5])
+def test_workers_on_one_server_are_a_closed_queue(backend: Any, service: float) -> None:
+    """The machine repair model: weights P! / (P - n)! (service / compute)^n of n in the queue."""
+    cluster = trained(backend, Asynchronous(), 2000, service=Exponential(service))
+    weights = [math.perm(P, n) * service**n for n in range(P + 1)]
+    busy = 1 - weights[0] / sum(weights)
+    check_mean(secs_per_update(cluster)[80:], service / busy)
+
+
+def test_crashes_make_a_task_as_long_as_its_work_has_to_be_repeated() -> None:
+    task, mtbf, repair = 1.5, 2.0, 0.5
+    cluster = trained("turbo", Asynchronous(), 6000, compute=Constant(task),
+                      failures=[Crashes(Exponential(mtbf), Exponential(repair))])  # fmt: skip
+    num_failures = math.expm1(task / mtbf)
+    check_mean(secs_per_update(cluster), (mtbf + repair) * num_failures / P)
+
+
+def secs_of_segments(
+    work: float, save: float, restart: float, mtbf: float, num: int
+) -> list[float]:
+    """How long each took, of a program that saves after each, and resumes from what it saved."""
+    failures = [Crashes(Exponential(mtbf), Constant(0.0))]
+    cluster = new_cluster(1, seed=5, failures=failures)
+    ends = [0.0]
+    num_starts = 0
+
+    async def program(worker: Worker) -> None:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts > 1:
+            await worker.compute(restart)
+        while len(ends) <= num:
+            await worker.compute(work + save)
+            ends.append(worker.cluster.simulation.now)
+
+    cluster.run(program)
+    return np.diff(ends).tolist()
+
+
+def daly(work: float, save: float, restart: float, mtbf: float) -> float:
+    """Daly 2006: expected seconds of a segment, also where failures hit the restart."""
+    return mtbf * math.exp(restart / mtbf) * math.expm1((work + save) / mtbf)
+
+
+@pytest.mark.parametrize("work", [0.5, 2.0])
+def test_checkpointing_takes_the_time_that_daly_says(work: float) -> None:
+    check_mean(secs_of_segments(work, 0.25, 0.5, 3.0, 4000), daly(work, 0.25, 0.5, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("mtbf", "best"), [(24 * 60.0, 116.690), (6 * 60.0, 56.713), (15.0, 9.141)], ids=str
+)
+def test_the_best_checkpoint_interval_is_the_published_one(mtbf: float, best: float) -> None:
+    """Minutes, 5 of them for a save. The same failures hit all intervals.
+
+    Steps of the logarithm of the interval; a parabola through the costs has its vertex at the best.
+    """
+    num_failures = 1500
+    steps = np.log([0.6, 0.8, 1.0, 1.25, 1.6])
+    costs = []
+    for step in steps:
+        work = best * math.exp(step)
+        num = int(num_failures * mtbf / daly(work, 5.0, 0.0, mtbf))
+        costs.append(float(np.mean(secs_of_segments(work, 5.0, 0.0, mtbf, num))) / work)
+    square, slope, _ = np.polyfit(steps, costs, 2)
+    assert square > 0
+    assert abs(slope / (2 * square)) < 0.15  # the vertex, in steps of the logarithm
+
+
+def squares_of(protocol: Protocol, num_workers: int, rate: float) -> list[float]:
+    """The mean square of many coordinates after each update, of noisy gradients of x^2 / 2."""
+    num_coordinates = 500
+    cluster = new_cluster(
+        num_workers, seed=8, protocol=protocol, parameters=np.zeros(num_coordinates),
+        learning_rate=rate,
+    )  # fmt: skip
+    cluster.run(
+        gradient=lambda x, worker: x + worker.rng.normal(size=num_coordinates),
+        loss=lambda x: float(np.mean(x**2)),
+        updates=2000,
+    )
+    return [loss for _, _, loss in cluster.losses][600:]
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_synchronous_gradients_divide_the_noise_by_the_workers(num_workers: int) -> None:
+    rate = 0.2
+    check_mean(squares_of(Synchronous(), num_workers, rate), rate / (2 - rate) / num_workers)
+
+
+@pytest.mark.parametrize(("num_workers", "rate"), [(1, 0.2), (4, 0.1), (8, 0.05)])
+def test_noise_of_asynchronous_gradients_grows_with_their_staleness(
+    num_workers: int, rate: float
+) -> None:
+    """Each update is by any worker alike, with the gradient of where that had pulled.
+
+    In the steady state the pulled x have the variance A of x, and the covariance B with it, where
+    B (P rate + 1) = A (1 + rate); and A (2 (1 + rate) / (1 + P rate) - rate) = rate.
+    """
+    expected = rate / (2 * (1 + rate) / (1 + num_workers * rate) - rate)
+    check_mean(squares_of(Asynchronous(), num_workers, rate), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -69,6 +70,8 @@ import os, signal, threading
 from asynchooks.simulation import Simulation
 
 simulation = Simulation(backend={backend!r})
+# shells start what runs in the background with SIGINT ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def worker(number):
     try:
@@ -246,3 +249,44 @@ def test_bad_options_are_refused_with_what_is_allowed() -> None:
         Simulation().start(anyio.sleep, 1)
     with pytest.raises(SimulationError, match="no simulation runs here"):
         current_simulation()
+
+
+@pytest.mark.parametrize("young", [0, 700, 1_000_000])
+def test_collections_are_rare_while_it_runs_and_as_before_afterwards(young: int) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(young, 7, 9)
+    try:
+
+        async def main() -> tuple[int, ...]:
+            return gc.get_threshold()
+
+        expected = 100_000 if young == 700 else young
+        assert Simulation(backend="turbo").run(main) == (expected, 7, 9)
+        assert gc.get_threshold() == (young, 7, 9)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_garbage_of_a_long_run_is_collected() -> None:
+    simulation = Simulation(backend="turbo")
+    alive: set[int] = set()
+
+    class Cyclic:
+        def __init__(self, number: int) -> None:
+            self.itself = self
+            self.number = number
+            alive.add(number)
+
+        def __del__(self) -> None:
+            alive.discard(self.number)
+
+    async def main() -> int:
+        most = 0
+        for number in range(150_000):
+            Cyclic(number)
+            if number % 1000 == 0:
+                await simulation.sleep(1.0)
+                most = max(most, len(alive))
+        return most
+
+    assert simulation.run(main) < 110_000

@@ -1,13 +1,10 @@
-"""Streams: what a worker draws depends on seed, worker and purpose alone."""
+"""Streams: what a worker draws depends on seed, worker and purpose alone; what is refused."""
 
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import asynchooks
 from asynchooks.simulation import (
     Constant,
     Delay,
@@ -25,9 +21,10 @@ from asynchooks.simulation import (
     Stragglers,
     Uniform,
 )
-from asynchooks.simulation.delays._delay import Draws
+from asynchooks.simulation.delays._delay import LONGEST_SECS, Draws
 from asynchooks.simulation.delays._streams import DelayStream, Streams
 
+from .engines import output_of
 from .laws import check_cdf, check_moments, exponential
 
 DELAY = Exponential(1.0)
@@ -105,7 +102,7 @@ def test_seed_worker_and_purpose_each_give_other_draws() -> None:
 
 
 def test_the_same_seed_gives_the_same_draws_in_every_process() -> None:
-    code = (
+    program = (
         "from asynchooks.simulation.delays._streams import Streams\n"
         "from asynchooks.simulation import Exponential\n"
         "streams = Streams(5)\n"
@@ -113,20 +110,10 @@ def test_the_same_seed_gives_the_same_draws_in_every_process() -> None:
         "noise = streams.generator(3, 'noise').random(3).tolist()\n"
         "print([stream.next() for _ in range(40)], noise)"
     )
-    outputs = set()
-    for hash_seed in ("0", "1", "random"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        environment["PYTHONPATH"] = str(Path(asynchooks.__file__).parents[1])
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment,
-        )
-        outputs.add(done.stdout)
     noise = Streams(5).generator(3, "noise").random(3).tolist()
-    assert outputs == {f"{draws_of(5, 3, 'compute')} {noise}\n"}
+    for hash_seed in ("0", "1", "random"):
+        (output,) = output_of(program, PYTHONHASHSEED=hash_seed)
+        assert output == f"{draws_of(5, 3, 'compute')} {noise}"
 
 
 def test_a_seed_stands_for_the_same_bits_for_ever() -> None:
@@ -203,3 +190,72 @@ def test_ten_thousand_streams_are_small() -> None:
         tracemalloc.stop()
     assert (without - before) / num <= 200
     assert (with_block - before) / num <= 700
+
+
+DELAY = Exponential(1.0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ([1.0, -1.0], "drew -1.0; let its sample give seconds, finite and >= 0"),
+        ([1.0, np.nan], "drew nan; let its sample give seconds"),
+        ([1.0, np.inf], "drew inf; let its sample give seconds"),
+    ],
+)
+def test_what_is_no_time_is_an_error(bad: list[float], match: str) -> None:
+    class Bad(Delay):
+        mean = variance = 1.0
+
+        def sample(self, rng: np.random.Generator, size: int) -> Draws:
+            return np.resize(bad, size)
+
+        def __str__(self) -> str:
+            return "bad"
+
+    with pytest.raises(ValueError, match=f"bad {match}") as caught:
+        Streams(1).delays(0, "compute", Bad()).next()
+    assert caught.value.__context__ is None
+
+
+def test_too_few_draws_are_an_error() -> None:
+    class One(Delay):
+        mean = variance = 1.0
+
+        def sample(self, rng: np.random.Generator, size: int) -> Draws:
+            return np.ones(1)
+
+    with pytest.raises(ValueError, match=r"drew shape \(1,\); let its sample give \(16,\)"):
+        Streams(1).delays(0, "compute", One()).next()
+
+
+def test_a_draw_may_be_the_longest_delay_or_none() -> None:
+    for secs in (0.0, LONGEST_SECS):
+        assert Streams(1).delays(0, "compute", Constant(secs)).next() == secs
+
+
+WRONG: Any = None
+
+
+def test_wrong_seeds_workers_purposes_and_delays_are_refused() -> None:
+    for seed in (None, 1.0, True, "1"):
+        with pytest.raises(TypeError, match="seed is .*; give an integer >= 0"):
+            Streams(seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed is -1; give an integer >= 0"):
+        Streams(-1)
+    streams = Streams(np.int64(1))  # type: ignore[arg-type]
+    makes: list[Callable[[Any, Any], object]] = [
+        streams.generator,
+        lambda worker, purpose: streams.delays(worker, purpose, DELAY),
+    ]
+    for make in makes:
+        with pytest.raises(TypeError, match="worker is 0.5; give an integer"):
+            make(0.5, "compute")
+        with pytest.raises(ValueError, match="worker is -1; give an integer"):
+            make(-1, "compute")
+        with pytest.raises(TypeError, match="purpose is None; give a string"):
+            make(0, WRONG)
+        with pytest.raises(ValueError, match="purpose is empty; give a name"):
+            make(0, "")
+    with pytest.raises(TypeError, match="delay is None; give a delay, as in delay=Exp"):
+        streams.delays(0, "compute", WRONG)

@@ -171,6 +171,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().set_default_executor(executor)
         self._executor = executor
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        # without the timeout: since Python 3.12 it is 300 s, which pass at once in virtual time
+        await super().shutdown_default_executor()
+
     def _leaves_executor(self, _: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self.call_soon_threadsafe(self._has_left_executor)
