@@ -14,11 +14,9 @@ from .._errors import StopTraining, add_note
 from .._hook import SessionRunContext, SessionRunValues
 from .._step.global_step import GlobalStep
 from .._stopping.session_stop import SessionStop
-from ._current_run import CurrentRun
-from ._draws import Drawer, Draws, draws_of
+from ._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
 from ._sources import Source
 from ._stage import T
-from ._training_end import TrainingEnd
 
 
 class Batches(Generic[T]):
@@ -43,7 +41,7 @@ class Batches(Generic[T]):
         step: GlobalStep,
         should_stop: Callable[[], bool],
     ) -> None:
-        draws, loops = draws_of(source), stops.input
+        consumers, loops = consumers_of(source), stops.input
         if loops is None:
             loops = stops.input = Loops(stops)
             watch_runs(loops)
@@ -51,7 +49,7 @@ class Batches(Generic[T]):
                 stops.owner.add_input(loops)
         assert isinstance(loops, Loops)
         self._loops = loops
-        self._drawer = loops.join(draws, weakref.ref(self))
+        self._consumer = loops.join(consumers, weakref.ref(self))
         self._end = TrainingEnd(stops.stop, step)
         self._should_stop = should_stop
 
@@ -59,15 +57,15 @@ class Batches(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        drawer, loops = self._drawer, self._loops
-        drawer.use()
+        consumer, loops = self._consumer, self._loops
+        consumer.use()
         while True:
             if loops.is_held:
                 await loops.wait_for_release(self._end)
             if self._should_stop():
                 raise StopAsyncIteration
             try:
-                item: T = await drawer.take(self._end)
+                item: T = await consumer.take(self._end)
             except StopTraining:
                 raise StopAsyncIteration from None
             except StopAsyncIteration:
@@ -75,13 +73,13 @@ class Batches(Generic[T]):
                     raise
             else:
                 if not loops.is_held:
-                    loops.with_item[drawer] = None
+                    loops.with_item[consumer] = None
                     return item
-                drawer.give_back()
+                consumer.give_back()
 
     async def aclose(self) -> None:
         """Let go of the source before the session ends; a loop that was left early does so then."""
-        await self._loops.leave(self._drawer)
+        await self._loops.leave(self._consumer)
 
 
 class Loops:
@@ -91,26 +89,23 @@ class Loops:
     """
 
     def __init__(self, stops: SessionStop) -> None:
-        self._stops = stops
         self._run = CurrentRun(stops)
-        self._drawers: list[Drawer] = []
+        self._consumers: list[Consumer] = []
         self._hold: Condition | None = None
-        self.with_item: dict[Drawer, None] = {}  # those whose item no run has used; perhaps others
+        self.with_item: dict[Consumer, None] = {}  # no run used it yet; perhaps others
         self._run.end()  # what ran before had none of them
 
-    def join(self, draws: Draws, loop: weakref.ref[Any]) -> Drawer:
-        for drawer in draws.drawers:
-            if drawer.owner is self._stops and drawer.loop is not None and drawer.loop() is None:
-                drawer.give_back()  # that loop was left early
-        drawer = Drawer(draws, self._stops, keeper=self._stops.owner, loop=loop)
-        drawer.has_run = self._run.has_ended
-        self._drawers.append(drawer)
-        drawer.join()
-        return drawer
+    def join(self, consumers: Consumers, loop: weakref.ref[Any]) -> Consumer:
+        for each in consumers.members:
+            if each.run is self._run and each.was_left:
+                each.give_back()
+        consumer = consumers.join(self._run, loop)
+        self._consumers.append(consumer)
+        return consumer
 
-    async def leave(self, drawer: Drawer) -> None:
+    async def leave(self, consumer: Consumer) -> None:
         try:
-            await drawer.leave()
+            await consumer.leave()
         finally:
             self._notify()
 
@@ -123,14 +118,14 @@ class Loops:
     def after_step(self) -> None:
         """The run behind the items has made its step."""
         self._run.end()
-        for drawer in self.with_item:
-            drawer.use()
+        for consumer in self.with_item:
+            consumer.use()
         self.with_item.clear()
         self._notify()
 
     @property
     def has_item(self) -> bool:
-        return any(drawer.has_unused_item for drawer in self.with_item)
+        return any(consumer.has_unused_item for consumer in self.with_item)
 
     @property
     def is_held(self) -> bool:
@@ -150,9 +145,9 @@ class Loops:
 
     async def close(self) -> None:
         errors = []
-        for drawer in self._drawers:
+        for consumer in self._consumers:
             try:
-                await self.leave(drawer)
+                await self.leave(consumer)
             except BaseException as error:
                 errors.append(error)
         for later in errors[1:]:
@@ -165,5 +160,5 @@ class Loops:
             self._hold.tell()
 
     def __repr__(self) -> str:
-        stages = ", ".join(repr(drawer.draws.stage) for drawer in self.with_item)
+        stages = ", ".join(repr(consumer.stage) for consumer in self.with_item)
         return f"<loops over {stages or 'session.batches'}>"

@@ -66,8 +66,8 @@ class Buffered(Stage[Any]):
         return items
 
     async def __anext__(self) -> Any:
-        if self._heir is not None:
-            return await anext(self._heir)
+        if self._successor is not None:
+            return await anext(self._successor)
         while True:
             item = await self.take(None)
             if item is self.END:

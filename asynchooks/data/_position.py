@@ -34,7 +34,7 @@ class Positioned(ABC):
         self._num_parents = 0
         self._phase = Phase.NEW
         self._factory: Callable[[], Any] | None = None  # what makes it anew
-        self._draws: Any = None  # of those who train with its items, if there are any
+        self._consumers: Any = None  # of those who train with its items, if there are any
         self._used_beyond: set[int] = set()  # out of order, in a former life
         self._is_loaded = False
         self._epoch: tuple[int, ...] = ()  # which pass it is, where `repeat` makes several
@@ -66,8 +66,8 @@ class Positioned(ABC):
                 others than the stage around it.
         """
         self._check_alone()
-        if self._draws is not None:
-            state: dict[str, Any] = self._draws.state_dict()
+        if self._consumers is not None:
+            state: dict[str, Any] = self._consumers.state_dict()
             return state
         state = self._described(self._num_out)
         beyond = sorted(place - self._num_out for place in self._used_beyond)

@@ -28,8 +28,8 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
 
     `async with stage as items:` opens it and those below; leaving the block, however that comes,
     ends their tasks and closes their generators and files before anything else goes on. A stage
-    without tasks in or below it may also be iterated as it is; then nobody closes it early but
-    `await stage.aclose()`. It is used up by one pass; `repeat` makes several.
+    without tasks in or below it may also be iterated as it is; then only
+    `await stage.aclose()` closes it early. It is used up by one pass; `repeat` makes several.
 
     Several tasks may draw from one stage: each item goes to one of them. Cancelling one loses no
     item of a stage that runs tasks; elsewhere the cancellation enters the source, and what that
@@ -45,8 +45,8 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         for each in sources:
             each._num_parents += 1
         self._opened: list[Stage[Any]] = []  # those below that this one has opened, and closes
-        self._num_users = 0  # who opened it and has not closed it
-        self._heir: Stage[Any] | None = None  # what stands in for it, as the pipeline has gone back
+        self._num_users = 0  # that have opened it and not closed it
+        self._successor: Stage[Any] | None = None  # stands in for it after a rewind
         self._engine: Engine
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
@@ -119,8 +119,8 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        if self._heir is not None:
-            item: T = await anext(self._heir)
+        if self._successor is not None:
+            item: T = await anext(self._successor)
             return item
         self._is_an_end = True
         while True:
@@ -185,11 +185,11 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         What several have opened, the last one closes.
         """
         if self._phase is Phase.CLOSED:
-            if self._heir is not None:
-                await self._heir.aclose()
+            if self._successor is not None:
+                await self._successor.aclose()
             return
-        if self._draws is not None and self._num_users == 2 and not self._draws.drawers:
-            await self._draws.close()  # what is read ahead for the next session has no more use
+        if self._consumers is not None and self._num_users == 2 and not self._consumers.members:
+            await self._consumers.close()  # what is read ahead for the next session has no more use
         if self._num_users > 1:
             self._num_users -= 1
             return
@@ -197,11 +197,11 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         steps = (self._stop, self._close_sources, self._release)
         await _all(steps if was_open else steps[1:])
 
-    async def _give_way(self, heir: Stage[Any]) -> None:
-        """Close it, though somebody may still use it: whoever has opened it closes its heir."""
+    async def _replace_by(self, successor: Stage[Any]) -> None:
+        """Close it, though it may be in use: what has opened it closes its successor."""
         if self._phase is Phase.OPEN:
-            self._heir, heir._draws = heir, self._draws
-            heir._num_users, self._num_users = self._num_users, 1
+            self._successor, successor._consumers = successor, self._consumers
+            successor._num_users, self._num_users = self._num_users, 1
             await self.aclose()
 
     async def _close_sources(self) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 from .._engine.current import now
 from .._hook import SessionHooks, SessionRunContext, SessionRunHook, SessionRunValues
 from .._running.hook_state import TimerState
-from ..data._draws import Waits, draws_of
+from ..data._consumers import WaitTime, consumers_of_last_stage
 from ..data._stage import Stage
 from ._arguments import as_timer
-from ._input import checked_stage
 from ._summaries import Output, SummaryWriter, scalar_summary
 
 logger = logging.getLogger("asynchooks")
@@ -47,7 +46,7 @@ class DataWaitHook(SessionRunHook):
 
     needs_global_step = True
     _looks_at_default_graph = False
-    _shown = (("source", "_draws.stage"),)
+    _shown = (("source", "_consumers.stage"),)
 
     def __init__(
         self,
@@ -58,25 +57,25 @@ class DataWaitHook(SessionRunHook):
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
     ) -> None:
-        self._draws = draws_of(checked_stage(source, "DataWaitHook"))
+        self._consumers = consumers_of_last_stage(source, "DataWaitHook")
         self._timer = as_timer(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
         self._output = Output(output_dir, summary_writer)
-        self._waits: Waits | None = None  # of this session, while it is open
+        self._wait_time: WaitTime | None = None  # of this session, while it is open
         self._last: tuple[float, float] | None = None  # when, and how long was waited till then
 
     async def begin(self) -> None:
         self._stop_watching()  # of a session that was told of no end
-        self._waits = Waits(self._draws, SessionHooks.of(self).stops)
+        self._wait_time = WaitTime(self._consumers, SessionHooks.of(self).stops)
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
         self._output.open()
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value
-        if self._waits is None or not self._timer.should_trigger_for_step(step):
+        if self._wait_time is None or not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
-        at, waited = now(), self._waits.secs
+        at, waited = now(), self._wait_time.secs
         if self._last is not None and at > self._last[0]:
             self._record((waited - self._last[1]) / (at - self._last[0]), step)
         self._last = (at, waited)
@@ -93,9 +92,9 @@ class DataWaitHook(SessionRunHook):
         self._timer.load_state_dict(state["timer"])
 
     def _stop_watching(self) -> None:
-        waits, self._waits = self._waits, None
-        if waits is not None:
-            waits.close()
+        wait_time, self._wait_time = self._wait_time, None
+        if wait_time is not None:
+            wait_time.close()
 
     async def end(self, session: Any) -> None:
         self._stop_watching()

@@ -17,10 +17,15 @@ from .._hook import (
     begin_graph,
 )
 from .._running.hook_state import SharedState
-from ..data._current_run import CurrentRun
-from ..data._draws import Drawer, Draws, draws_of
+from ..data._consumers import (
+    Consumer,
+    Consumers,
+    CurrentRun,
+    TrainingEnd,
+    consumers_of,
+    consumers_of_last_stage,
+)
 from ..data._stage import Stage
-from ..data._training_end import TrainingEnd
 from ._graph_elements import as_fed
 
 logger = logging.getLogger("asynchooks")
@@ -57,10 +62,10 @@ class FeedHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
-    _shown = (("source", "_draws.stage"), ("names", "_names"))
+    _shown = (("source", "_consumers.stage"), ("names", "_names"))
 
     def __init__(self, source: Any, names: Any = None) -> None:
-        self._draws = draws_of(source)
+        self._consumers = consumers_of(source)
         is_empty = isinstance(names, (list, tuple, Mapping)) and not names
         if is_empty or isinstance(names, (set, frozenset, int, float)):
             raise TypeError(
@@ -74,13 +79,13 @@ class FeedHook(SessionRunHook):
                 "would be lost; give each part a name of its own"
             )
         self._given = self._names = names
-        self._drawer: Drawer | None = None
+        self._consumer: Consumer | None = None
         self._end: TrainingEnd | None = None  # what ends its waits
         self._run = CurrentRun(None)
         self._is_by_hand = False
 
     async def begin(self) -> None:
-        if self._drawer is not None:
+        if self._consumer is not None:
             raise RuntimeError(
                 "this FeedHook is in use already; give each session one of its own, around the "
                 "same source, and list it once"
@@ -91,20 +96,17 @@ class FeedHook(SessionRunHook):
         self._run.stops, self._end = shared.stops, None
         graph = begin_graph.get()
         self._names = self._given if graph is None else as_fed(graph, self._given)
-        keeper = None if shared.stops is None else shared.stops.owner
-        self._drawer = Drawer(self._draws, shared.stops, keeper=keeper)
-        self._drawer.has_run = self._run.has_ended
-        self._drawer.join()
+        self._consumer = self._consumers.join(self._run)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        drawer = self._drawer
-        assert drawer is not None
+        consumer = self._consumer
+        assert consumer is not None
         self._run.begin(run_context)
         try:
-            item = await drawer.take(self._end_of(run_context))
+            item = await consumer.take(self._end_of(run_context))
         except StopAsyncIteration:
-            raise StopTraining(f"the input {self._draws.stage!r} has ended") from None
-        return SessionRunArgs(None, self._feeds(item, drawer.num_before))
+            raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
+        return SessionRunArgs(None, self._feeds(item, consumer.num_before))
 
     def _end_of(self, run_context: SessionRunContext) -> TrainingEnd:
         if self._end is None:
@@ -118,8 +120,8 @@ class FeedHook(SessionRunHook):
 
     def _use(self) -> None:
         self._run.end()
-        if self._drawer is not None:
-            self._drawer.use()
+        if self._consumer is not None:
+            self._consumer.use()
 
     def _feeds(self, item: Any, place: int) -> Mapping[Any, Any]:
         names = self._names
@@ -145,20 +147,20 @@ class FeedHook(SessionRunHook):
             got = f"a {type(item).__name__} of {len(item)}"
         got = got if len(got) <= 200 else got[:197] + "..."
         return InputStructureError(
-            f"item {place} of {self._draws.stage!r} is {got}; FeedHook expected {expected}"
+            f"item {place} of {self._consumers.stage!r} is {got}; FeedHook expected {expected}"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return saved_position(self._draws)
+        return saved_position(self._consumers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._draws.load_state_dict(state)
+        self._consumers.load_state_dict(state)
 
     async def end(self, session: Any) -> None:
         if self._is_by_hand:
             await self._let_go()
-        elif self._drawer is not None:  # it leaves when the session is closed
-            self._drawer.give_back()  # what was not used may be of use to others
+        elif self._consumer is not None:  # it leaves when the session is closed
+            self._consumer.give_back()  # what was not used may be of use to others
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:  # else when the session is closed, and no run is under way
@@ -173,9 +175,9 @@ class FeedHook(SessionRunHook):
             add_note(exception, f"then, closing the input: {closing!r}")
 
     async def _let_go(self) -> None:
-        drawer, self._drawer = self._drawer, None
-        if drawer is not None:
-            await drawer.leave()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.leave()
 
 
 def _once(fed: Sequence[Any]) -> set[Any]:
@@ -206,38 +208,24 @@ class InputPositionHook(SessionRunHook):
     """
 
     _looks_at_default_graph = False
-    _shown = (("source", "_draws.stage"),)
+    _shown = (("source", "_consumers.stage"),)
 
     def __init__(self, source: Stage[Any]) -> None:
-        self._draws = draws_of(checked_stage(source, "InputPositionHook"))
+        self._consumers = consumers_of_last_stage(source, "InputPositionHook")
 
     def state_dict(self) -> dict[str, Any]:
-        return saved_position(self._draws)
+        return saved_position(self._consumers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._draws.load_state_dict(state)
+        self._consumers.load_state_dict(state)
 
 
-def saved_position(draws: Draws) -> dict[str, Any]:
+def saved_position(consumers: Consumers) -> dict[str, Any]:
     """The position; nothing, and a word about it, where the pipeline has none."""
     try:
-        return SharedState(draws.state_dict())
+        return SharedState(consumers.state_dict())
     except InputStateError as error:
-        if not draws.has_complained:
-            draws.has_complained = True
+        if not consumers.has_warned:
+            consumers.has_warned = True
             logger.warning("The position in the input is not saved: %s", error)
         return {}
-
-
-def checked_stage(source: Any, who: str) -> Stage[Any]:
-    if not isinstance(source, Stage):
-        raise TypeError(
-            f"{who} got {source!r}; give the stage that the session draws from, such as "
-            "prefetch(source, 8)"
-        )
-    if source._num_parents:
-        raise ValueError(
-            f"{who} got {source!r}, which another stage reads, ahead of the session perhaps; give "
-            "the last stage, from which the session draws"
-        )
-    return source

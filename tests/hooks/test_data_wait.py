@@ -23,7 +23,7 @@ from asynchooks import (
 from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
 from asynchooks.data import prefetch
-from asynchooks.data._draws import draws_of
+from asynchooks.data._consumers import consumers_of
 
 from .test_step_counter import Writer, on_trampoline
 
@@ -135,13 +135,13 @@ def test_nothing_of_the_hook_stays_at_the_source_after_the_session(fails: bool) 
 
     async def main(engine: Engine) -> None:
         async with MonitoredSession([hook], FunctionSessionCreator(step_of(0.25))):
-            assert len(draws_of(source).waits) == 1
+            assert len(consumers_of(source).wait_times) == 1
             if fails:
                 raise KeyError("in the block")
 
     with pytest.raises(KeyError) if fails else nullcontext():
         on_trampoline(main)
-    assert draws_of(source).waits == []
+    assert consumers_of(source).wait_times == []
 
 
 def test_a_clock_that_stands_still_gives_no_share() -> None:

@@ -19,7 +19,7 @@ from asynchooks import (
     SharedSessionCreator,
 )
 from asynchooks.data import Stage, map_concurrent, prefetch, shuffle
-from asynchooks.hooks._input import checked_stage
+from asynchooks.data._consumers import consumers_of_last_stage
 
 from .inputs import PIPELINES, Diary, double, items_of, saving
 
@@ -218,6 +218,9 @@ async def test_a_state_of_another_pipeline_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [range(5), iter(()), None])
 async def test_only_a_stage_can_be_watched(source: Any) -> None:
-    for make in (InputPositionHook, lambda each: checked_stage(each, "InputPositionHook")):
+    for make in (
+        InputPositionHook,
+        lambda each: consumers_of_last_stage(each, "InputPositionHook"),
+    ):
         with pytest.raises(TypeError, match="InputPositionHook got .*; give the stage that the se"):
             make(source)

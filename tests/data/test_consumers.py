@@ -1,4 +1,4 @@
-"""Draws: one item for each drawer, and what is given back goes to whoever waits."""
+"""Consumers: one item for each consumer, and what is given back goes to whoever waits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from asynchooks import GlobalStep, StopTraining
 from asynchooks._engine.stop import Stop
 from asynchooks.data import batch, prefetch, shuffle
-from asynchooks.data._draws import Drawer, draws_of
-from asynchooks.data._training_end import TrainingEnd
+from asynchooks.data._consumers import CurrentRun, TrainingEnd, consumers_of
 
 from ..support.helpers import settle
 
@@ -26,10 +25,8 @@ async def test_what_is_given_back_goes_at_once_to_whoever_waits() -> None:
         yield 7
         await never.wait()
 
-    draws = draws_of(prefetch(one_item(), 2))
-    first, second = Drawer(draws, object()), Drawer(draws, object())
-    first.join()
-    second.join()
+    consumers = consumers_of(prefetch(one_item(), 2))
+    first, second = consumers.join(CurrentRun(None)), consumers.join(CurrentRun(None))
     assert await first.take(None) == 7
     async with anyio.create_task_group() as group:
         seen: list[int] = []
@@ -45,9 +42,9 @@ async def test_what_is_given_back_goes_at_once_to_whoever_waits() -> None:
             while not seen:
                 await settle()
     assert seen == [7]
-    assert draws.state_dict()["items"] == 0
+    assert consumers.state_dict()["items"] == 0
     second.use()
-    assert draws.state_dict()["items"] == 1
+    assert consumers.state_dict()["items"] == 1
     await first.leave()
     await second.leave()
 
@@ -73,19 +70,18 @@ async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step(
         await never.wait()
         yield 1
 
-    drawer = Drawer(draws_of(prefetch(nothing(), 1)), object())
-    drawer.join()
+    consumer = consumers_of(prefetch(nothing(), 1)).join(CurrentRun(None))
     end = TrainingEnd(Stop(), step)
     for _ in range(50):
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await drawer.take(end)
+            await consumer.take(end)
     assert step.admission.waiters.limit_slots == []
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:
             with pytest.raises(StopTraining):
-                await drawer.take(end)
+                await consumer.take(end)
 
         group.start_soon(wait)
         await settle()
@@ -97,27 +93,25 @@ async def test_a_wait_for_data_ends_at_the_limit_and_leaves_nothing_at_the_step(
         step.publish(3)
     assert step.statistics().tasks_waiting_for_step == 0
     with pytest.raises(StopTraining), anyio.fail_after(10):
-        await drawer.take(end)  # it was reached before
-    await drawer.leave()
+        await consumer.take(end)  # it was reached before
+    await consumer.leave()
 
 
 @pytest.mark.parametrize("goes_back", [False, True])
 async def test_workers_that_open_an_input_together_agree_on_its_position(goes_back: bool) -> None:
-    draws = draws_of(batch(range(30), 3))
-    drawers = [Drawer(draws, object()) for _ in range(5)]
-    for each in drawers:
-        each.join()
+    consumers = consumers_of(batch(range(30), 3))
+    members = [consumers.join(CurrentRun(None)) for _ in range(5)]
     if goes_back:
-        saved = draws.state_dict()
-        await drawers[0].take(None)
-        drawers[0].use()
-        draws.load_state_dict(saved)
+        saved = consumers.state_dict()
+        await members[0].take(None)
+        members[0].use()
+        consumers.load_state_dict(saved)
     async with anyio.create_task_group() as group:
-        for each in drawers:
+        for each in members:
             group.start_soon(each.take, None)
-    for each in drawers:
+    for each in members:
         each.use()
-    assert draws.state_dict()["items"] == 15
-    assert [await drawers[0].take(None), drawers[0].num_before] == [[15, 16, 17], 5]
-    for each in drawers:
+    assert consumers.state_dict()["items"] == 15
+    assert [await members[0].take(None), members[0].num_before] == [[15, 16, 17], 5]
+    for each in members:
         await each.leave()

@@ -1,4 +1,4 @@
-"""Draws of a pipeline that goes back to any of its saved positions: each item is used once."""
+"""Consumers of a pipeline that goes back to any of its saved positions: each item is used once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.data import prefetch
-from asynchooks.data._draws import Drawer, Draws, draws_of
+from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, consumers_of
 from asynchooks.hooks._input import InputPositionHook
 
-from .test_draws_back import drawn_from, use_next
+from .test_consumers_rewind import drawn_from, use_next
 
 pytestmark = pytest.mark.anyio
 
@@ -29,21 +29,19 @@ class Training:
 
     def __init__(self, begin: dict[str, Any] | None) -> None:
         source = prefetch(range(NUM_ITEMS), 2)
-        self.draws: Draws = draws_of(source)
+        self.consumers: Consumers = consumers_of(source)
         self.used: set[int] = set()
         if begin is not None:
             source.load_state_dict(begin)
             self.used = used_in(begin)
         loop = weakref.ref(self)
-        self.drawers = [Drawer(self.draws, self, loop=each) for each in (loop, loop, None)]
-        self.has: dict[Drawer, int] = {}
+        self.members = [self.consumers.join(CurrentRun(None), each) for each in (loop, loop, None)]
+        self.has: dict[Consumer, int] = {}
         self.saved: list[tuple[str, set[int]]] = []
-        for each in self.drawers:
-            each.join()
         self.save()
 
     def save(self) -> None:
-        state = self.draws.state_dict()
+        state = self.consumers.state_dict()
         assert used_in(state) == self.used
         self.saved.append((json.dumps(state), set(self.used)))
 
@@ -52,32 +50,32 @@ class Training:
         del self.saved[max(1, len(self.saved) - num) :]
         text, used = self.saved[-1]
         if used != self.used:
-            self.has.pop(self.drawers[2], None)
+            self.has.pop(self.members[2], None)
         self.used = set(used)
-        self.draws.load_state_dict(json.loads(text))
-        assert used_in(self.draws.state_dict()) == self.used
+        self.consumers.load_state_dict(json.loads(text))
+        assert used_in(self.consumers.state_dict()) == self.used
 
-    async def take(self, drawer: Drawer) -> None:
+    async def take(self, consumer: Consumer) -> None:
         try:
-            self.has[drawer] = await drawer.take(None)
+            self.has[consumer] = await consumer.take(None)
         except StopAsyncIteration:
-            self.has.pop(drawer, None)
+            self.has.pop(consumer, None)
 
-    def use(self, drawer: Drawer) -> None:
-        if drawer in self.has:
-            item = self.has.pop(drawer)
+    def use(self, consumer: Consumer) -> None:
+        if consumer in self.has:
+            item = self.has.pop(consumer)
             assert item not in self.used
             self.used.add(item)
-        drawer.use()
+        consumer.use()
 
-    def give_back(self, drawer: Drawer) -> None:
-        self.has.pop(drawer, None)
-        drawer.give_back()
+    def give_back(self, consumer: Consumer) -> None:
+        self.has.pop(consumer, None)
+        consumer.give_back()
 
     async def end(self) -> None:
-        for drawer in self.drawers:
-            self.use(drawer)
-        hook = self.drawers[2]
+        for consumer in self.members:
+            self.use(consumer)
+        hook = self.members[2]
         while len(self.used) < NUM_ITEMS:
             await self.take(hook)
             assert hook in self.has, f"it has ended after {sorted(self.used)}"
@@ -85,8 +83,8 @@ class Training:
         self.save()
         with pytest.raises(StopAsyncIteration):
             await hook.take(None)
-        for drawer in self.drawers:
-            await drawer.leave()
+        for consumer in self.members:
+            await consumer.leave()
 
 
 def used_in(state: dict[str, Any]) -> set[int]:
@@ -120,23 +118,23 @@ async def test_each_item_is_used_once_whatever_is_saved_and_gone_back_to(
         elif act == "go back":
             training.go_back(who)
         elif act == "take":
-            await training.take(training.drawers[who])
+            await training.take(training.members[who])
         elif act == "use":
-            training.use(training.drawers[who])
+            training.use(training.members[who])
         else:
-            training.give_back(training.drawers[who])
+            training.give_back(training.members[who])
     await training.end()
 
 
 async def test_a_loop_uses_nothing_twice_after_a_way_back_to_a_position_of_long_ago() -> None:
-    draws, hook, batches = drawn_from(60)
+    consumers, hook, batches = drawn_from(60)
     await use_next(hook, 2)
-    saved = draws.state_dict()
+    saved = consumers.state_dict()
     for _ in range(40):
         await use_next(hook, 1)
-        draws.state_dict()
+        consumers.state_dict()
     assert await batches.take(None) == 42
-    draws.load_state_dict(saved)
+    consumers.load_state_dict(saved)
     batches.use()
     assert await use_next(hook, 57) == [each for each in range(2, 60) if each != 42]
     await hook.leave()
@@ -164,9 +162,8 @@ class WithArrays:
 
 async def test_a_loop_uses_nothing_twice_where_positions_hold_arrays() -> None:
     source = prefetch(WithArrays(8), 1)
-    draws, position = draws_of(source), InputPositionHook(source)
-    batches = Drawer(draws, draws, loop=weakref.ref(draws))
-    batches.join()
+    consumers, position = consumers_of(source), InputPositionHook(source)
+    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
     assert await use_next(batches, 2) == [0, 1]
     saved = save_hooks([position])
     assert await use_next(batches, 2) == [2, 3]
@@ -179,11 +176,10 @@ async def test_a_loop_uses_nothing_twice_where_positions_hold_arrays() -> None:
 
 async def test_a_position_with_arrays_where_the_pipeline_is_already_is_none_to_go_back_to() -> None:
     source = prefetch(WithArrays(8), 1)
-    draws, position = draws_of(source), InputPositionHook(source)
-    batches = Drawer(draws, draws, loop=weakref.ref(draws))
-    batches.join()
+    consumers, position = consumers_of(source), InputPositionHook(source)
+    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
     await use_next(batches, 2)
     load_hooks([position], save_hooks([position]))
     assert await batches.take(None) == 2
-    assert draws.stage is source
+    assert consumers.stage is source
     await batches.leave()

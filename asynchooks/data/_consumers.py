@@ -1,0 +1,493 @@
+"""Consumers of a stage: FeedHook and `session.batches`, and which of its items runs have used.
+
+`Consumers` is one object for all that train with a stage, in whichever session of a training.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .._engine.base import STOPPED, Slot
+from .._engine.current import current_engine
+from .._engine.stop import Stop
+from .._engine.sync import Lock
+from .._errors import InputError
+from .._hook import SessionRunContext
+from .._step.global_step import GlobalStep
+from .._stopping.session_stop import Owner, SessionStop
+from ._buffered import Buffered
+from ._position import BEYOND, Phase
+from ._prefetch import Prefetch
+from ._saved import fingerprint
+from ._sources import stage_of
+from ._stage import KEEP_EVERY, Stage
+
+logger = logging.getLogger("asynchooks")
+
+_NUM_SAVED = 4096
+"""Saved positions whose place is remembered: more than checkpoints are kept, and than are asked for
+between two of them."""
+
+
+class TrainingEnd(Stop):
+    """What ends a consumer's wait: a stop, or the limit, which another worker may reach."""
+
+    def __init__(self, stop: Stop, step: GlobalStep) -> None:
+        self._slots = []
+        self._stop = stop
+        self._step = step
+        self._forget: dict[Slot, Callable[[], None]] = {}
+
+    @property
+    def is_set(self) -> bool:  # type: ignore[override]
+        return self._stop.is_set or self._step.is_at_limit
+
+    @property
+    def training(self) -> object:
+        """The training that ends, for comparison with others."""
+        return self._step.training
+
+    def add(self, slot: Slot) -> None:
+        self._stop.add(slot)
+        self._forget[slot] = self._step.watch_limit(slot)
+        if self.is_set:
+            slot.wake(STOPPED)
+
+    def discard(self, slot: Slot) -> None:
+        self._stop.discard(slot)
+        self._forget.pop(slot)()
+
+
+class CurrentRun:
+    """The run of a session in which items are used: another worker may save during `after_run`.
+
+    Args:
+        stops: of the session; None where hooks are called by hand.
+    """
+
+    __slots__ = ("_context", "stops")
+
+    def __init__(self, stops: SessionStop | None) -> None:
+        self.stops = stops
+        self._context: SessionRunContext | None = None
+
+    @property
+    def owner(self) -> Owner | None:
+        return None if self.stops is None else self.stops.owner
+
+    def begin(self, context: SessionRunContext | None) -> None:
+        self._context = context
+        if self.owner is not None:
+            self.owner.has_run = False
+
+    def end(self) -> None:
+        self.begin(None)
+
+    def has_ended(self) -> bool:
+        """Whether its step has ended, though not yet for all hooks."""
+        if self.owner is not None and self.owner.has_run:  # in a thread; its task is not back yet
+            return True
+        hooks = None if self._context is None else self._context._hooks
+        call = None if hooks is None else hooks.current
+        return call is not None and call.moment == "after_run"
+
+
+class Taken(NamedTuple):
+    """An item in a consumer's hand."""
+
+    item: Any
+    place: int  # items before it, since the position was loaded
+    generation: int  # how often the position had been loaded
+
+
+def consumers_of(source: Any) -> Consumers:
+    """The consumers of a stage; a source that is no stage becomes one of its own."""
+    stage = stage_of(source)
+    if stage._consumers is None:
+        stage._consumers = Consumers(stage)
+    consumers: Consumers = stage._consumers
+    return consumers
+
+
+def consumers_of_last_stage(source: Any, user: str) -> Consumers:
+    """The consumers of the last stage of a pipeline.
+
+    Raises:
+        TypeError: it is no stage.
+        ValueError: another stage reads it.
+    """
+    if not isinstance(source, Stage):
+        raise TypeError(
+            f"{user} got {source!r}; give the stage that the session draws from, such as "
+            "prefetch(source, 8)"
+        )
+    if source._num_parents:
+        raise ValueError(
+            f"{user} got {source!r}, which another stage reads, ahead of the session perhaps; give "
+            "the last stage, from which the session draws"
+        )
+    return consumers_of(source)
+
+
+class Consumers:
+    """All consumers of one stage: the first take opens its pipeline, the last leave closes it.
+
+    A pipeline that has not ended stays open while sessions may come that share the last
+    consumer's creator.
+    """
+
+    def __init__(self, stage: Stage[Any]) -> None:
+        self.stage = stage
+        self.members: list[Consumer] = []
+        self.wait_times: list[WaitTime] = []
+        self.has_warned = False  # that there is no position
+        self._reader: Buffered | None = None  # from the first take on
+        self._opening = Lock("the opening of a pipeline")
+        # places: how many items came before one, since the position was loaded
+        self._num_taken = 0
+        self._num_used = 0  # all before this place
+        self._used_beyond: set[int] = set()  # places behind it, also from before a restore
+        self._returned: list[int] = []  # places of items that lie in the reader again, last first
+        self._num_seen = -1  # items that had left the stage at the last take
+        self._keep_next = KEEP_EVERY
+        self._generation = 0
+        self._ended_in: object = None  # the training in which the last item was used
+        self._rewind_to: Mapping[str, Any] | None = None  # where the next take is to go on
+        # of items that loops had in hand at the rewind, whose runs are made again: the new places
+        self._carried: set[int] = set()
+        self._carried_used: set[int] = set()
+        # places of saved positions, by fingerprint; below 0 before the one that was loaded
+        self._saved: dict[bytes, int] = {}
+
+    def join(self, run: CurrentRun, loop: weakref.ref[Any] | None = None) -> Consumer:
+        """A new consumer, which keeps the pipeline open until it leaves."""
+        consumer = Consumer(self, run, loop)
+        self.members.append(consumer)
+        return consumer
+
+    async def leave(self, consumer: Consumer) -> None:
+        self.members.remove(consumer)
+        for each in self.wait_times:
+            each.keep(consumer)
+        if not self._is_kept_for_others(consumer):
+            await self.close_unused()
+
+    def _is_kept_for_others(self, consumer: Consumer) -> bool:
+        """Whether sessions that share the creator of this consumer's may still come to take."""
+        owner, reader = consumer.run.owner, self._reader
+        if self.members or owner is None or reader is None or self.stage._num_users > 1:
+            return False
+        if reader._phase is not Phase.OPEN:
+            return False
+        return owner.training is not self._ended_in and owner.keep_open(self.close_unused)
+
+    async def close_unused(self) -> None:
+        """Close the pipeline, unless it has a consumer."""
+        # what is read ahead of a stage that others have opened stays for the next session
+        if not self.members and (self._reader is self.stage or self.stage._num_users <= 1):
+            await self.close()
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            await reader.aclose()
+
+    async def take(self, end: TrainingEnd | None) -> Taken:
+        """The next item; cancelling this loses none.
+
+        A worker that comes when the others of its training have used up and closed the pipeline
+        finds no further item, either.
+
+        Raises:
+            StopTraining: the end of training came first.
+            StopAsyncIteration: there is no further item.
+            InputError: there never was one.
+            BaseException: what the pipeline raised.
+        """
+        while True:
+            if self._reader is None or self._rewind_to is not None:
+                if self._has_ended_in(end):
+                    raise StopAsyncIteration
+                async with self._opening:
+                    await self._open()
+            reader = self._reader
+            assert reader is not None
+            try:
+                item = await reader.take(end)
+            except RuntimeError:
+                if reader is self._reader:
+                    raise
+                continue  # a rewind closed it
+            if reader is not self._reader or self._rewind_to is not None:
+                continue  # rewound meanwhile
+            self._num_seen = self.stage._num_out
+            if item is Buffered.END:
+                if self._num_taken == 0 and not self.stage._is_loaded:
+                    raise InputError(f"{self.stage!r} has no items: there is nothing to train with")
+                self._ended_in = None if end is None else end.training
+                raise StopAsyncIteration
+            if self._returned:
+                return Taken(item, self._returned.pop(), self._generation)
+            place = self._num_taken
+            self._num_taken += 1
+            if place in self._carried:
+                self._carried.discard(place)
+            elif place >= self._num_used and place not in self._used_beyond:
+                return Taken(item, place, self._generation)
+            else:
+                self._advance()  # used before the restore
+
+    def _has_ended_in(self, end: TrainingEnd | None) -> bool:
+        is_closed = self.stage._phase is Phase.CLOSED and self._rewind_to is None
+        return is_closed and end is not None and end.training is self._ended_in
+
+    async def _open(self) -> None:
+        if self._rewind_to is not None:
+            await self._rewind(self._rewind_to)
+        elif self._reader is not None:
+            return  # another worker has opened it meanwhile, and it may have read ahead
+        stage = self.stage
+        reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
+        if reader is not stage:
+            stage._num_parents -= 1  # this reader is no stage of the pipeline
+            stage._is_an_end = True
+        reader._open()
+        self._reader = reader
+        if stage._num_out != self._num_seen:  # items were taken by others, or a state was loaded
+            self._num_taken = self._num_used = self._num_seen = stage._num_out
+            self._used_beyond = set(stage._used_beyond)
+            self._returned.clear()
+
+    async def _rewind(self, state: Mapping[str, Any]) -> None:
+        reader, self._reader, self._rewind_to = self._reader, None, None
+        before, self.stage = self.stage, self.stage._again(self.stage._epoch)
+        self._load(self.stage, state)
+        try:
+            if reader is not None:
+                await reader.aclose()
+        finally:
+            await before._replace_by(self.stage)
+
+    def use(self, taken: Taken) -> None:
+        """A run that used it has ended."""
+        if taken.generation != self._generation:
+            return
+        if self._rewind_to is not None:
+            self._carried_used.add(taken.place)
+        else:
+            self._used_beyond.add(taken.place)
+            self._advance()
+
+    def _advance(self) -> None:
+        while self._num_used < self._num_taken and self._num_used in self._used_beyond:
+            self._used_beyond.remove(self._num_used)
+            self._num_used += 1
+        if self._num_used >= self._keep_next:
+            self._keep_next = self._num_used + KEEP_EVERY
+            self.stage._keep(self._num_used)
+
+    def give_back(self, taken: Taken) -> None:
+        """It was not used: the next consumer that asks gets it."""
+        if taken.generation != self._generation:
+            return
+        if taken.place in self._carried:  # it comes once more, as no loop has it now
+            self._carried.discard(taken.place)
+        elif self._reader is not None:
+            self._returned.append(taken.place)
+            self._reader.put_back(taken.item)
+            self._num_seen = self.stage._num_out
+
+    def is_current(self, taken: Taken) -> bool:
+        """Whether there was no rewind since."""
+        return taken.generation == self._generation
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._rewind_to is not None:
+            used = {*self._rewind_to.get(BEYOND, ()), *self._carried_used}
+            state = {**self._rewind_to, BEYOND: sorted(used)} if used else dict(self._rewind_to)
+            self._remember(state, 0)
+            return state
+        self.stage._check_alone()
+        used = self._used_beyond | {each.place_run for each in self.members}
+        num_used = self._num_used
+        if self._num_seen < 0:  # nothing was taken yet; the program may have read a few items
+            num_used, used = self.stage._num_out, used | self.stage._used_beyond
+        while num_used < self._num_taken and num_used in used:
+            num_used += 1
+        state = self.stage._described(num_used)
+        beyond = sorted(place - num_used for place in used if place >= num_used)
+        if beyond:
+            state[BEYOND] = beyond
+        self._remember(state, num_used)
+        return state
+
+    def _remember(self, state: Mapping[str, Any], place: int) -> None:
+        key = fingerprint(state)
+        self._saved.pop(key, None)  # the last place counts, and is forgotten last
+        self._saved[key] = place
+        if len(self._saved) > _NUM_SAVED:
+            del self._saved[next(iter(self._saved))]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there: at once where nothing was taken yet, else from the next take on."""
+        if self.stage._phase is Phase.NEW:
+            self._load(self.stage, state)
+            self._saved.clear()
+        elif fingerprint(state) != fingerprint(self.state_dict()):
+            try:
+                self.stage._check_again()
+            except TypeError as error:
+                logger.warning(
+                    "The model goes back to a checkpoint, and its input cannot: %s. It goes on "
+                    "with the next items", error,
+                )  # fmt: skip
+                return
+            self._generation += 1
+            self._carry(state)
+            self._rewind_to = state
+        else:
+            return
+        self._remember(state, 0)
+
+    def _carry(self, state: Mapping[str, Any]) -> None:
+        """Loops make their runs again with what they have in hand: it must not come once more."""
+        self._carried.clear()
+        self._carried_used.clear()
+        base = self._saved.get(fingerprint(state))
+        if base is None:  # the place of that position is not known
+            self._saved.clear()
+            return
+        self._saved = {key: place - base for key, place in self._saved.items()}
+        for consumer in self.members:
+            place = consumer.carry(self._generation, base)
+            if place is not None:
+                self._carried.add(place)
+
+    def _load(self, stage: Stage[Any], state: Mapping[str, Any]) -> None:
+        stage.load_state_dict(state)
+        self._used_beyond = stage._used_beyond | self._carried_used
+        self._carried -= self._carried_used
+        self._num_taken = self._num_used = self._num_seen = 0
+        self._returned.clear()
+        self._keep_next = KEEP_EVERY
+
+
+class Consumer:
+    """A FeedHook, or a loop over `session.batches`: it has at most one item in hand.
+
+    Args:
+        run: the current run of its session.
+        loop: the iterator that gives its items to a loop; None for a hook.
+    """
+
+    def __init__(
+        self, consumers: Consumers, run: CurrentRun, loop: weakref.ref[Any] | None
+    ) -> None:
+        self.run = run
+        self.loop = loop
+        self.wait_secs = 0.0
+        self._consumers = consumers
+        self._taken: Taken | None = None
+
+    async def take(self, end: TrainingEnd | None) -> Any:
+        """The item in hand, or the next one.
+
+        Raises:
+            StopAsyncIteration, StopTraining, BaseException: as `Consumers.take`.
+        """
+        if self._taken is None or not self._consumers.is_current(self._taken):
+            self._taken = None
+            engine = current_engine()
+            asked = engine.tick()
+            try:
+                self._taken = await self._consumers.take(end)
+            finally:
+                self.wait_secs += engine.tick() - asked
+        return self._taken.item
+
+    @property
+    def stage(self) -> Stage[Any]:
+        return self._consumers.stage
+
+    @property
+    def num_before(self) -> int:
+        """Items before the one in hand, since the position was loaded; -1: nothing is in hand."""
+        return -1 if self._taken is None else self._taken.place
+
+    @property
+    def place_run(self) -> int:
+        """The place of the item in hand, if its run has ended, though not yet for all hooks; -1."""
+        taken = self._taken
+        if taken is None or not self.run.has_ended():
+            return -1
+        return taken.place if self._consumers.is_current(taken) else -1
+
+    @property
+    def has_unused_item(self) -> bool:
+        """Whether a run with the item in hand is still to come."""
+        taken = self._taken
+        if taken is None or not self._consumers.is_current(taken) or self.place_run >= 0:
+            return False
+        return not self.was_left
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the loop was left early, and its iterator collected."""
+        return self.loop is not None and self.loop() is None
+
+    def carry(self, generation: int, base: int) -> int | None:
+        """Keep what a loop has in hand at a rewind; its place from there on."""
+        taken = self._taken
+        if taken is None or self.loop is None or taken.generation != generation - 1:
+            return None
+        self._taken = Taken(taken.item, taken.place - base, generation)
+        return self._taken.place
+
+    def use(self) -> None:
+        """A run has used the item in hand, if there is one."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._consumers.use(taken)
+
+    def give_back(self) -> None:
+        """The item in hand will not be used."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._consumers.give_back(taken)
+
+    async def leave(self) -> None:
+        self.give_back()
+        if self in self._consumers.members:
+            await self._consumers.leave(self)
+
+
+class WaitTime:
+    """Seconds that the consumers of one session wait, until this is closed.
+
+    Those that leave meanwhile are counted, too.
+    """
+
+    def __init__(self, consumers: Consumers, stops: SessionStop | None) -> None:
+        self._consumers = consumers
+        self._stops = stops
+        self._secs_of_left = 0.0
+        consumers.wait_times.append(self)
+
+    @property
+    def secs(self) -> float:
+        present = (
+            each.wait_secs for each in self._consumers.members if each.run.stops is self._stops
+        )
+        return self._secs_of_left + sum(present)
+
+    def keep(self, consumer: Consumer) -> None:
+        """A consumer leaves."""
+        if consumer.run.stops is self._stops:
+            self._secs_of_left += consumer.wait_secs
+
+    def close(self) -> None:
+        if self in self._consumers.wait_times:
+            self._consumers.wait_times.remove(self)
