@@ -11,12 +11,12 @@ tasks: a pipeline with one of them is opened with `async with`, at its last stag
 """
 
 from .._later import listing
+from ._batch import batch
 from ._batches import Batches
-from ._interleave import interleave
 from ._map import map_concurrent
-from ._plain import batch, shard, take
 from ._prefetch import prefetch
 from ._repeat import repeat
+from ._select import interleave, shard, take
 from ._shuffle import shuffle
 from ._stage import Stage
 from ._statistics import StageStatistics

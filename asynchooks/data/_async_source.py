@@ -1,38 +1,17 @@
-"""AsyncSource: any async iterable, read by whoever asks for an item."""
+"""AsyncSource: any async iterable, read by the task that asks for an item."""
 
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from .._errors import InputError, is_thrown_away, note_once
-from ._arguments import saved_count, too_short
-from ._claims import claim, release
-from ._saved import OwnState, Passes, own_state
-from ._stage import Stage
+from .._errors import InputError, is_thrown_away
+from ._source_stage import OwnState, Passes, SourceStage, read_elsewhere, too_short
+from ._stage import Stage, saved_count
 
 
-class Skipping(Stage[Any]):
-    """What is read in order, from its beginning: to go on, the first items are passed over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begin = 0
-        self._num_to_pass = 0
-
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        return {"items": self._begin + num_out}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._begin = self._num_to_pass = saved_count(state["items"])
-
-    def _keep(self, num_out: int) -> None:
-        pass
-
-
-class AsyncSource(Skipping):
+class AsyncSource(SourceStage):
     """Any async iterable; one with `state_dict` and `load_state_dict` keeps its own position."""
 
     kind = "async iterable"
@@ -41,19 +20,16 @@ class AsyncSource(Skipping):
         super().__init__()
         self._source = source
         self._passes = passes or Passes()
-        self._saved: OwnState | None = None  # the source's own, to begin with
-        self._is_at_beginning = False  # of a pass; `saved` may be the end of the one before
+        self._num_to_pass = 0
+        self._is_at_beginning = False  # of a pass; the state may be the end of the one before
         self._iterator: AsyncIterator[Any] | None = None
-        self._has_claimed = False
         self._is_cut = False  # a cancellation has entered it
         self._failure: BaseException | None = None  # of an iterator that has given nothing since
         self._stateful: Any = source if _has_state(source) else None
-        self._states: deque[tuple[int, OwnState]] = deque()
 
     def _start(self) -> None:
         if self._is_for_once:
-            claim(self._source, self)
-            self._has_claimed = True
+            self._claim(self._source)
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         if self._iterator is None:
@@ -61,7 +37,8 @@ class AsyncSource(Skipping):
         items: list[Any] = []
         while self._num_to_pass:
             if not await self._add(items, 1):
-                raise too_short(self, self._begin - self._num_to_pass, self._begin)
+                begin = self._position.begin
+                raise too_short(self, begin - self._num_to_pass, begin)
             items.clear()
             self._num_to_pass -= 1
         await self._add(items, 1)
@@ -71,24 +48,25 @@ class AsyncSource(Skipping):
         self._is_at_beginning = False
         if self._stateful is not None and items:
             state = self._passes.go_on(self._stateful.state_dict())
-            self._states.append((self._num_out + 1, state))
+            self._position.states.append((self._num_out + 1, state))
         return items
 
     def _begun(self) -> AsyncIterator[Any]:
         if self._stateful is None:
             return self._source.__aiter__()
-        saved = self._saved
+        saved = self._position.saved
         if saved is not None:
             self._is_at_beginning = saved.begins
             self._stateful.load_state_dict(saved.value)
         iterator = self._source.__aiter__()
-        self._states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
+        self._position.states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
         return iterator
 
     async def _begin_again(self) -> None:
         """See `OwnState`."""
-        if self._saved is not None and self._saved.last is not None:
-            self._stateful.load_state_dict(self._saved.last)
+        saved = self._position.saved
+        if saved is not None and saved.last is not None:
+            self._stateful.load_state_dict(saved.last)
             self._iterator = self._source.__aiter__()
             await self._add([], 1)
         self._iterator = self._source.__aiter__()
@@ -130,10 +108,7 @@ class AsyncSource(Skipping):
             return self._ended(len(items) > before)
         except RuntimeError as error:
             if "already running" in str(error):  # the other reader goes on
-                raise InputError(
-                    f"{self!r} is being read elsewhere; give all readers the same stage: "
-                    "source = prefetch(iterator, 8)"
-                ) from error
+                raise read_elsewhere(self) from error
             self._failure = error
             raise
         except Exception as error:
@@ -153,7 +128,7 @@ class AsyncSource(Skipping):
     def _ended(self, has_given: bool) -> bool:
         """False, for the end; but not where a generator ends because it has failed.
 
-        That must not pass for the end of the data with whoever reads next. An iterator that gives
+        That must not pass for the end of the data with the next reader. An iterator that gives
         items again after an error may end as it likes.
         """
         if has_given:
@@ -162,13 +137,10 @@ class AsyncSource(Skipping):
             raise self._failure
         return False
 
-    def _explain(self, error: Exception) -> None:
-        note_once(error, f"in {self!r}, after {self._begin + self._num_out} items")
-
     async def _release(self) -> None:
         iterator, self._iterator = self._iterator or self._source, None
         if self._has_claimed:
-            release(self._source)
+            self._unclaim(self._source)
             file: Any = self._source
             if _is_file(file):
                 file.wrapped.close()  # at once, also in a task that is cancelled
@@ -176,7 +148,7 @@ class AsyncSource(Skipping):
             try:
                 await iterator.aclose()
             except RuntimeError as error:
-                if "already running" not in str(error):  # whoever reads it elsewhere closes it
+                if "already running" not in str(error):  # its other reader closes it
                     raise
             except BaseExceptionGroup as group:
                 if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
@@ -186,7 +158,7 @@ class AsyncSource(Skipping):
             if aclose is not None:
                 await aclose()
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return AsyncSource(self._source, self._passes)
 
     @property
@@ -194,30 +166,23 @@ class AsyncSource(Skipping):
         return isinstance(self._source, AsyncIterator) or _is_file(self._source)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
-        if self._stateful is None:
-            return super()._state_at(num_out)
-        for count, state in self._states:
-            if count == num_out:
-                return state.described()
-        # nothing was read yet
-        return self._passes.begin(self._saved, self._stateful.state_dict).described()
+        position = self._position
+        if self._stateful is not None and not position.states:  # nothing was read yet
+            return self._passes.begin(position.saved, self._stateful.state_dict).encoded()
+        return position.at(num_out)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if self._stateful is None:
-            super()._load(state)
+            self._position.begin = self._num_to_pass = saved_count(state["items"])
         else:
-            self._saved = own_state(state)
-
-    def _keep(self, num_out: int) -> None:
-        while self._states and self._states[0][0] < num_out:
-            self._states.popleft()
+            self._position.saved = OwnState.decoded(state)
 
     def __repr__(self) -> str:
         return repr(self._source)
 
 
 def _is_file(source: Any) -> bool:
-    """Whether it is one that anyio has opened: closed as any other file, though no iterator."""
+    """Whether anyio has opened it: closed as any other file, though no iterator."""
     return isinstance(source, sys.modules["anyio"].AsyncFile)
 
 

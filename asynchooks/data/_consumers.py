@@ -18,12 +18,10 @@ from .._errors import InputError
 from .._hook import SessionRunContext
 from .._step.global_step import GlobalStep
 from .._stopping.session_stop import Owner, SessionStop
-from ._buffered import Buffered
-from ._position import BEYOND, Phase
-from ._prefetch import Prefetch
-from ._saved import fingerprint
+from ._prefetch import Buffered, Prefetch
+from ._source_stage import fingerprint
 from ._sources import stage_of
-from ._stage import KEEP_EVERY, Stage
+from ._stage import BEYOND, Phase, Stage
 
 logger = logging.getLogger("asynchooks")
 
@@ -152,7 +150,6 @@ class Consumers:
         self._used_beyond: set[int] = set()  # places behind it, also from before a restore
         self._returned: list[int] = []  # places of items that lie in the reader again, last first
         self._num_seen = -1  # items that had left the stage at the last take
-        self._keep_next = KEEP_EVERY
         self._generation = 0
         self._ended_in: object = None  # the training in which the last item was used
         self._rewind_to: Mapping[str, Any] | None = None  # where the next take is to go on
@@ -253,7 +250,7 @@ class Consumers:
         reader = stage if isinstance(stage, Buffered) else Prefetch(stage, 1)
         if reader is not stage:
             stage._num_parents -= 1  # this reader is no stage of the pipeline
-            stage._is_an_end = True
+            stage._is_taken_from = True
         reader._open()
         self._reader = reader
         if stage._num_out != self._num_seen:  # items were taken by others, or a state was loaded
@@ -263,7 +260,7 @@ class Consumers:
 
     async def _rewind(self, state: Mapping[str, Any]) -> None:
         reader, self._reader, self._rewind_to = self._reader, None, None
-        before, self.stage = self.stage, self.stage._again(self.stage._epoch)
+        before, self.stage = self.stage, self.stage._restarted(self.stage._epoch)
         self._load(self.stage, state)
         try:
             if reader is not None:
@@ -285,9 +282,8 @@ class Consumers:
         while self._num_used < self._num_taken and self._num_used in self._used_beyond:
             self._used_beyond.remove(self._num_used)
             self._num_used += 1
-        if self._num_used >= self._keep_next:
-            self._keep_next = self._num_used + KEEP_EVERY
-            self.stage._keep(self._num_used)
+        if self._num_used >= self.stage._trim_next:
+            self.stage._trim_due(self._num_used)
 
     def give_back(self, taken: Taken) -> None:
         """It was not used: the next consumer that asks gets it."""
@@ -317,7 +313,7 @@ class Consumers:
             num_used, used = self.stage._num_out, used | self.stage._used_beyond
         while num_used < self._num_taken and num_used in used:
             num_used += 1
-        state = self.stage._described(num_used)
+        state = self.stage._saved_at(num_used)
         beyond = sorted(place - num_used for place in used if place >= num_used)
         if beyond:
             state[BEYOND] = beyond
@@ -338,7 +334,7 @@ class Consumers:
             self._saved.clear()
         elif fingerprint(state) != fingerprint(self.state_dict()):
             try:
-                self.stage._check_again()
+                self.stage._check_repeatable()
             except TypeError as error:
                 logger.warning(
                     "The model goes back to a checkpoint, and its input cannot: %s. It goes on "
@@ -372,7 +368,6 @@ class Consumers:
         self._carried -= self._carried_used
         self._num_taken = self._num_used = self._num_seen = 0
         self._returned.clear()
-        self._keep_next = KEEP_EVERY
 
 
 class Consumer:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from .._engine.base import Slot
+from .. import _check as check
+from .._engine.base import Engine, Slot
 from .._engine.runner import is_async
-from .._engine.threads import WorkThread
+from .._engine.threads import WorkThread, close_unrun
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
-from ._arguments import check_count
-from ._buffered import Buffered, Worker
-from ._hop import HOP_SECS, Hop, Work
+from ._prefetch import Buffered, Worker
 from ._sources import Source, stage_of
 from ._stage import Stage, T
 
 Made = TypeVar("Made")
 
+_CHUNK_SECS = 5e-4
+"""How long a thread works on, before it hands over what is done: that takes 30 to 100 us."""
 _STEAL_SECS = 1e-3
-"""After how long somebody else takes what a thread was to take next, and what it has done."""
+"""After how long a task takes what a thread was to take next, and what the thread has done."""
 _GRACE_SECS = 10.0
-"""What a call in a thread gets to end when nobody wants it any more."""
+"""What a call in a thread gets to end when its result is not wanted any more."""
 
 
 @overload
@@ -57,12 +58,86 @@ def map_concurrent(
             asyncio.CancelledError; results that are not ready then, also of items before it, are
             given up, as code that raises these wants to leave.
     """
-    if not callable(fn):
-        raise TypeError(f"fn is {fn!r}; give a function that takes an item")
-    concurrency = check_count("concurrency", concurrency, 1)
-    if not isinstance(ordered, bool):
-        raise TypeError(f"ordered is {ordered!r}; give True or False")
+    check.function("fn", fn, "a function that takes an item")
+    concurrency = check.integer("concurrency", concurrency, least=1)
+    check.instance("ordered", ordered, bool, "True or False")
     return Mapped(fn, stage_of(source), concurrency, ordered)
+
+
+class Work:
+    """One item on its way."""
+
+    __slots__ = ("error", "is_done", "item", "place", "result")
+
+    def __init__(self, item: Any, place: int) -> None:
+        self.item = item
+        self.place = place
+        self.is_done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def call(self, fn: Callable[[Any], Any]) -> None:
+        try:
+            self.result = fn(self.item)
+        except (Exception, GeneratorExit) as error:
+            self.error = error
+
+
+class Chunk:
+    """Calls of a function, one after the other, until one fails or they took long.
+
+    `call` runs in the thread, if there is one; all else is for the event loop. What is done can be
+    taken out while the thread goes on, as its next call may take long.
+    """
+
+    __slots__ = (
+        "_begun", "_engine", "_first", "_is_long", "_is_over", "done", "num_done", "secs",
+        "takes_more",
+    )  # fmt: skip
+
+    def __init__(self, engine: Engine, first: Work, takes_more: bool) -> None:
+        self._engine = engine
+        self._first = first
+        self._is_long = takes_more
+        self._is_over = False  # the event loop is notified a little later
+        self._begun = math.inf  # by the engine's tick, when the thread begins
+        self.takes_more = takes_more  # the event loop may set it to False meanwhile
+        self.done: deque[Work] = deque()
+        self.num_done = 0
+        self.secs = 0.0  # that the calls took
+
+    def call(self, fn: Callable[[Any], Any], left: deque[Work]) -> None:
+        """Call the function with the first item, then with those that are left over."""
+        tick, work = self._engine.tick, self._first
+        self._begun = begun = tick()
+        while True:
+            work.call(fn)
+            has_failed = work.error is not None  # looked at before the event loop may take it
+            self.num_done += 1
+            self.done.append(work)
+            self.secs = tick() - begun
+            if has_failed or not self.takes_more or self.secs > _CHUNK_SECS:
+                break
+            try:
+                work = left.popleft()
+            except IndexError:
+                break
+        self._is_over = True
+
+    def give_up(self) -> None:
+        """What it has done is not wanted any more."""
+        while self.done:
+            close_unrun(self.done.popleft().result)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether something is done while the thread goes on."""
+        return self._is_long and len(self.done) > 0 and not self._is_over
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it would have ended by now, but for the call that it is in."""
+        return self._engine.tick() > self._begun + _CHUNK_SECS
 
 
 class Mapped(Buffered):
@@ -77,20 +152,16 @@ class Mapped(Buffered):
         self._concurrency = concurrency
         self._ordered = ordered
         self._under_way: deque[Work] = deque()  # in order of their items
-        self._left: deque[Work] = deque()  # of these, those that nobody works on
+        self._left: deque[Work] = deque()  # of these, those not yet begun
         self._is_awaited = self._is_async
-        self._per_hop = 1  # how many items a thread is given at a time
+        self._per_chunk = 1  # how many items a thread is given at a time
         self._num_in = 0
         self._has_all = False  # nothing more is read
         self._source_error: Exception | None = None  # why; it comes after all items
         self._failed_place: int | None = None  # of the first item that made a call fail
-        self._room: Slot | None = None
         self._idle: deque[Slot] = deque()  # of tasks that wait for an item
-        self._hops: list[Hop] = []  # of threads that call the function just now
+        self._chunks: list[Chunk] = []  # of threads that call the function just now
         self._is_watched = False  # whether a task looks soon at what they have done
-
-    def _start(self) -> None:
-        self._begin_worker()  # the first one reads, so that one task alone enters the source
 
     @property
     def _num_held(self) -> int:
@@ -103,20 +174,17 @@ class Mapped(Buffered):
             await self._map(worker)
 
     async def _read_all(self, worker: Worker) -> None:
-        """Read items when there is room for them, and have somebody work on them."""
+        """Read items when there is room for them, and call tasks to work on them."""
         engine, clocks = self._engine, self._clocks
         try:
             while not (self._is_over or self._has_all):
-                before, room = engine.tick(), self._concurrency - self._num_held
+                room = self._concurrency - self._num_held
                 if room <= 0:
-                    self._room = Slot(engine, "room in map_concurrent")
-                    worker.is_at_rest = True
-                    await engine.park(self._room)
-                    worker.is_at_rest = False
-                    clocks.blocked += engine.tick() - before
+                    await self._wait_for_room(worker)
                     continue
+                before = engine.tick()
                 try:
-                    items = await self._source._read(min(self._per_hop, room))
+                    items = await self._source._read(min(self._per_chunk, room))
                 except Exception as error:
                     self._has_all, self._source_error = True, error
                     break
@@ -134,11 +202,15 @@ class Mapped(Buffered):
             self._give_out()
 
     def _call_mapper(self) -> None:
-        """Somebody shall look at what is left."""
+        """Have a task look at what is left."""
         if self._idle:
             self._idle.popleft().wake()
         elif (self._left or self._holds_back()) and len(self._workers) <= self._concurrency:
             self._begin_worker()
+
+    def _call_idle(self) -> None:
+        while self._idle:
+            self._idle.popleft().wake()
 
     async def _map(self, worker: Worker) -> None:
         thread = None if self._is_async else WorkThread(self._engine, "asynchooks-map")
@@ -154,7 +226,7 @@ class Mapped(Buffered):
                         await self._rest_until_called(worker, math.inf)
                     continue
                 head = left[0]
-                if self._hops and (self._per_hop > 1 or self._holds_back()):
+                if self._chunks and (self._per_chunk > 1 or self._holds_back()):
                     # a thread is about to take it, unless the item that it has takes long
                     await self._watch(worker)
                     if not left or left[0] is not head:
@@ -170,29 +242,29 @@ class Mapped(Buffered):
                     work.call(self._fn)
                     await self._complete(work, worker)
                 else:
-                    hop = Hop(self._engine, work, self._per_hop > 1)
-                    await self._call_some(hop, thread, worker)
+                    await self._call_chunk(work, thread, worker)
         finally:
             if thread is not None:
                 thread.close()
 
-    async def _call_some(self, hop: Hop, thread: WorkThread, worker: Worker) -> None:
+    async def _call_chunk(self, first: Work, thread: WorkThread, worker: Worker) -> None:
+        chunk = Chunk(self._engine, first, self._per_chunk > 1)
         if self._engine.is_virtual:
-            hop.call(self._fn, self._left)
+            chunk.call(self._fn, self._left)
         else:
-            self._hops.append(hop)
+            self._chunks.append(chunk)
             try:
-                call = partial(hop.call, self._fn, self._left)
-                await thread.run(call, _GRACE_SECS, lambda _: hop.give_up())
+                call = partial(chunk.call, self._fn, self._left)
+                await thread.run(call, _GRACE_SECS, lambda _: chunk.give_up())
             finally:
-                self._hops.remove(hop)
-            self._adapt(hop)
-        await self._complete_all(hop, worker)
+                self._chunks.remove(chunk)
+            self._adapt(chunk)
+        await self._complete_all(chunk, worker)
 
     def _holds_back(self) -> bool:
         # asked after a look at what is left: a thread that holds something back later takes an item
         # for that which comes later, and for each that comes a task is called
-        return bool(self._hops) and any(hop.holds_back for hop in self._hops)
+        return bool(self._chunks) and any(chunk.holds_back for chunk in self._chunks)
 
     async def _watch(self, worker: Worker) -> None:
         """Take from the threads what they have done, after a while."""
@@ -201,12 +273,12 @@ class Mapped(Buffered):
             await self._rest_until_called(worker, self._engine.now() + _STEAL_SECS)
         finally:
             self._is_watched = False
-        for hop in [each for each in self._hops if each.is_late]:
-            await self._complete_all(hop, worker)
+        for chunk in [each for each in self._chunks if each.is_late]:
+            await self._complete_all(chunk, worker)
 
-    async def _complete_all(self, hop: Hop, worker: Worker) -> None:
-        while hop.done:
-            work = hop.done.popleft()
+    async def _complete_all(self, chunk: Chunk, worker: Worker) -> None:
+        while chunk.done:
+            work = chunk.done.popleft()
             worker.place = work.place
             await self._complete(work, worker)
 
@@ -222,21 +294,21 @@ class Mapped(Buffered):
             if slot in self._idle:
                 self._idle.remove(slot)
 
-    def _adapt(self, hop: Hop) -> None:
+    def _adapt(self, chunk: Chunk) -> None:
         """Give a thread several items at a time where each takes less than handing it over."""
         if self._is_awaited:
             return
-        if hop.secs > HOP_SECS / 2:
-            self._per_hop = max(1, hop.num_done // 2)
-        elif hop.num_done >= self._per_hop:
-            self._per_hop = min(2 * self._per_hop, self._concurrency)
+        if chunk.secs > _CHUNK_SECS / 2:
+            self._per_chunk = max(1, chunk.num_done // 2)
+        elif chunk.num_done >= self._per_chunk:
+            self._per_chunk = min(2 * self._per_chunk, self._concurrency)
 
     async def _complete(self, work: Work, own: Worker) -> None:
         if work.error is None and isinstance(work.result, Awaitable):
             # what a plain function returns is awaited here, one for each task
-            self._per_hop, self._is_awaited = 1, True
-            for hop in self._hops:
-                hop.takes_more = False
+            self._per_chunk, self._is_awaited = 1, True
+            for chunk in self._chunks:
+                chunk.takes_more = False
             try:
                 work.result = await work.result
             except (Exception, GeneratorExit) as error:
@@ -273,18 +345,18 @@ class Mapped(Buffered):
         while under_way and under_way[0].is_done and under_way[0].error is None:
             self._put((under_way.popleft().result,))
         if under_way:
-            first = under_way[0] if self._ordered else _failed_of(under_way)
-            if first is not None and first.is_done and first.error is not None:
-                # only now: of several items that raised one error, this one names it
-                if not self._is_over:
-                    note_once(first.error, f"in map_concurrent, at item {first.place}")
-                self._finish(first.error)
+            for work in (under_way[0],) if self._ordered else under_way:
+                if work.is_done and work.error is not None:
+                    # only now: of several items that raised one error, this one names it
+                    if not self._is_over:
+                        note_once(work.error, f"in map_concurrent, at item {work.place}")
+                    self._finish(work.error)
+                    break
         elif self._has_all:
             self._finish(self._source_error)
-        if self._has_all:  # whoever waits shall look
+        if self._has_all:  # all that wait shall look
             self._taken()
-            while self._idle:
-                self._idle.popleft().wake()
+            self._call_idle()
 
     def _fail(self, error: BaseException) -> None:
         super()._fail(error)
@@ -293,14 +365,11 @@ class Mapped(Buffered):
             worker.cancel()
 
     def _taken(self) -> None:
-        if self._room is not None:
-            self._room.wake()
-            self._room = None
+        super()._taken()
         if self._is_stopping:
-            while self._idle:
-                self._idle.popleft().wake()
+            self._call_idle()
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return Mapped(self._fn, sources[0], self._concurrency, self._ordered)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
@@ -313,7 +382,3 @@ class Mapped(Buffered):
 
     def _fill(self) -> tuple[int, int]:
         return self._num_held, self._concurrency
-
-
-def _failed_of(under_way: Iterable[Work]) -> Work | None:
-    return next((work for work in under_way if work.is_done and work.error is not None), None)

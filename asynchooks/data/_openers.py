@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .._errors import InputError, InputStateError, note_once
-from ._saved import Passes
+from ._source_stage import Passes
 
 logger = logging.getLogger("asynchooks")
 
@@ -65,13 +65,13 @@ class Opener:
     def open(self, num_to_pass: int, saved: Any) -> Opened:
         """An iterator that goes on behind so many items, or where its own state was `saved`."""
         source = self.source
-        if _speaks(source, "state_dict", "load_state_dict"):
+        if _has_methods(source, "state_dict", "load_state_dict"):
             if saved is not None:
                 source.load_state_dict(saved)
             return Opened(self._iterator(), num_to_pass, source.state_dict)
         iterator = self._iterator()
         for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
-            if _speaks(iterator, get, put):
+            if _has_methods(iterator, get, put):
                 if saved is not None:
                     getattr(iterator, put)(saved)
                 return Opened(iterator, num_to_pass, getattr(iterator, get))
@@ -133,16 +133,16 @@ class _DataLoader(Opener):
 
     is_for_once = False
 
-    told_of: ClassVar[set[str]] = set()  # the ways of which the log has said it
+    logged: ClassVar[set[str]] = set()  # ways of starting workers that the log has named
 
     def _iterator(self) -> Iterator[Any]:
         loader = self.source
         if not loader.num_workers or getattr(loader, "_iterator", None) is not None:
             return iter(loader)  # no workers, or they were started before
         method = self._method()
-        if method not in self.told_of:
-            self.told_of.add(method)
-            self._tell(method)
+        if method not in self.logged:
+            self.logged.add(method)
+            self._log(method)
         if method == "fork":
             return iter(loader)
         if is_being_imported_by_a_worker():
@@ -169,7 +169,7 @@ class _DataLoader(Opener):
         method: str | None = context.get_start_method(True)
         return method or multiprocessing.get_all_start_methods()[0]
 
-    def _tell(self, method: str) -> None:
+    def _log(self, method: str) -> None:
         is_persistent = self.source.persistent_workers
         if method == "fork":
             logger.warning(
@@ -193,5 +193,5 @@ def is_being_imported_by_a_worker() -> bool:
     return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
-def _speaks(source: Any, *names: str) -> bool:
+def _has_methods(source: Any, *names: str) -> bool:
     return all(callable(getattr(source, name, None)) for name in names)

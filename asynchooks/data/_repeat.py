@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import _check as check
 from .._errors import InputError
-from ._arguments import check_count, saved_count
 from ._sources import Source, stage_of
-from ._stage import Stage, T
+from ._stage import Stage, T, saved_count
 
 
 def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
@@ -28,14 +28,14 @@ def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
             pass is empty, as that of a function which returns the same iterator again.
     """
     if num_epochs is not None:
-        num_epochs = check_count("num_epochs", num_epochs, 0)
+        num_epochs = check.integer("num_epochs", num_epochs, least=0)
     return Repeat(stage_of(source), num_epochs)
 
 
 class Pass(NamedTuple):
-    """One epoch: behind how many items it began, its number, and what is read."""
+    """One epoch."""
 
-    begun: int
+    begun: int  # items before it
     epoch: int
     stage: Stage[Any]
 
@@ -47,7 +47,7 @@ class Repeat(Stage[Any]):
         super().__init__(source)
         self._first = source
         if num_epochs is None or num_epochs > 1:
-            source._check_again()  # says now that it cannot be, not after the first pass
+            source._check_repeatable()  # says now that it cannot be, not after the first pass
         self._num_epochs = num_epochs
         source._set_epoch((0,))
         self._begin = 0  # the epoch in which it begins
@@ -67,13 +67,13 @@ class Repeat(Stage[Any]):
                 if self._log[-1] is not self._now:
                     self._log.append(self._now)
                 return items
-            self._is_pass_over = True  # first: whoever asks after a cancellation goes on here
+            self._is_pass_over = True  # first: a read after a cancellation goes on here
             await stage.aclose()
             if self._num_epochs is not None and epoch + 1 >= self._num_epochs:
                 return ()
             if begun == self._num_out and epoch > self._begin:
                 return self._end_empty(epoch)
-            following = self._first._again((*self._epoch, epoch + 1))
+            following = self._first._restarted((*self._epoch, epoch + 1))
             self._sources = (following,)
             following._num_parents += 1
             following._open()
@@ -92,7 +92,7 @@ class Repeat(Stage[Any]):
             raise InputError(f"repeat: {self._first!r} is empty, and is to be repeated for ever")
         return ()
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return Repeat(sources[0], self._num_epochs)
 
     def _at(self, num_out: int) -> Pass:
@@ -108,20 +108,20 @@ class Repeat(Stage[Any]):
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         begun, epoch, stage = self._at(num_out)
-        return {"epoch": epoch, "source": stage._described(num_out - begun)}
+        return {"epoch": epoch, "source": stage._saved_at(num_out - begun)}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._begin = saved_count(state["epoch"])
-        stage = self._first._again((*self._epoch, self._begin)) if self._begin else self._first
-        stage._load_described(state["source"])
+        stage = self._first._restarted((*self._epoch, self._begin)) if self._begin else self._first
+        stage._load_saved(state["source"])
         self._sources = (stage,)
         self._now = Pass(0, self._begin, stage)
         self._log = deque([self._now])
 
-    def _keep(self, num_out: int) -> None:
+    def _trim(self, num_out: int) -> None:
         if num_out < self._log[0].begun:  # another reader is farther
             return
         begun, _, stage = self._at(num_out)
         while self._log[0].stage is not stage:
             self._log.popleft()
-        stage._keep(num_out - begun)
+        stage._trim(num_out - begun)

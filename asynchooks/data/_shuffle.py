@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import _check as check
 from .._errors import InputStateError
-from ._arguments import check_count, saved_count
 from ._sources import Source, stage_of
-from ._stage import Stage, T
+from ._stage import Stage, T, saved_count
 
 _BLOCK = 1024
 """Draws from one generator: the position is a number, not a generator's state."""
@@ -27,12 +26,10 @@ def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
     Args:
         source: see `asynchooks.data`.
         buffer_size: items, >= 1; at 1 the order stays.
-        seed: any whole number; the same seed gives the same order.
+        seed: any integer; the same seed gives the same order.
     """
-    buffer_size = check_count("buffer_size", buffer_size, 1)
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"seed is {seed!r}; give a whole number")
-    return Shuffle(stage_of(source), buffer_size, operator.index(seed))
+    buffer_size = check.integer("buffer_size", buffer_size, least=1)
+    return Shuffle(stage_of(source), buffer_size, check.integer("seed", seed))
 
 
 class _Drawn(NamedTuple):
@@ -54,7 +51,7 @@ class Shuffle(Stage[Any]):
         self._indexes: list[int] = []  # of the items in the buffer, counted from the very first
         self._items: list[Any] = []
         self._num_in = 0  # from the very first
-        self._num_before = 0  # that left in a former life
+        self._num_before = 0  # that left before the restore
         self._from = 0  # the index at which the source was when it was loaded
         self._num_at_start = 0  # that had come in when it was loaded
         self._at_start: list[int] = []  # what was in the buffer when it was loaded
@@ -65,7 +62,7 @@ class Shuffle(Stage[Any]):
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         if self._wanted is not None:
-            await self._read_again(self._wanted)
+            await self._read_buffer(self._wanted)
         drawn: list[Any] = []
         while len(drawn) < limit:
             while len(self._items) < self._size and not self._is_at_end:
@@ -94,7 +91,7 @@ class Shuffle(Stage[Any]):
         self._log.append(_Drawn(slot, index, self._num_in))
         return item
 
-    async def _read_again(self, wanted: dict[int, Any]) -> None:
+    async def _read_buffer(self, wanted: dict[int, Any]) -> None:
         """Read what was in the buffer, and pass over the rest."""
         index = self._from + self._source._num_out
         while index < self._num_in:
@@ -112,7 +109,7 @@ class Shuffle(Stage[Any]):
         self._items = list(wanted.values())
         self._wanted = None
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return Shuffle(sources[0], self._size, self._seed)
 
     def _buffer_at(self, num_out: int) -> tuple[list[int], int]:
@@ -145,7 +142,7 @@ class Shuffle(Stage[Any]):
             "come_in": num_in,
             "buffer": indexes,
             "from": start,
-            "source": self._source._described(start - self._from),
+            "source": self._source._saved_at(start - self._from),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -156,11 +153,11 @@ class Shuffle(Stage[Any]):
         self._at_start = [saved_count(each) for each in state["buffer"]]
         self._wanted = dict.fromkeys(self._at_start)
 
-    def _keep(self, num_out: int) -> None:
+    def _trim(self, num_out: int) -> None:
         indexes, num_in = self._buffer_at(num_out)
         while len(self._log) > self._num_out - num_out + 1:  # the last one says what had come in
             self._log.popleft()
-        self._source._keep(min([num_in, *indexes]) - self._from)
+        self._source._trim(min([num_in, *indexes]) - self._from)
 
     def _fill(self) -> tuple[int, int]:
         return len(self._items), self._size

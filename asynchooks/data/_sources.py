@@ -1,4 +1,4 @@
-"""stage_of: whatever can be read, as the first stage of a pipeline."""
+"""stage_of: anything that can be read, as the first stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from .._errors import InputError
-from ._arguments import saved_count, too_short
-from ._async_source import AsyncSource, Skipping
+from ._async_source import AsyncSource
 from ._openers import opener_of
+from ._source_stage import SourceStage, too_short
 from ._stage import Stage, T
 from ._thread_source import ThreadSource
 
@@ -72,7 +72,7 @@ def _is_array(source: Any) -> bool:
     return numpy is not None and isinstance(source, numpy.ndarray) and source.ndim > 0
 
 
-class SequenceSource(Stage[Any]):
+class SequenceSource(SourceStage):
     """A list, tuple, range or array, along its first axis: it is in memory, and needs no thread."""
 
     kind = "sequence"
@@ -80,31 +80,24 @@ class SequenceSource(Stage[Any]):
     def __init__(self, items: Any) -> None:
         super().__init__()
         self._all = items
-        self._begin = 0
 
     async def _pull(self, limit: int) -> Sequence[Any]:
-        at = self._begin + self._num_out
+        at = self._position.begin + self._num_out
         return list(self._all[at : at + limit])
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return SequenceSource(self._all)
 
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        return {"items": self._begin + num_out}
-
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._begin = saved_count(state["items"])
-        if self._begin > len(self._all):
-            raise too_short(self, len(self._all), self._begin)
-
-    def _keep(self, num_out: int) -> None:
-        pass
+        super()._load(state)
+        if self._position.begin > len(self._all):
+            raise too_short(self, len(self._all), self._position.begin)
 
     def __repr__(self) -> str:
         return f"a {type(self._all).__name__} of {len(self._all)}"
 
 
-class QueueSource(Skipping):
+class QueueSource(SourceStage):
     """An asyncio.Queue that other tasks fill; where it can be shut down, that is its end."""
 
     kind = "queue"
@@ -131,7 +124,7 @@ class QueueSource(Skipping):
                 return ()
             raise
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return QueueSource(self._queue)
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -1,29 +1,40 @@
 """Stage: one step of an input pipeline, an async iterator that others are put around.
 
-It knows nothing of what its kinds do with items, nor of who uses them.
+A position is a number of items that left a stage; each kind knows what it means for its sources.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from .. import _check as check
 from .._engine.base import AsyncOnly, Engine
 from .._engine.current import current_engine
 from .._engine.sync import Lock
-from .._errors import add_note, is_thrown_away
-from ._position import Phase, Positioned
+from .._errors import InputStateError, add_note, is_thrown_away
 from ._statistics import Clocks, StageStatistics
 
 T = TypeVar("T")
 
-KEEP_EVERY = 256
-"""After how many items those below are told what they need not remember."""
+TRIM_EVERY = 256
+"""After how many items the stages below forget states that are asked for no more."""
+
+BEYOND = "used_beyond"
+"""In a state: items behind the position that were used already, counted from it."""
 
 
-class Stage(Positioned, AsyncOnly, Generic[T]):
+class Phase(Enum):
+    NEW = "new"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Stage(ABC, AsyncOnly, Generic[T]):
     """An async iterator over items, made around a source, which may be a stage itself.
 
     `async with stage as items:` opens it and those below; leaving the block, however that comes,
@@ -31,26 +42,38 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
     without tasks in or below it may also be iterated as it is; then only
     `await stage.aclose()` closes it early. It is used up by one pass; `repeat` makes several.
 
-    Several tasks may draw from one stage: each item goes to one of them. Cancelling one loses no
-    item of a stage that runs tasks; elsewhere the cancellation enters the source, and what that
-    does with it (a generator ends) is seen by all.
+    Several tasks may take items from one stage: each item goes to one of them. Cancelling one
+    loses no item of a stage that runs tasks; elsewhere the cancellation enters the source, and
+    what that does with it (a generator ends) is seen by all.
     """
 
     _in_with = "stage"
+    kind: ClassVar[str]
+    """The name of the function that makes it."""
     runs_tasks: ClassVar[bool] = False
+    _is_for_once = False
+    """Whether it is a source that can be iterated once only."""
 
     def __init__(self, *sources: Stage[Any]) -> None:
-        super().__init__()
         self._sources: Sequence[Stage[Any]] = sources
         for each in sources:
             each._num_parents += 1
+        self._num_parents: int = 0  # stages that read it
+        self._phase = Phase.NEW
         self._opened: list[Stage[Any]] = []  # those below that this one has opened, and closes
         self._num_users = 0  # that have opened it and not closed it
         self._successor: Stage[Any] | None = None  # stands in for it after a rewind
+        self._factory: Callable[[], Stage[Any]] | None = None  # makes it once more
+        self._consumers: Any = None  # see `consumers_of`
+        self._is_taken_from = False  # whether items were taken from it by other than stages
+        self._is_loaded = False
+        self._used_beyond: set[int] = set()  # places behind the position, used before the restore
+        self._epoch: tuple[int, ...] = ()  # which pass it is, where `repeat` makes several
+        self._num_out = 0  # items that left it since it was made or its state was loaded
+        self._trim_next = TRIM_EVERY
         self._engine: Engine
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
-        self._keep_next = KEEP_EVERY
 
     # --- what a kind of stage is made of
 
@@ -61,6 +84,10 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         Called by one task at a time. An error that comes after some items is raised at the next
         call.
         """
+
+    @abstractmethod
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        """The same stage at its beginning, around these sources."""
 
     def _start(self) -> None:
         """Begin to work: the sources are open."""
@@ -75,7 +102,25 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         """Items in the buffer, and how many it takes."""
         return None
 
-    # --- what they have in common
+    def _explain(self, error: Exception) -> None:
+        """Say, in a note, where an error came from; for stages that call what others wrote."""
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        """What `_load` needs to go on behind that many items; not before those last trimmed."""
+        return {"source": self._sources[0]._saved_at(num_out)}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._sources[0]._load_saved(state["source"])
+
+    def _trim(self, num_out: int) -> None:
+        """Forget states before that many items."""
+        self._sources[0]._trim(num_out)
+
+    def _trim_due(self, num_out: int) -> None:
+        self._trim_next = num_out + TRIM_EVERY
+        self._trim(num_out)
+
+    # --- reading
 
     async def _read(self, limit: int) -> Sequence[T]:
         if not self._lock.enter_now():
@@ -100,9 +145,6 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         finally:
             self._lock.leave()
 
-    def _explain(self, error: Exception) -> None:
-        """Say, in a note, where an error came from; for stages that call what others wrote."""
-
     async def _read_into(self, items: list[Any], size: int) -> bool:
         """Add items until there are so many; False if the end came first.
 
@@ -122,22 +164,29 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         if self._successor is not None:
             item: T = await anext(self._successor)
             return item
-        self._is_an_end = True
+        self._is_taken_from = True
         while True:
             items = await self._read(1)
             if not items:
                 raise StopAsyncIteration
             if not self._used_beyond or self._num_out - 1 not in self._used_beyond:
                 break
-        if self._num_out >= self._keep_next:
-            self._keep_next = self._num_out + KEEP_EVERY
-            self._keep(self._num_out)
+        if self._num_out >= self._trim_next:
+            self._trim_due(self._num_out)
         return items[0]
+
+    # --- opening and closing
+
+    def _walk(self) -> list[Stage[Any]]:
+        """This stage and all below."""
+        found: list[Stage[Any]] = [self]
+        for stage in found:
+            found.extend(stage._sources)
+        return found
 
     def _open_by_itself(self) -> None:
         if self._phase is Phase.CLOSED:
             raise RuntimeError(f"{self!r} is closed; make a new one")
-        stage: Stage[Any]
         for stage in self._walk():
             if stage.runs_tasks and stage._phase is Phase.NEW:
                 raise RuntimeError(
@@ -145,7 +194,7 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
                     f"{self.kind}(...); write: async with {self.kind}(...) as items: and then "
                     "async for item in items"
                 )
-        # what is open below belongs to whoever opened it
+        # what is open below is closed by what opened it
         self._open([each for each in self._sources if each._phase is Phase.NEW])
 
     def _open(self, sources: Sequence[Stage[Any]] | None = None) -> None:
@@ -195,7 +244,7 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
             return
         was_open, self._phase, self._num_users = self._phase is Phase.OPEN, Phase.CLOSED, 0
         steps = (self._stop, self._close_sources, self._release)
-        await _all(steps if was_open else steps[1:])
+        await _take_all(steps if was_open else steps[1:])
 
     async def _replace_by(self, successor: Stage[Any]) -> None:
         """Close it, though it may be in use: what has opened it closes its successor."""
@@ -206,9 +255,110 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
 
     async def _close_sources(self) -> None:
         opened, self._opened = self._opened, []
-        if self._num_users == 0 and not opened:  # nobody has opened it: a generator is closed still
+        if self._num_users == 0 and not opened:  # never opened: a generator is closed still
             opened = [each for each in self._sources if each._phase is Phase.NEW]
-        await _all([each.aclose for each in opened])
+        await _take_all([each.aclose for each in opened])
+
+    # --- its position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last item that was taken out: JSON, for `load_state_dict`.
+
+        With a `FeedHook` or an `InputPositionHook`, behind the last item that a run has used.
+
+        Raises:
+            InputStateError: a stage has no order, feeds several others, or has given items to
+                others than the stage around it.
+        """
+        self._check_alone()
+        if self._consumers is not None:
+            state: dict[str, Any] = self._consumers.state_dict()
+            return state
+        state = self._saved_at(self._num_out)
+        beyond = sorted(place - self._num_out for place in self._used_beyond)
+        beyond = [place for place in beyond if place >= 0]  # the position says the others
+        return {**state, BEYOND: beyond} if beyond else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a pipeline of the same stages was; sizes of buffers may differ.
+
+        Raises:
+            RuntimeError: it has begun already, or what it reads has.
+            InputStateError: the state is that of other stages, or none.
+        """
+        self._check_new()
+        self._is_loaded = True
+        try:
+            self._used_beyond = {saved_count(place) for place in state.get(BEYOND, ())}
+            self._load_saved({key: state[key] for key in state if key != BEYOND})
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, InputStateError):
+                raise
+            raise InputStateError(
+                f"{self!r} cannot go on from {state!r}: {error!r}. Give what state_dict() of a "
+                "pipeline of the same stages returned"
+            ) from error
+
+    def _saved_at(self, num_out: int) -> dict[str, Any]:
+        return {"stage": self.kind, **self._state_at(num_out)}
+
+    def _load_saved(self, state: Mapping[str, Any]) -> None:
+        if state["stage"] != self.kind:
+            raise InputStateError(
+                f"the state is that of {state['stage']}, and this stage is {self!r}; make the "
+                "pipeline of the same stages, in the same order"
+            )
+        self._load(state)
+
+    def _check_alone(self) -> None:
+        for stage in self._walk()[1:]:
+            if stage._num_parents > 1:
+                raise InputStateError(
+                    f"{stage!r} feeds {stage._num_parents} stages, so that none of them knows its "
+                    "position; save that of this stage, and let its readers share it as it is"
+                )
+            if stage._is_taken_from:
+                raise InputStateError(
+                    f"{self!r} does not know its position: it reads {stage!r}, of which items were "
+                    "also taken by others; take all items from the last stage"
+                )
+
+    def _check_new(self) -> None:
+        for stage in self._walk():
+            # one below that only gives what it is asked for may be open
+            may_be_open = stage is not self and not stage.runs_tasks
+            if stage._num_out or not (may_be_open or stage._phase is Phase.NEW):
+                what = repr(self) if stage is self else f"{stage!r}, which {self!r} reads,"
+                raise RuntimeError(f"{what} has begun; load its state before it is opened or read")
+
+    # --- further passes
+
+    def _check_repeatable(self) -> None:
+        """Raise TypeError if what is below can be read once only."""
+        if self._factory is not None:
+            return
+        if self._is_for_once:
+            raise TypeError(
+                f"{self!r} can be read once only, and is needed again. Got: repeat(iterator); "
+                "write: repeat(function), where the function takes nothing and returns a new "
+                "iterator"
+            )
+        for each in self._sources:
+            each._check_repeatable()
+
+    def _restarted(self, epoch: tuple[int, ...]) -> Stage[Any]:
+        """The pipeline up to here at its beginning, for another pass."""
+        if self._factory is not None:
+            stage = self._factory()
+        else:
+            stage = self._copy([each._restarted(epoch) for each in self._sources])
+        stage._set_epoch(epoch)
+        return stage
+
+    def _set_epoch(self, epoch: tuple[int, ...]) -> None:
+        self._epoch = epoch
+        for each in self._sources:
+            each._set_epoch(epoch)
 
     def statistics(self) -> StageStatistics:
         """Counts and times of this stage and, in `sources`, of those below; from any thread."""
@@ -220,7 +370,26 @@ class Stage(Positioned, AsyncOnly, Generic[T]):
         return f"{self.kind}({below})"
 
 
-async def _all(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
+def saved_count(value: Any) -> int:
+    """A number of items in a saved state; TypeError or ValueError if it is none."""
+    return check.integer("a number of items", value, least=0)
+
+
+async def wait_to_end(engine: Engine, wait: Callable[[], Awaitable[None]]) -> None:
+    """Wait for what is ending, also when cancelled meanwhile; the cancellation leaves then.
+
+    A shield does not keep out asyncio's own `task.cancel()`: that one leaves when the wait is
+    over, and a second one at once, as in `WorkThread.run`.
+    """
+    with engine.shielded(math.inf):
+        try:
+            await wait()
+        except BaseException:
+            await wait()
+            raise
+
+
+async def _take_all(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
     """Take every step, also after one failed or was cancelled; the first error leaves.
 
     Without a shield, which would be a scope of its own around those that generators hold open.

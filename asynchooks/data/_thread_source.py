@@ -2,71 +2,48 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import queue
+import sys
+import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from .._errors import note_once
-from ._arguments import saved_count, too_short
-from ._claims import claim, release
+from .._engine.base import TIMED_OUT, Engine, Slot
+from .._engine.current import engine_in_use
 from ._openers import Opened, Opener
-from ._reading_thread import ReadingThread
-from ._saved import OwnState, own_state
-from ._stage import Stage
+from ._source_stage import SourcePosition, SourceStage, too_short
+from ._stage import Stage, wait_to_end
+
+logger = logging.getLogger("asynchooks")
+
+_PATIENCE_SECS = 1e-3
+"""How long a reader waits for all that was asked for, before taking what is there: a wake-up from
+a thread costs 30 to 100 us."""
+_GRACE_SECS = 10.0
+"""What a read under way gets to end when it is not wanted any more: it cannot be interrupted."""
 
 
-class _Reading:
-    """What the thread does with the iterable; it must not hold the stage, which ends the thread."""
-
-    def __init__(self, opener: Opener) -> None:
-        self.opener = opener
-        self.begin = 0  # items to pass over at first
-        self.saved: OwnState | None = None  # the iterator's own, to begin with
-        self.states: deque[tuple[int, OwnState]] = deque()  # behind how many items
-        self._num_read = 0
-
-    def open(self) -> Opened:
-        saved = self.saved
-        opened = self.opener.open(self.begin, None if saved is None else saved.value)
-        for place in range(opened.num_to_pass):
-            if next(opened.iterator, self) is self:
-                raise too_short(self.opener, place, opened.num_to_pass)
-        if opened.state is not None:
-            at_first = self.opener.passes.begin(saved, opened.state, self.begin == 0)
-            self.states.append((0, at_first))
-        return opened if saved is None or not saved.begins else replace(opened, again=self._again)
-
-    def _again(self) -> Opened:
-        last = None if self.saved is None else self.saved.last
-        if last is not None:
-            next(self.opener.open(0, last).iterator, None)
-        return self.opener.open(0, None)
-
-    def note(self, opened: Opened) -> None:
-        """An item was read."""
-        self._num_read += 1
-        if opened.state is not None:
-            self.states.append((self._num_read, self.opener.passes.go_on(opened.state())))
-
-
-class ThreadSource(Stage[Any]):
+class ThreadSource(SourceStage):
     """An iterable in a thread of its own: opened, read and closed there."""
 
     kind = "iterable"
+    _position: _Reading
 
     def __init__(self, opener: Opener) -> None:
-        super().__init__()
+        super().__init__(_Reading(opener))
         self._opener = opener
         self._thread: ReadingThread | None = None
-        self._has_claimed = False
-        self._reading = _Reading(opener)
 
     def _start(self) -> None:
         if self._is_for_once:
-            claim(self._reading.opener.source, self)
-            self._has_claimed = True
-        self._thread = ReadingThread(self._engine, self._reading.open, self._reading.note)
+            self._claim(self._opener.source)
+        self._thread = ReadingThread(self._engine, self._position.open, self._position.note)
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         thread = self._thread
@@ -80,8 +57,7 @@ class ThreadSource(Stage[Any]):
 
     async def _release(self) -> None:
         thread, self._thread = self._thread, None
-        if self._has_claimed:
-            release(self._reading.opener.source)
+        self._unclaim(self._opener.source)
         if thread is not None:
             await thread.close()
 
@@ -92,34 +68,197 @@ class ThreadSource(Stage[Any]):
 
     def _explain(self, error: Exception) -> None:
         self._opener.explain(error)
-        note_once(error, f"in {self!r}, after {self._reading.begin + self._num_out} items")
+        super()._explain(error)
 
-    def _anew(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
         return ThreadSource(self._opener)
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]
         return self._opener.is_for_once
 
-    def _state_at(self, num_out: int) -> dict[str, Any]:
-        for count, state in list(self._reading.states):  # the thread may be adding one
-            if count == num_out:
-                return state.described()
-        if self._reading.saved is not None:  # nothing was read yet
-            return self._reading.saved.described()
-        return {"items": self._reading.begin + num_out}
-
     def _load(self, state: Mapping[str, Any]) -> None:
-        if "state" in state:
-            self._reading.saved = own_state(state)
-        else:
-            self._reading.begin = saved_count(state["items"])
-            if not (self._reading.begin or any(self._epoch)):  # it may have moved since
-                self._reading.saved = self._opener.passes.first
-
-    def _keep(self, num_out: int) -> None:
-        while self._reading.states and self._reading.states[0][0] < num_out:
-            self._reading.states.popleft()
+        super()._load(state)
+        if "state" not in state and not (self._position.begin or any(self._epoch)):
+            self._position.saved = self._opener.passes.first  # it may have moved since
 
     def __repr__(self) -> str:
         return repr(self._opener)
+
+
+class _Reading(SourcePosition):
+    """What the thread does with the iterable; it must not hold the stage, which ends the thread."""
+
+    def __init__(self, opener: Opener) -> None:
+        super().__init__()
+        self._opener = opener
+        self._num_read = 0
+
+    def open(self) -> Opened:
+        saved = self.saved
+        opened = self._opener.open(self.begin, None if saved is None else saved.value)
+        for place in range(opened.num_to_pass):
+            if next(opened.iterator, self) is self:
+                raise too_short(self._opener, place, opened.num_to_pass)
+        if opened.state is not None:
+            at_first = self._opener.passes.begin(saved, opened.state, self.begin == 0)
+            self.states.append((0, at_first))
+        return opened if saved is None or not saved.begins else replace(opened, again=self._again)
+
+    def _again(self) -> Opened:
+        last = None if self.saved is None else self.saved.last
+        if last is not None:
+            next(self._opener.open(0, last).iterator, None)
+        return self._opener.open(0, None)
+
+    def note(self, opened: Opened) -> None:
+        """An item was read."""
+        self._num_read += 1
+        if opened.state is not None:
+            self.states.append((self._num_read, self._opener.passes.go_on(opened.state())))
+
+
+class ReadingThread:
+    """Reads one iterator, as far as it was asked to, and closes it.
+
+    Items come one by one: what was read is there although the next one takes long. Daemon, so that
+    a read that never ends cannot hold the process's exit.
+    """
+
+    def __init__(
+        self, engine: Engine, open_it: Callable[[], Opened], on_item: Callable[[Opened], None]
+    ) -> None:
+        self.items: deque[Any] = deque()
+        self.error: BaseException | None = None
+        self.is_over = False  # no further item will come
+        self._closing_error: BaseException | None = None
+        self._engine = engine
+        self._open = open_it
+        self._on_item = on_item
+        self._opened: Opened | None = None
+        self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._num_asked = 0
+        self._num_read = 0
+        self._is_closing = False
+        self._is_closed = False
+        self._is_patient = True  # the reader would rather have several items
+        self._slot: Slot | None = None  # of the reader, or of the end
+        self._thread: threading.Thread | None = None
+
+    async def read(self, limit: int) -> None:
+        """Return when an item is there, or none will come; no more than `limit` are read ahead.
+
+        Cancelling this loses nothing.
+        """
+        missing = limit - (self._num_asked - self._num_read) - len(self.items)
+        if missing > 0 and not self.is_over:
+            self._num_asked += missing
+            if self._engine.is_virtual:
+                self._read(missing)
+            else:
+                self._begin()
+                self._asked.put(missing)
+        self._is_patient = True  # all that was asked for may come at once: one wake-up for all
+        while not (self.items or self.is_over):
+            slot = self._slot = Slot(self._engine, "an item that a thread reads")
+            if self.items or self.is_over:  # looked at after the slot is there
+                return
+            until = self._engine.now() + _PATIENCE_SECS if self._is_patient else math.inf
+            await self._engine.park(slot, until)  # the thread may have taken it from `self` by now
+            self._is_patient = False
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            run = copy_context().run
+            self._thread = threading.Thread(
+                target=run, args=(self._serve,), name="asynchooks-input", daemon=True
+            )
+            self._thread.start()
+
+    def _serve(self) -> None:
+        # the copied context says which event loop the task runs on; this thread runs none
+        sniffio = sys.modules.get("sniffio")
+        if sniffio is not None:
+            sniffio.current_async_library_cvar.set(None)
+        engine_in_use.set(self._engine)
+        while (num := self._asked.get()) is not None:
+            self._read(num)
+        self._close()
+
+    def _read(self, num: int) -> None:
+        for _ in range(num):
+            if self._is_closing or self.is_over:
+                return
+            try:
+                item = self._next()
+            except StopIteration:
+                self.is_over = True
+            except BaseException as error:
+                self.error = error
+                self.is_over = True
+            else:
+                self.items.append(item)
+                self._num_read += 1  # last: `read` must not ask for it again
+            if self.is_over or not self._is_patient:
+                self._wake()
+        self._wake()
+
+    def _next(self) -> Any:
+        if self._opened is None:
+            self._opened = self._open()
+        try:
+            item = next(self._opened.iterator)
+        except StopIteration:
+            if self._opened.again is None or self._num_read:
+                raise
+            self._opened = self._opened.again()
+            item = next(self._opened.iterator)
+        self._on_item(self._opened)
+        return item
+
+    def _wake(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._engine.wake(slot)
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        # a generator, or a file; iterators of other libraries end by being forgotten
+        close = None if opened is None else getattr(opened.iterator, "close", None)
+        try:
+            if callable(close):
+                close()
+        except BaseException as error:
+            self._closing_error = error
+        self._is_closed = True
+        self._wake()
+
+    async def close(self) -> None:
+        """Close the iterator in the thread, and end that; what `close` of it raises leaves."""
+        self.dismiss()
+        if self._thread is None:
+            self._close()
+        until = self._engine.now() + _GRACE_SECS
+        self._wake()  # a reader that waits for an item: there will be none
+        try:
+            await wait_to_end(self._engine, partial(self._wait_until_closed, until))
+        finally:
+            if self._is_closed and self._thread is not None:
+                self._thread.join()
+        if self._closing_error is not None:
+            raise self._closing_error
+
+    async def _wait_until_closed(self, until: float) -> None:
+        while not self._is_closed:
+            slot = self._slot = Slot(self._engine, "the end of a thread that reads")
+            if not self._is_closed and await self._engine.park(slot, until) is TIMED_OUT:
+                logger.warning(
+                    "What is read in the thread asynchooks-input did not end within %g s, and is "
+                    "left alone; it is closed when it comes back", _GRACE_SECS,
+                )  # fmt: skip
+                return
+
+    def dismiss(self) -> None:
+        """Have the thread close what it reads and end, when its call comes back."""
+        self._is_closing = self.is_over = True
+        self._asked.put(None)

@@ -7,7 +7,7 @@ import weakref
 import anyio
 import pytest
 
-from asynchooks.data import _consumers, prefetch, shuffle
+from asynchooks.data import _stage, prefetch, shuffle
 from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, consumers_of
 
 from ..hooks.inputs import FromFunction, gated
@@ -229,7 +229,7 @@ async def test_what_a_loop_has_from_before_an_earlier_way_back_stands_for_no_ite
 async def test_a_pipeline_that_went_back_remembers_no_more_than_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_consumers, "KEEP_EVERY", 8)
+    monkeypatch.setattr(_stage, "TRIM_EVERY", 8)
     consumers = consumers_of(shuffle(range(200), 4, 1))
     hook = consumers.join(CurrentRun(None))
     await use_next(hook, 1)

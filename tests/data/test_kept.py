@@ -10,7 +10,6 @@ import pytest
 
 from asynchooks.data import (
     Stage,
-    _buffered,
     _stage,
     batch,
     interleave,
@@ -39,8 +38,7 @@ STATEFUL: dict[str, Callable[[Any], Any]] = {
 async def test_a_source_goes_on_exactly_where_all_else_was_forgotten(
     kind: str, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_stage, "KEEP_EVERY", 1)
-    monkeypatch.setattr(_buffered, "KEEP_EVERY", 1)
+    monkeypatch.setattr(_stage, "TRIM_EVERY", 1)
 
     def make() -> Stage[Any]:
         return prefetch(STATEFUL[kind](source(30)), 3)

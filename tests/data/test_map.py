@@ -83,7 +83,7 @@ async def test_a_plain_function_runs_in_several_threads_at_once() -> None:
 async def test_a_thread_that_was_given_one_item_gives_it_out_before_it_begins_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("_hop.HOP_SECS", "_map._STEAL_SECS"):
+    for name in ("_map._CHUNK_SECS", "_map._STEAL_SECS"):
         monkeypatch.setattr(f"asynchooks.data.{name}", 10)
     may_end = {1: threading.Event(), 2: threading.Event()}
 
@@ -151,7 +151,7 @@ async def test_it_never_holds_more_than_its_concurrency(
 def test_bad_arguments_say_what_to_give() -> None:
     with pytest.raises(TypeError, match="fn is 3; give a function that takes an item"):
         map_concurrent(3, [1], 1)  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="concurrency is 0; give a whole number >= 1"):
+    with pytest.raises(ValueError, match="concurrency is 0; give an integer >= 1"):
         map_concurrent(str, [1], 0)
 
 

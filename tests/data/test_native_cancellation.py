@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks.data import Stage, batch, map_concurrent, prefetch
-from asynchooks.data._position import Phase
+from asynchooks.data._stage import Phase
 
 from ..hooks.savers import threads_left
 from ..support.afterwards import nothing_left
@@ -107,7 +107,7 @@ async def test_a_second_cancellation_leaves_at_once(kind: str) -> None:
 async def test_a_cancellation_leaves_when_the_grace_period_is_over(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("_map", "_reading_thread"):
+    for module in ("_map", "_thread_source"):
         monkeypatch.setattr(f"asynchooks.data.{module}._GRACE_SECS", 0.2)
     hanging = Hanging()
     async with closing(STAGES[kind](hanging), hanging) as task:

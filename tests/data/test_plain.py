@@ -76,12 +76,12 @@ async def test_prefetches_below_an_interleave_work_at_once() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (0, ValueError, "is 0; give a whole number >= 1"),
-        (-3, ValueError, "is -3; give a whole number >= 1"),
-        (True, TypeError, "is True; give a whole number >= 1"),
-        (2.0, TypeError, r"is 2\.0; give a whole number >= 1"),
-        ("2", TypeError, "is '2'; give a whole number >= 1"),
-        (None, TypeError, "is None; give a whole number >= 1"),
+        (0, ValueError, "is 0; give an integer >= 1"),
+        (-3, ValueError, "is -3; give an integer >= 1"),
+        (True, TypeError, "is True; give an integer >= 1"),
+        (2.0, TypeError, r"is 2\.0; give an integer >= 1"),
+        ("2", TypeError, "is '2'; give an integer >= 1"),
+        (None, TypeError, "is None; give an integer >= 1"),
     ],
 )
 def test_a_size_is_a_whole_number(value: Any, error: type[Exception], message: str) -> None:
@@ -95,9 +95,9 @@ def test_a_size_is_a_whole_number(value: Any, error: type[Exception], message: s
 def test_other_bad_arguments_say_what_to_give() -> None:
     with pytest.raises(ValueError, match="index is 2 of 2 shards; give 0 to 1"):
         shard([1], 2, 2)
-    with pytest.raises(ValueError, match="index is -1; give a whole number >= 0"):
+    with pytest.raises(ValueError, match="index is -1; give an integer >= 0"):
         shard([1], 2, -1)
-    with pytest.raises(ValueError, match="count is -1; give a whole number >= 0"):
+    with pytest.raises(ValueError, match="count is -1; give an integer >= 0"):
         take([1], -1)
     with pytest.raises(ValueError, match="interleave got no sources; give at least one"):
         interleave([])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from asynchooks import InputError, InputStateError
 from asynchooks.data import (
-    _buffered,
     _stage,
     batch,
     interleave,
@@ -58,14 +57,13 @@ async def _whole(recipe: Recipe) -> list[Any]:
     first=st.integers(0, 20),
     second=st.integers(0, 10),
     variation=st.integers(0, 3),
-    keep_every=st.sampled_from([1, 3, 256]),
+    trim_every=st.sampled_from([1, 3, 256]),
 )
 async def test_first_items_and_those_after_each_restore_are_the_whole(
-    recipe: Recipe, first: int, second: int, variation: int, keep_every: int
+    recipe: Recipe, first: int, second: int, variation: int, trim_every: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_stage, "KEEP_EVERY", keep_every)
-        patch.setattr(_buffered, "KEEP_EVERY", keep_every)
+        patch.setattr(_stage, "TRIM_EVERY", trim_every)
         whole = await _whole(recipe)
         got: list[Any] = []
         state = None

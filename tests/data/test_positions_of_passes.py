@@ -104,6 +104,6 @@ async def test_what_was_not_open_goes_back_to_its_first_item_in_the_first_pass_o
     stage = take(Epochs(3, "at iter"), 9)
     state = position(stage)
     assert await read_all(stage) == [0, 1, 2]
-    again = stage._again(epoch)
+    again = stage._restarted(epoch)
     again.load_state_dict(state)
     assert await read_all(again) == items

@@ -11,7 +11,7 @@ import pytest
 from asynchooks import InputStateError
 from asynchooks._running.hook_state import _decoded, _encoded
 from asynchooks.data import Stage, batch, prefetch, take
-from asynchooks.data._saved import fingerprint
+from asynchooks.data._source_stage import fingerprint
 
 from .sources import BadRecordError, StatefulSync, position, read_all, read_some
 

@@ -59,7 +59,7 @@ async def test_shuffle_as_the_last_stage_has_a_position() -> None:
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None])
 def test_a_seed_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(TypeError, match="seed is .*; give a whole number"):
+    with pytest.raises(TypeError, match="seed is .*; give an integer"):
         shuffle([1], 1, seed)  # type: ignore[arg-type]
 
 

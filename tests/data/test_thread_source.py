@@ -222,7 +222,7 @@ async def test_files_of_a_repeated_function_are_closed(tmp_path: Path) -> None:
 async def test_a_call_that_does_not_end_is_left_alone_and_closed_when_it_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asynchooks.data._reading_thread._GRACE_SECS", 0.05)
+    monkeypatch.setattr("asynchooks.data._thread_source._GRACE_SECS", 0.05)
     source = Source(1, hangs=True)
     stage = prefetch(source.items_in_thread(), 1)
     try:
@@ -239,7 +239,7 @@ async def test_a_call_that_does_not_end_is_left_alone_and_closed_when_it_comes_b
 async def test_the_state_behind_the_last_item_is_kept_however_many_were_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_stage, "KEEP_EVERY", 2)
+    monkeypatch.setattr(_stage, "TRIM_EVERY", 2)
     async with take(StatefulSync(9), 9) as items:
         for count in range(1, 7):
             await anext(items)

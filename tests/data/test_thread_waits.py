@@ -12,7 +12,7 @@ import pytest
 
 from asynchooks._engine.base import Engine
 from asynchooks.data import prefetch, take
-from asynchooks.data._reading_thread import ReadingThread
+from asynchooks.data._thread_source import ReadingThread
 
 from ..support.helpers import settle
 

@@ -49,7 +49,7 @@ class Numbers:
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the log says once in a process, it says once in each test."""
-    monkeypatch.setattr(_DataLoader, "told_of", set())
+    monkeypatch.setattr(_DataLoader, "logged", set())
 
 
 def loader(**options: Any) -> Any:

@@ -10,14 +10,15 @@ import pytest
 
 from asynchooks import FeedHook, InputPositionHook, MonitoredSession
 from asynchooks.data import Stage, batch, interleave, prefetch, repeat, shard, shuffle
-from asynchooks.data._stage import KEEP_EVERY
+from asynchooks.data._source_stage import SourceStage
+from asynchooks.data._stage import TRIM_EVERY
 
 from ..data.sources import Stateful, StatefulSync
 from .inputs import Diary
 
 pytestmark = pytest.mark.anyio
 
-NUM_STEPS = 4 * KEEP_EVERY
+NUM_STEPS = 4 * TRIM_EVERY
 WIDTHS = {"batches of it": 4, "shard of it": 3}
 """Items of the source for one that is used."""
 
@@ -36,8 +37,8 @@ def num_remembered(source: Stage[Any]) -> int:
     """Entries in the logs of all stages."""
     num = 0
     for stage in source._walk():
-        for each in (stage, getattr(stage, "_reading", None)):
-            num += sum(len(getattr(each, name, ())) for name in ("_log", "_states", "states"))
+        num += len(getattr(stage, "_log", ()))
+        num += len(stage._position.states) if isinstance(stage, SourceStage) else 0
     return num
 
 
@@ -70,4 +71,4 @@ async def test_long_inputs_leave_no_more_behind_than_a_few_items(kind: str, how:
             if num == NUM_STEPS:
                 break
     assert num == NUM_STEPS
-    assert 0 < most <= WIDTHS.get(kind, 1) * KEEP_EVERY + 50
+    assert 0 < most <= WIDTHS.get(kind, 1) * TRIM_EVERY + 50

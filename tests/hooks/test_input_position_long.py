@@ -10,7 +10,7 @@ import pytest
 
 from asynchooks import FeedHook, MonitoredSession, SharedSessionCreator
 from asynchooks.data import Stage, batch, prefetch, shuffle
-from asynchooks.data._stage import KEEP_EVERY
+from asynchooks.data._stage import TRIM_EVERY
 
 from .inputs import Diary
 
@@ -71,9 +71,9 @@ async def test_it_is_kept_as_far_back_as_the_first_item_that_is_not_used(
         MonitoredSession([hook], creator) as session,
         MonitoredSession([other], creator) as b,
     ):
-        for number in range(1, 2 * KEEP_EVERY + 6):
+        for number in range(1, 2 * TRIM_EVERY + 6):
             await session.run([])
-            if abs(number - KEEP_EVERY) < 3 or abs(number - 2 * KEEP_EVERY) < 3:
+            if abs(number - TRIM_EVERY) < 3 or abs(number - 2 * TRIM_EVERY) < 3:
                 states[number] = hook.state_dict()
             if number == 100 and num_workers == 2:
                 with pytest.raises(ValueError, match="unknown"):

@@ -12,7 +12,7 @@ import pytest
 
 from asynchooks._engine.current import current_engine
 from asynchooks.data import map_concurrent
-from asynchooks.data._hop import Hop, Work
+from asynchooks.data._map import Chunk, Work
 
 from ..support.afterwards import nothing_left
 from .sources import read_all
@@ -90,11 +90,11 @@ async def test_a_function_whose_later_results_are_awaitables_has_them_awaited() 
 
 
 @pytest.mark.parametrize("takes_more", [True, False])
-async def test_a_hop_takes_what_is_left_only_where_it_may(takes_more: bool) -> None:
+async def test_a_chunk_takes_what_is_left_only_where_it_may(takes_more: bool) -> None:
     first, second = Work(1, 0), Work(2, 1)
     left = deque([second])
-    hop = Hop(current_engine(), first, takes_more)
-    hop.call(lambda item: -item, left)
-    assert [work.result for work in hop.done] == ([-1, -2] if takes_more else [-1])
-    assert hop.num_done == len(hop.done)
-    assert not hop.holds_back, "the thread is about to hand it over"
+    chunk = Chunk(current_engine(), first, takes_more)
+    chunk.call(lambda item: -item, left)
+    assert [work.result for work in chunk.done] == ([-1, -2] if takes_more else [-1])
+    assert chunk.num_done == len(chunk.done)
+    assert not chunk.holds_back, "the thread is about to hand it over"

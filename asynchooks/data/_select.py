@@ -1,0 +1,188 @@
+"""Stages that choose what to read next: take, shard and interleave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+from .. import _check as check
+from .._errors import InputStateError
+from ._sources import Source, stage_of
+from ._stage import Stage, T, saved_count
+
+
+def take(source: Source[T], count: int) -> Stage[T]:
+    """The first `count` items; no more are read.
+
+    Args:
+        source: see `asynchooks.data`.
+        count: >= 0.
+    """
+    count = check.integer("count", count, least=0)
+    return Take(stage_of(source), count)
+
+
+def shard(source: Source[T], num_shards: int, index: int) -> Stage[T]:
+    """Every `num_shards`-th item, from the item `index` on: one worker's part.
+
+    Args:
+        source: see `asynchooks.data`.
+        num_shards: >= 1.
+        index: in [0, num_shards).
+    """
+    num_shards = check.integer("num_shards", num_shards, least=1)
+    index = check.integer("index", index, least=0)
+    if index >= num_shards:
+        raise ValueError(f"index is {index!r} of {num_shards} shards; give 0 to {num_shards - 1}")
+    return Shard(stage_of(source), num_shards, index)
+
+
+@overload
+def interleave(sources: Iterable[Source[T]]) -> Stage[T]: ...
+@overload
+def interleave(sources: Iterable[Any]) -> Stage[Any]: ...  # of sources that are not alike
+def interleave(sources: Iterable[Any]) -> Stage[Any]:
+    """One item of each source in turn, in their order; one that has ended is left out.
+
+    It reads when it is asked, from one source at a time: give it `prefetch` stages to have all of
+    them work at once.
+
+    Args:
+        sources: as in `asynchooks.data`; at least one.
+    """
+    if not isinstance(sources, Iterable):
+        raise TypeError(f"interleave got {sources!r}; give several sources: interleave([a, b])")
+    stages = [stage_of(each) for each in sources]
+    if not stages:
+        raise ValueError("interleave got no sources; give at least one")
+    return Interleave(stages)
+
+
+class Take(Stage[Any]):
+    kind = "take"
+
+    def __init__(self, source: Stage[Any], count: int) -> None:
+        super().__init__(source)
+        self._count = count
+        self._num_before = 0  # before the restore
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        left = self._count - self._num_before - self._num_out
+        return await self._sources[0]._read(min(limit, left)) if left > 0 else ()
+
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return Take(sources[0], self._count)
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        return {"taken": self._num_before + num_out, **super()._state_at(num_out)}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        self._num_before = saved_count(state["taken"])
+
+
+class Shard(Stage[Any]):
+    kind = "shard"
+
+    def __init__(self, source: Stage[Any], num_shards: int, index: int) -> None:
+        super().__init__(source)
+        self._num_shards = num_shards
+        self._index = index
+        self._num_first = index  # to pass over before the first item
+        self._num_passed = 0  # over, since the last item
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        read = self._sources[0]._read
+        while True:
+            to_pass = self._to_pass_at(self._num_out) - self._num_passed
+            items = await read(to_pass + 1)
+            if not items:
+                return ()
+            if len(items) > to_pass:
+                self._num_passed = 0
+                return (items[to_pass],)
+            self._num_passed += len(items)
+
+    def _to_pass_at(self, num_out: int) -> int:
+        return self._num_shards - 1 if num_out else self._num_first
+
+    def _num_in_at(self, num_out: int) -> int:
+        return 0 if num_out == 0 else self._num_first + 1 + (num_out - 1) * self._num_shards
+
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return Shard(sources[0], self._num_shards, self._index)
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        return {
+            "shard": [self._index, self._num_shards],
+            "to_pass": self._to_pass_at(num_out),
+            **super()._state_at(self._num_in_at(num_out)),
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        found, own = list(state["shard"]), [self._index, self._num_shards]
+        if found != own:
+            raise InputStateError(
+                f"the state is that of shard {found[0]} of {found[1]}, and this is {own[0]} of "
+                f"{own[1]}; other shards would lose items or repeat them"
+            )
+        super()._load(state)
+        self._num_first = saved_count(state["to_pass"])
+
+    def _trim(self, num_out: int) -> None:
+        super()._trim(self._num_in_at(num_out))
+
+
+class Interleave(Stage[Any]):
+    kind = "interleave"
+
+    def __init__(self, sources: Sequence[Stage[Any]]) -> None:
+        super().__init__(*sources)
+        self._next = 0  # the source to read next
+        self._has_ended = [False] * len(sources)
+        self._nums_in = [0] * len(sources)
+        self._log: deque[int] = deque()  # the source of each item, since those trimmed
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        while not all(self._has_ended):
+            place = self._next
+            if not self._has_ended[place]:
+                items = await self._sources[place]._read(1)
+                if items:
+                    self._log.append(place)
+                    self._nums_in[place] += 1
+                    self._next = (place + 1) % len(self._sources)
+                    return items
+                self._has_ended[place] = True
+            self._next = (place + 1) % len(self._sources)
+        return ()
+
+    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
+        return Interleave(sources)
+
+    def _nums_at(self, num_out: int) -> tuple[int, list[int]]:
+        """The source that was next, and the items each had given, behind that many items."""
+        nums, since = list(self._nums_in), len(self._log) - (self._num_out - num_out)
+        for place in list(self._log)[since:]:
+            nums[place] -= 1
+        return self._log[since] if num_out < self._num_out else self._next, nums
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        turn, nums = self._nums_at(num_out)
+        sources = [each._saved_at(num) for each, num in zip(self._sources, nums, strict=True)]
+        return {"next": turn, "sources": sources}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for each, saved in zip(self._sources, state["sources"], strict=True):
+            each._load_saved(saved)
+        self._next = saved_count(state["next"]) % len(self._sources)
+
+    def _trim(self, num_out: int) -> None:
+        if self._num_out - num_out > len(self._log):  # another reader is farther
+            return
+        _, nums = self._nums_at(num_out)
+        while len(self._log) > self._num_out - num_out:
+            self._log.popleft()
+        for each, num in zip(self._sources, nums, strict=True):
+            each._trim(num)
