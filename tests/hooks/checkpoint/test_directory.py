@@ -25,9 +25,9 @@ from asynchooks import (
     SessionRunHook,
 )
 
-from ..checkpoints.stores import REPOSITORY, rewrite, run_python
-from .savers import Cell, CopyingSaver, saved
-from .test_checkpoint_saver_background import Held
+from ...checkpoints.stores import REPOSITORY, rewrite, run_python
+from ..savers import Cell, CopyingSaver, saved
+from .test_background import Held
 
 pytestmark = pytest.mark.anyio
 

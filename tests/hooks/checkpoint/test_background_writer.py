@@ -17,9 +17,9 @@ from asynchooks._engine.current import current_engine
 from asynchooks._engine.threads import run_blocking
 from asynchooks.hooks.checkpoint._background import BackgroundWriter, Write
 
-from ..checkpoints.stores import run_python
-from ..support.helpers import settle
-from ..support.virtual_kernel import Trampoline
+from ...checkpoints.stores import run_python
+from ...support.helpers import settle
+from ...support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 

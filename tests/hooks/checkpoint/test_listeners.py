@@ -12,10 +12,10 @@ import pytest
 
 from asynchooks import CheckpointSaverListener, FunctionSessionCreator, MonitoredSession
 
-from .preemptions import Counter, saving
-from .savers import CopyingSaver, PlainSaver, saved, threads_left
-from .test_checkpoint_saver_background import Held
-from .test_checkpoint_saver_errors import check_that_training_goes_on
+from ..preemptions import Counter, saving
+from ..savers import CopyingSaver, PlainSaver, saved, threads_left
+from .test_background import Held
+from .test_errors import check_that_training_goes_on
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .savers import Cell, CopyingSaver, happened, saved
+from ..savers import Cell, CopyingSaver, happened, saved
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .savers import Cell, Counter, PlainSaver, saved
+from ..savers import Cell, Counter, PlainSaver, saved
 
 pytestmark = pytest.mark.anyio
 IN_USE = "this CheckpointSaverHook is in use already; give each session one of its own"

@@ -16,8 +16,8 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from ..support.helpers import settle
-from .savers import Cell, CopyingSaver, Counter, PlainSaver, saved, until
+from ...support.helpers import settle
+from ..savers import Cell, CopyingSaver, Counter, PlainSaver, saved, until
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from .savers import Cell, CopyingSaver, Counter, Noise, Noisy, PlainSaver, saved
+from ..savers import Cell, CopyingSaver, Counter, Noise, Noisy, PlainSaver, saved
 
 pytestmark = pytest.mark.anyio
 

@@ -18,10 +18,10 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..support.helpers import settle
-from .savers import Cell, CopyingSaver, Counter, PlainSaver, saved, threads_left, until
-from .test_checkpoint_saver_background import Held
-from .test_checkpoint_saver_refusals import session_on
+from ...support.helpers import settle
+from ..savers import Cell, CopyingSaver, Counter, PlainSaver, saved, threads_left, until
+from .test_background import Held
+from .test_refusals import session_on
 
 pytestmark = pytest.mark.anyio
 SAVERS = pytest.mark.parametrize(

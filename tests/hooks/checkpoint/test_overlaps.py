@@ -18,8 +18,8 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from .savers import Cell, CopyingSaver, happened
-from .test_checkpoint_saver_recovery import LOST, Fragile
+from ..savers import Cell, CopyingSaver, happened
+from .test_recovery import LOST, Fragile
 
 pytestmark = pytest.mark.anyio
 

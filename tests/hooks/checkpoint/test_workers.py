@@ -26,8 +26,8 @@ from asynchooks import (
 from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.testing import RecordingHook
 
-from ..support.helpers import settle
-from .savers import Cell, CopyingSaver, Counter, Latch, saved, until
+from ...support.helpers import settle
+from ..savers import Cell, CopyingSaver, Counter, Latch, saved, until
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .savers import Cell, PlainSaver, saved
+from ..savers import Cell, PlainSaver, saved
 
 pytestmark = pytest.mark.anyio
 

@@ -21,9 +21,9 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .evaluations import Gated, run_to
-from .preemptions import Counter, saved_counts, saving
-from .savers import until
+from ..evaluations import Gated, run_to
+from ..preemptions import Counter, saved_counts, saving
+from ..savers import until
 
 pytestmark = pytest.mark.anyio
 BEST = Retention(max_to_keep=1, keep_best=1)

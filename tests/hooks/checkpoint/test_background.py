@@ -16,8 +16,8 @@ from asynchooks import (
     WhenBusy,
 )
 
-from ..support.helpers import settle
-from .savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
+from ...support.helpers import settle
+from ..savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
 
 pytestmark = pytest.mark.anyio
 

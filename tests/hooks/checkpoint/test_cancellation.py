@@ -20,8 +20,8 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..support.helpers import settle
-from .savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
+from ...support.helpers import settle
+from ..savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
 
 pytestmark = pytest.mark.anyio
 

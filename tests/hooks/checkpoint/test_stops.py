@@ -12,9 +12,9 @@ import pytest
 
 from asynchooks import CheckpointSaverListener, StopTraining
 
-from ..support.helpers import settle
-from .savers import saved, threads_left
-from .test_checkpoint_saver_background import Held
+from ...support.helpers import settle
+from ..savers import saved, threads_left
+from .test_background import Held
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ from asynchooks import (
     StopTraining,
 )
 
-from ..support.helpers import Box, settle
-from .savers import Cell, CopyingSaver, PlainSaver, saved, threads_left
-from .test_checkpoint_saver_background import Held
+from ...support.helpers import Box, settle
+from ..savers import Cell, CopyingSaver, PlainSaver, saved, threads_left
+from .test_background import Held
 
 pytestmark = pytest.mark.anyio
 

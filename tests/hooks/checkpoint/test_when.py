@@ -24,8 +24,8 @@ from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .savers import Cell, PlainSaver, saved
-from .test_step_counter import on_trampoline
+from ..savers import Cell, PlainSaver, saved
+from ..test_step_counter import on_trampoline
 
 pytestmark = pytest.mark.anyio
 
