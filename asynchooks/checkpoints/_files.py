@@ -1,10 +1,11 @@
-"""Files of a checkpoint: walked, brought to the disk, hashed, removed.
+"""Files of a checkpoint: opening, hashing, syncing and removing them; what a system's error means.
 
-It does not know what a checkpoint is, and translates no errors.
+It does not know what a checkpoint is.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -15,11 +16,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
 
+from .._errors import CheckpointError
+
 logger = logging.getLogger("asynchooks")
 
 CHUNK_BYTES = 1 << 20
 
-# Windows has none of these: there is no FIFO to wait for, and a link is seen beforehand
+# Windows has none of these: it has no FIFO to wait for, and a link is seen beforehand
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BYTES = getattr(os, "O_BINARY", 0)  # only Windows has texts, too
@@ -30,8 +33,8 @@ class NotAFileError(OSError):
 
 
 def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """(posix path below root, its lstat) of all that is in a directory, itself not included."""
-    ahead = [_listed(root, "")]  # no recursion: somebody's directories may be thousands deep
+    """(posix path below root, its lstat) of everything in a directory, itself not included."""
+    ahead = [_listed(root, "")]  # no recursion: directories of users may be thousands deep
     while ahead:
         for path, status in ahead[-1]:
             yield path, status
@@ -49,13 +52,13 @@ def _listed(root: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def kind_of(status: os.stat_result) -> str:
-    """What a path is, in words for an error; "file" and "directory" are the good ones."""
+    """The kind of a path, for errors; "file" and "directory" are the allowed ones."""
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
     return kinds.get(stat.S_IFMT(status.st_mode), "special file")
 
 
 def open_file(path: str, *, follows_link: bool = False) -> FileIO:
-    """Open a regular file for reading. Whatever else is there might block, or never end.
+    """Open a regular file for reading; anything else might block, or never end.
 
     Args:
         path: the file's; directories on the way to it may be symlinks.
@@ -66,29 +69,24 @@ def open_file(path: str, *, follows_link: bool = False) -> FileIO:
         OSError: the system's.
     """
     _check_is_file(path, os.stat(path) if follows_link else os.lstat(path))
-    no_link = 0 if follows_link else _NO_LINK
-    descriptor = os.open(path, os.O_RDONLY | _AT_ONCE | no_link | _BYTES)
-    try:
-        _check_is_file(path, os.fstat(descriptor))  # it may have been replaced meanwhile
-        return FileIO(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    return FileIO(_open_checked(path, os.O_RDONLY | (0 if follows_link else _NO_LINK)))
 
 
 def open_to_write(path: str) -> int:
-    """A descriptor of a file that is there, or is made; it is not emptied.
+    """A descriptor of an existing or new file; it is not truncated.
 
     Raises:
-        NotAFileError: it is no regular file.
-        OSError: the system's.
+        NotAFileError, OSError: as `open_file`.
     """
     with suppress(FileNotFoundError):
         _check_is_file(path, os.lstat(path))
-    flags = os.O_RDWR | os.O_CREAT | _AT_ONCE | _NO_LINK | _BYTES
-    descriptor = os.open(path, flags, 0o666)
+    return _open_checked(path, os.O_RDWR | os.O_CREAT | _NO_LINK)
+
+
+def _open_checked(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | _AT_ONCE | _BYTES, 0o666)
     try:
-        _check_is_file(path, os.fstat(descriptor))
+        _check_is_file(path, os.fstat(descriptor))  # it may have been replaced meanwhile
     except BaseException:
         os.close(descriptor)
         raise
@@ -102,7 +100,7 @@ def _check_is_file(path: str, status: os.stat_result) -> None:
 
 
 def digest(path: str) -> tuple[int, str]:
-    """(number of bytes, sha256 in hex) of a file; hashlib lets other threads run meanwhile."""
+    """(number of bytes, sha256 in hex) of a file; hashlib releases the GIL."""
     sha256, num_bytes = hashlib.sha256(), 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with open_file(path) as file:
@@ -129,7 +127,7 @@ def sync_directory(path: str) -> None:
 
 
 def sync_tree(root: str) -> None:
-    """Wait until all files and directories below a directory, and itself, are on the disk."""
+    """Wait until a directory and all files and directories below it are on the disk."""
     for path, status in walk(root):
         sync = sync_directory if stat.S_ISDIR(status.st_mode) else sync_file
         sync(os.path.join(root, path))
@@ -137,7 +135,7 @@ def sync_tree(root: str) -> None:
 
 
 def make_directories(path: str) -> None:
-    """Make a directory and its missing parents, such that they are still there after a crash."""
+    """Make a directory and its missing parents; they outlive a crash."""
     missing = []
     while not os.path.lexists(path):
         missing.append(path)
@@ -149,7 +147,7 @@ def make_directories(path: str) -> None:
 
 
 def remove_tree(root: str) -> None:
-    """Remove a directory as far as possible; what stays is logged, and swept by a later open."""
+    """Remove a directory as far as possible; the rest is logged, and removed by a later open."""
     if not os.path.lexists(root):
         return
     try:
@@ -159,3 +157,51 @@ def remove_tree(root: str) -> None:
             shutil.rmtree(root, ignore_errors=True)  # the first pass ends at the first failure
         if os.path.lexists(root):
             logger.warning("%s could not be removed: %s; remove it by hand", root, error)
+
+
+# Errors of reading that mean lost data. All others (no descriptor left, no permission, a network
+# that is down) say nothing about the checkpoint: to take them for damage would silently resume
+# from an older one.
+_DAMAGE = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+    errno.EBADMSG,
+    getattr(errno, "EUCLEAN", errno.EIO),  # Linux only: a file system's structure is damaged
+}
+
+_ELSEWHERE = "or give another directory"
+_ADVICE = {
+    errno.ENOSPC: "free space there, or keep fewer with Retention(max_to_keep=...)",
+    errno.EDQUOT: "raise the quota, or keep fewer with Retention(max_to_keep=...)",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.ENOENT: f"see that the path that it names is there, {_ELSEWHERE}",
+    errno.EROFS: f"mount it for writing, {_ELSEWHERE}",
+    errno.EACCES: f"give this process's user the right to write there, {_ELSEWHERE}",
+    errno.EPERM: f"give this process's user the right to write there, {_ELSEWHERE}",
+    errno.ENOTDIR: f"move away the file that stands where a directory should, {_ELSEWHERE}",
+    errno.EEXIST: f"move away the file that stands where a directory should, {_ELSEWHERE}",
+    errno.EMFILE: "close files, or raise the limit on open ones (ulimit -n)",
+}
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether an error of reading means damage, rather than a passing fault of the machine."""
+    return error.errno in _DAMAGE or isinstance(error, NotAFileError)
+
+
+def failure(path: str, what: str, error: OSError) -> CheckpointError:
+    """The error for the user of the directory; raise it from the system's."""
+    reason = str(error)
+    advice = _ADVICE.get(
+        error.errno or 0, f"make the directory readable and writable, {_ELSEWHERE}"
+    )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            reason += f" ({shutil.disk_usage(path).free:,} bytes are free)"
+    if error.errno == errno.ENOENT and not os.path.isdir(path):
+        advice = "the directory is gone and is not recreated: put it back, or start again elsewhere"
+    return CheckpointError(f"{path}: {what}: {reason}; older checkpoints are untouched; {advice}")

@@ -1,4 +1,4 @@
-"""One run per directory of checkpoints. It guards against runs, not against people with `rm`."""
+"""The lock that keeps a directory of checkpoints to one run; it does not guard against `rm`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MAX_BYTES = 32
 
 
 class DirectoryLock:
-    """The lock of a directory; made and given back by `CheckpointDirectory`.
+    """The lock of a directory; made and released by `CheckpointDirectory`.
 
-    The system gives it back when the process ends, however it ends. The file stays: deleting it
+    The system releases it when the process ends, however it ends. The file stays: deleting it
     would let two runs lock two files of the same name. Where there are no locks (Windows, some
     network file systems), a warning is logged and the pid is written all the same.
 
@@ -33,7 +33,7 @@ class DirectoryLock:
         lock = DirectoryLock("/data/run-1")
         lock.take()
         lock.check()
-        lock.give_back()
+        lock.release()
     """
 
     __slots__ = ("_descriptor", "_directory", "_path", "_pid")
@@ -114,18 +114,18 @@ class DirectoryLock:
         if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
             raise CheckpointError(
                 f"{self._path} is not the file that open() locked: the directory was removed, "
-                "moved or replaced while it was in use, and is not made anew here; put it back, "
+                "moved or replaced while it was in use, and is not recreated here; put it back, "
                 "or start again with the directory where the checkpoints are to be"
             )
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let others take it; does nothing when it is not held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         fcntl = _fcntl()
         if self._pid == os.getpid():
-            with suppress(OSError):  # a pid too many harms nobody
+            with suppress(OSError):  # a leftover pid does no harm
                 os.ftruncate(descriptor, 0)
             if fcntl is not None:
                 with suppress(OSError):
@@ -134,7 +134,7 @@ class DirectoryLock:
         os.close(descriptor)
 
     def __del__(self) -> None:
-        self.give_back()  # one that was dropped would be held to the end of the process
+        self.release()  # one that was dropped would be held to the end of the process
 
 
 def _fcntl() -> ModuleType | None:

@@ -1,7 +1,4 @@
-"""What a checkpoint holds: written with it, read back, and compared with the files.
-
-It does not know which checkpoints there are, nor which one is wanted.
-"""
+"""The manifest of one checkpoint: written with it, read back, and compared with its files."""
 
 from __future__ import annotations
 
@@ -16,21 +13,20 @@ from io import BufferedReader
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointVersionError, DamagedCheckpointError
-from ._faults import is_damage
-from ._files import digest, kind_of, open_file, sync_directory, sync_file, walk
+from ._files import digest, is_damage, kind_of, open_file, sync_directory, sync_file, walk
 
 MANIFEST = "manifest.json"
-FORMAT = "asynchooks checkpoint"
-VERSION = 1
+_FORMAT = "asynchooks checkpoint"
+_VERSION = 1
 MAX_BYTES = 16 << 20
-"""Of a manifest: that of some 100,000 files. Reading a crafted one takes up to 30 times that."""
+"""Largest manifest, of some 100,000 files. Reading a crafted one takes up to 30 times as much."""
 _END_OF_NUMBERS, _END_OF_STEPS = 1 << 63, 10**255
-"""A step is in the name of a directory, so that none has more digits."""
+"""A step is in the name of a directory, which has at most 255 characters."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, as its manifest tells; made by `CheckpointDirectory`, closed by nobody.
+    """One checkpoint, as its manifest describes it; made by `CheckpointDirectory`.
 
     Args:
         path: its directory.
@@ -82,8 +78,8 @@ class Manifest:
             OSError: the disk's.
         """
         content = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": _FORMAT,
+            "version": _VERSION,
             "basename": self.basename,
             "step": self.step,
             "serial": self.serial,
@@ -110,7 +106,7 @@ class Manifest:
         sync_directory(path)
 
     def verify(self, path: str, *, reads_files: bool = True) -> None:
-        """Compare it with the files in a directory: names, sizes and each byte, or names and sizes.
+        """Compare it with the files in a directory: names, sizes and, with `reads_files`, content.
 
         Raises:
             DamagedCheckpointError: a file is missing, truncated, changed, or was never written.
@@ -118,8 +114,9 @@ class Manifest:
         """
         try:
             self._compare_names_and_sizes(path)
-            if reads_files:
-                self._compare_content(path)
+            for name, written in self.files.items() if reads_files else ():
+                if digest(os.path.join(path, name)) != written:
+                    raise damaged(path, f"{name} has different content than was written")
         except OSError as error:
             raise unreadable(path, error) from error
 
@@ -142,11 +139,6 @@ class Manifest:
             if there > size:
                 raise damaged(path, f"{name} has {there:,} bytes where {size:,} were written")
 
-    def _compare_content(self, path: str) -> None:
-        for name, written in self.files.items():
-            if digest(os.path.join(path, name)) != written:
-                raise damaged(path, f"{name} has different content than was written")
-
 
 def describe(path: str) -> dict[str, tuple[int, str]]:
     """Bytes and sha256 of all files in a directory, by posix path."""
@@ -162,7 +154,7 @@ def read_manifest(path: str) -> Manifest:
 
     Raises:
         DamagedCheckpointError: there is none, or it is not as it was written.
-        CheckpointVersionError: it is of a newer version.
+        CheckpointVersionError: a newer version wrote it.
         CheckpointError: it cannot be read now.
     """
     try:
@@ -192,9 +184,9 @@ def _decoded(path: str, raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = f"is truncated or overwritten ({len(raw):,} bytes)"
         raise damaged(path, f"{MANIFEST} cannot be read: it {what}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise damaged(path, f"{MANIFEST} is no manifest: it does not say {FORMAT!r}")
-    # before the version: a flipped bit in that is damage too. So each version must keep this rule
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise damaged(path, f"{MANIFEST} is no manifest: it does not say {_FORMAT!r}")
+    # before the version, where a flipped bit is damage too: each version must keep this rule
     unsigned = {name: value for name, value in content.items() if name != "checksum"}
     try:
         is_signed = content.get("checksum") == _checksum(unsigned) and raw == _encoded(content)
@@ -203,12 +195,12 @@ def _decoded(path: str, raw: bytes) -> dict[str, Any]:
     if not is_signed:
         raise damaged(path, f"{MANIFEST} has different content than was written")
     version = content.get("version")
-    if type(version) is int and version > VERSION:
+    if type(version) is int and version > _VERSION:
         raise CheckpointVersionError(
             f"{path} was written in version {version} of the format, and this asynchooks reads up "
-            f"to version {VERSION}; update asynchooks, or give another directory"
+            f"to version {_VERSION}; update asynchooks, or give another directory"
         )
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version != _VERSION:
         raise damaged(path, f"{MANIFEST} is of version {version!r}, and there is none before 1")
     return content
 
@@ -242,7 +234,7 @@ def _number(name: str, value: object, lowest: int, end: int = _END_OF_NUMBERS) -
 
 
 def _file_name(name: str) -> str:
-    """A posix path that leads to no other place than below the checkpoint's directory."""
+    """A posix path that stays below the checkpoint's directory."""
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"a file is named {name!r}")
     return name
@@ -275,12 +267,12 @@ def damaged(path: str, what: str) -> DamagedCheckpointError:
 
 
 def unreadable(path: str, error: OSError) -> CheckpointError:
-    """What an error of reading means for the checkpoint: damage, or nothing at all."""
+    """The error for a checkpoint that cannot be read: damage, or a fault that may pass."""
     if is_damage(error):
         return damaged(path, f"cannot be read: {error}")
     return CheckpointError(
         f"{path} cannot be read now: {error}; this says nothing about what is in it, so no other "
-        "checkpoint is taken instead: cure it and try again"
+        "checkpoint is taken instead: repair that and try again"
     )
 
 

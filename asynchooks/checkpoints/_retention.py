@@ -1,4 +1,4 @@
-"""Which checkpoints stay and which go. It deletes nothing."""
+"""Which checkpoints are kept. It deletes nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .. import _check as check
 from ._manifest import Checkpoint
 
 
@@ -23,14 +24,14 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True)
 class Retention:
-    """What stays in a directory of checkpoints; made by its user, closed by nobody.
+    """What stays in a directory of checkpoints.
 
     Kept are the newest `max_to_keep`, the `keep_best` ones with the best metric (of equal ones the
-    newer), and one for every `keep_every_n_hours` of training. Those last ones are found anew from
+    newer), and one for every `keep_every_n_hours` of training. Those last ones are determined from
     the checkpoints that are there, so that restarts change nothing: the oldest is one, and then,
     in the order in which they were saved, each at which that many hours of training had passed
     since the last such one. Training that goes back keeps none until it is past that point again.
-    Other hours in a later run make a later run choose by these.
+    A later run with other hours chooses by those.
 
     Args:
         max_to_keep: how many of the newest stay, >= 1; None keeps all.
@@ -54,18 +55,14 @@ class Retention:
     mode: Mode = Mode.MIN
 
     def __post_init__(self) -> None:
-        for name, value in (("max_to_keep", self.max_to_keep), ("keep_best", self.keep_best)):
-            if not (isinstance(value, int) or (value is None and name == "max_to_keep")):
-                raise TypeError(f"{name} is {value!r}; give a whole number")
-        if not isinstance(self.mode, Mode):
-            raise TypeError(f"mode is {self.mode!r}; give Mode.MIN or Mode.MAX")
-        if self.max_to_keep is not None and self.max_to_keep < 1:
-            raise ValueError(f"max_to_keep is {self.max_to_keep}; give 1 or more, or None for all")
-        if self.keep_best < 0:
-            raise ValueError(f"keep_best is {self.keep_best}; give 0 or more")
-        hours = self.keep_every_n_hours
-        if hours is not None and not (hours > 0 and math.isfinite(hours)):
-            raise ValueError(f"keep_every_n_hours is {hours!r}; give hours > 0, or None")
+        if self.max_to_keep is not None:
+            expected = "an integer >= 1, or None for all"
+            check.integer("max_to_keep", self.max_to_keep, least=1, expected=expected)
+        check.integer("keep_best", self.keep_best, least=0)
+        check.instance("mode", self.mode, Mode, "Mode.MIN or Mode.MAX")
+        if self.keep_every_n_hours is not None:
+            hours = self.keep_every_n_hours
+            check.number("keep_every_n_hours", hours, above=0.0, expected="hours > 0, or None")
 
 
 def best_first(checkpoints: Iterable[Checkpoint], mode: Mode) -> list[Checkpoint]:
@@ -76,11 +73,11 @@ def best_first(checkpoints: Iterable[Checkpoint], mode: Mode) -> list[Checkpoint
     return [each for _, each in measured]
 
 
-def doomed(checkpoints: Iterable[Checkpoint], retention: Retention) -> list[Checkpoint]:
-    """Those that go, oldest first.
+def superfluous(checkpoints: Iterable[Checkpoint], retention: Retention) -> list[Checkpoint]:
+    """Those to delete, oldest first.
 
-    What it keeps does not depend on what it doomed before: of the kept ones alone it dooms none,
-    and the same ones stay as if nothing had ever been deleted.
+    What is kept does not depend on earlier deletions: of the kept ones alone all are kept, and the
+    same ones stay as if nothing had ever been deleted.
     """
     if retention.max_to_keep is None:
         return []

@@ -1,4 +1,4 @@
-"""Where the arrays and scalars of a nested mapping stand, and putting others in their places.
+"""Comparing a saved state with a program's nested mapping, and putting its values back in place.
 
 Nothing is put back before everything was compared. It reads and writes no files.
 """
@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from ._state_leaves import describe, is_array, is_tensor
+from ._state_file import describe, is_array, is_tensor
 
 Put = tuple[Any, Any, Any]
 """(a container, a key in it, the value to put there); an array is its own container, key None."""
 
 
 def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str]) -> None:
-    """Walk both in step; note what to put where, and what does not fit.
+    """Walk both side by side; collect the values to put back, and a line for each misfit.
 
     Args:
-        place: where both stand, for messages.
+        place: the path of both, for messages.
         live: the program's mapping, list, tuple or array.
         saved: what a checkpoint holds in its place.
-        puts: gets what to put where.
-        faults: gets one line for each thing that does not fit.
     """
     if is_array(live):
         _compare_array(place, live, saved, puts, faults)

@@ -17,12 +17,12 @@ from .stores import names_in, opened, writer
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"step": -1}, ValueError, "step is -1; give a whole number >= 0"),
-        ({"step": 1.0}, TypeError, "step is 1.0; give a whole number"),
-        ({"seconds": -1}, ValueError, "seconds is -1.0; give the seconds of training"),
+        ({"step": -1}, ValueError, "step is -1; give an integer >= 0"),
+        ({"step": 1.0}, TypeError, "step is 1.0; give an integer"),
+        ({"seconds": -1}, ValueError, "seconds is -1; give the seconds of training"),
         ({"seconds": math.inf}, ValueError, "seconds is inf"),
         ({"seconds": math.nan}, ValueError, "seconds is nan"),
-        ({"seconds": "1"}, TypeError, "seconds is '1'; give a number"),
+        ({"seconds": "1"}, TypeError, "seconds is '1'; give the seconds"),
         ({"metric": math.nan}, MetricError, "metric is NaN"),
         ({"metric": "1"}, TypeError, "metric is '1'; give a number"),
         ({"extra": {"a/b": b""}}, ValueError, "'a/b' is no name of an extra file"),

@@ -57,7 +57,7 @@ def test_up_to_step_looks_at_no_later_step(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     chosen = [directory.newest_intact(up_to_step=step) for step in (4, 5, 6, 7, 8)]
     assert [each and each.step for each in chosen] == [None, 5, 5, 7, 7]
-    with pytest.raises(ValueError, match="step is -1; give a whole number >= 0"):
+    with pytest.raises(ValueError, match="step is -1; give an integer >= 0"):
         directory.newest_intact(up_to_step=-1)
 
 

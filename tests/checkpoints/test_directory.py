@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks._errors import CheckpointError, MetricError
-from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Mode, Retention, _writing
+from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Mode, Retention, _directory
 from asynchooks.checkpoints._manifest import read_manifest
 
 from .stores import names_in, newest_step, opened, save, steps_in, writer
@@ -126,7 +126,7 @@ def test_a_kill_while_a_metric_is_written_leaves_the_checkpoint_as_it_was(
         directory.save(3, writer())
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", _killed)
-            patch.setattr(_writing, "remove_tree", _killed)
+            patch.setattr(_directory, "remove_tree", _killed)
             with pytest.raises(KeyboardInterrupt):
                 directory.set_metric(3, 1.0)
     assert [name for name in os.listdir(tmp_path) if name.startswith(".new-")]

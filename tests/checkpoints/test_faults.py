@@ -128,7 +128,7 @@ def test_missing_permissions_are_told(tmp_path: Path) -> None:
     for number in (0, 1, 3, 4):
         assert "give this process's user the right to write there, or give another" in lines[number]
     assert "model.ckpt-1 cannot be read now" in lines[2]
-    assert "no other checkpoint is taken instead: cure it and try again" in lines[2]
+    assert "no other checkpoint is taken instead: repair that and try again" in lines[2]
     assert lines[-1] == "done"
 
 

@@ -218,7 +218,7 @@ def test_a_replaced_directory_is_not_written_to(tmp_path: Path) -> None:
         path.rename(tmp_path / "moved")
         with opened(path):
             """Another run makes it anew: a lock of its own is in it now."""
-        words = "removed, moved or replaced while it was in use, and is not made anew here"
+        words = "removed, moved or replaced while it was in use, and is not recreated here"
         with pytest.raises(CheckpointError, match=words):
             directory.save(2, pytest.fail)
         with pytest.raises(CheckpointError, match=words):

@@ -274,7 +274,7 @@ def test_where_none_is_intact_each_damage_is_told(newest: Path) -> None:
         f"{newest.parent} holds no intact checkpoint, but damaged ones:",
         f"  {newest}: no manifest (manifest.json is missing)",
         f"  {newest.parent}/model.ckpt-1: model.ckpt-1 is truncated to 3 of 6 bytes",
-        "start anew in another directory, or move the damaged ones away to start anew in this one",
+        "start over in another directory, or move the damaged ones away to start over here",
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks.checkpoints import Checkpoint, Mode, Retention
-from asynchooks.checkpoints._retention import best_first, doomed
+from asynchooks.checkpoints._retention import best_first, superfluous
 
 from .stores import names_in, opened, steps_in, writer
 
@@ -21,7 +21,7 @@ def at(serial: int, seconds: float = 0.0, metric: float | None = None) -> Checkp
 
 
 def kept(checkpoints: list[Checkpoint], retention: Retention) -> list[int]:
-    gone = doomed(checkpoints, retention)
+    gone = superfluous(checkpoints, retention)
     return [each.serial for each in checkpoints if each not in gone]
 
 
@@ -45,10 +45,10 @@ def test_deleting_after_each_save_keeps_what_deleting_once_at_the_end_keeps(
     there: list[Checkpoint] = []
     for each in history:
         there.append(each)
-        gone = doomed(there, retention)
+        gone = superfluous(there, retention)
         there = [one for one in there if one not in gone]
         assert each in there, "the newest is always kept"
-        assert doomed(there, retention) == []
+        assert superfluous(there, retention) == []
     assert [each.serial for each in there] == kept(history, retention)
 
 
@@ -107,10 +107,10 @@ def test_infinite_metrics_are_the_worst_and_the_best() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "match"),
     [
-        ({"max_to_keep": 0}, ValueError, "max_to_keep is 0; give 1 or more, or None for all"),
-        ({"max_to_keep": 1.5}, TypeError, "max_to_keep is 1.5; give a whole number"),
-        ({"keep_best": -1}, ValueError, "keep_best is -1; give 0 or more"),
-        ({"keep_best": None}, TypeError, "keep_best is None; give a whole number"),
+        ({"max_to_keep": 0}, ValueError, "max_to_keep is 0; give an integer >= 1, or None for all"),
+        ({"max_to_keep": 1.5}, TypeError, "max_to_keep is 1.5; give an integer >= 1, or None"),
+        ({"keep_best": -1}, ValueError, "keep_best is -1; give an integer >= 0"),
+        ({"keep_best": None}, TypeError, "keep_best is None; give an integer"),
         ({"keep_every_n_hours": 0}, ValueError, "keep_every_n_hours is 0; give hours > 0"),
         ({"keep_every_n_hours": math.nan}, ValueError, "keep_every_n_hours is nan"),
         ({"keep_every_n_hours": math.inf}, ValueError, "keep_every_n_hours is inf"),

@@ -161,7 +161,7 @@ def test_a_directory_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
             shutil.rmtree(path)
             Path(prefix).write_bytes(b"")
 
-        words = "step 1 is not saved: .*No such file.*the directory is gone and is not made anew"
+        words = "step 1 is not saved: .*No such file.*the directory is gone and is not recreated"
         with pytest.raises(CheckpointError, match=words):
             directory.save(1, write)
         with pytest.raises(CheckpointError, match="was removed, moved or replaced"):

@@ -1,6 +1,7 @@
-"""StateDictSaver: PyTorch's modules, NumPy arrays and the like as one file of a checkpoint.
+"""What a saver is, how to check an object for one, and StateDictSaver: a state as one file.
 
-It knows nothing of TensorFlow, and keeps no file open.
+It knows nothing of TensorFlow's checkpoints, and keeps no file open. NumPy is imported at the
+first use.
 """
 
 from __future__ import annotations
@@ -8,17 +9,76 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from .._errors import CheckpointError
-from ._saver import StateDict, lacks
 
 _SUFFIX = ".safetensors"
 _METHODS = ("state_dict", "load_state_dict")
 
 
+@runtime_checkable
+class Saver(Protocol):
+    """Turns a model's state into files and back; the program makes it.
+
+    Both methods block and are called in a thread, one call at a time, while training stands still:
+    no step runs, and no plain hook method where steps are not thread-safe.
+
+    Example:
+        class CounterSaver:
+            def save(self, path: str) -> None:
+                pathlib.Path(path).write_text(str(model.count))
+
+            def restore(self, path: str) -> None:
+                model.count = int(pathlib.Path(path).read_text())
+    """
+
+    def save(self, path: str) -> object:
+        """Write the state to a file or directory of this name, or to names that begin with it.
+
+        The directory that it is in exists and is fresh.
+        """
+
+    def restore(self, path: str) -> object:
+        """Read what `save` wrote with this path; leave the state as it was if it does not fit."""
+
+
+@runtime_checkable
+class SnapshotSaver(Saver, Protocol):
+    """A saver that can copy the state; unlike with a plain Saver, training continues meanwhile.
+
+    Example:
+        class CounterSaver:
+            def save(self, path: str) -> None:
+                self.snapshot()(path)
+
+            def restore(self, path: str) -> None:
+                model.count = int(pathlib.Path(path).read_text())
+
+            def snapshot(self) -> Callable[[str], object]:
+                text = str(model.count)
+                return lambda path: pathlib.Path(path).write_text(text)
+    """
+
+    def snapshot(self) -> Callable[[str], object]:
+        """Copy the state, quickly, and return what writes the copy to a path.
+
+        That is called in another thread, once, or again if it failed, or never; its files are
+        complete when it returns.
+        """
+
+
+@runtime_checkable
+class StateDict(Protocol):
+    """An object with its state as one nested dict, as PyTorch's modules."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> object: ...
+
+
 class StateDictSaver:
-    """Saves objects with `state_dict()` and mappings of arrays; the program makes and keeps it.
+    """Saves objects with `state_dict()` and mappings of arrays in one file.
 
     The file is `<path>.safetensors`, which other programs can read. Unlike TensorFlowSaver, it
     restores only what exists: build the model first.
@@ -58,7 +118,7 @@ class StateDictSaver:
         for name, each in objects.items():
             if isinstance(each, type) or not isinstance(each, (StateDict, Mapping)):
                 raise TypeError(
-                    f"{name} is {each!r}{lacks(each, *_METHODS)}; expected an instance with "
+                    f"{name} is {each!r}{_lacks(each, *_METHODS)}; expected an instance with "
                     "state_dict() and load_state_dict(state), or a mapping: "
                     f"StateDictSaver({name}={{'w': array}})"
                 )
@@ -91,8 +151,8 @@ class StateDictSaver:
         """Read the state and put it back; if something does not fit, everything stays as it was.
 
         Names, shapes and types of mappings and PyTorch modules are compared before anything
-        changes. Whether a state fits another object is known to its `load_state_dict` only; those
-        come first, and if one refuses, it and those before it may have changed.
+        changes. For other objects only their `load_state_dict` can do that; those come first, and
+        if one refuses, it and those before it may have changed.
 
         Args:
             path: as it was given to `save`.
@@ -209,3 +269,48 @@ def _is_module(value: object) -> bool:
     """Whether it is a PyTorch module, whose load_state_dict changes what fits before it refuses."""
     module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
     return module is not None and isinstance(value, module)
+
+
+def check_saver(saver: object) -> None:
+    """Raise TypeError, with what to wrap it in, unless it is a saver."""
+    hint = _hint(saver)
+    if hint is None and not isinstance(saver, type) and isinstance(saver, Saver):
+        return
+    raise TypeError(
+        f"{_named(saver)} is no saver{_lacks(saver, 'save', 'restore')}; "
+        + (hint or "give an object with save(path) and restore(path), such as a StateDictSaver")
+    )
+
+
+def _hint(saver: Any) -> str | None:
+    train = getattr(sys.modules.get("tensorflow"), "train", None)
+    v1_train = getattr(
+        getattr(getattr(sys.modules.get("tensorflow"), "compat", None), "v1", None), "train", None
+    )
+    if train is not None and v1_train is not None:  # else one is still being imported
+        if isinstance(saver, v1_train.Saver):
+            return "it saves a graph's variables: give it to the CheckpointSaverHook of a graph"
+        if isinstance(saver, (train.Checkpoint, v1_train.Checkpoint)):
+            return "wrap it: TensorFlowSaver(checkpoint)"
+        if isinstance(saver, train.CheckpointManager):
+            return "wrap its checkpoint: TensorFlowSaver(manager.checkpoint)"
+    if isinstance(saver, type):
+        return f"it is a class: make an instance, {saver.__name__}(...)"
+    if isinstance(saver, Saver):
+        return None
+    if isinstance(saver, StateDict):
+        return "wrap it: StateDictSaver(model=...)"
+    if isinstance(saver, Mapping):
+        return "wrap it: StateDictSaver(weights=...)"
+    return None
+
+
+def _lacks(given: object, *methods: str) -> str:
+    """For messages: which of these methods an object lacks that has the others; "" otherwise."""
+    missing = [each for each in methods if not callable(getattr(given, each, None))]
+    is_partial = 0 < len(missing) < len(methods)
+    return f", which has no {' and no '.join(missing)}" if is_partial else ""
+
+
+def _named(saver: object) -> str:
+    return f"an object of {type(saver).__name__}" if isinstance(saver, Mapping) else repr(saver)
