@@ -11,7 +11,7 @@ import atexit
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 from .._engine.current import now
@@ -21,18 +21,12 @@ _PATIENCE_SECS = 5.0
 """How long the exit of the process waits at most: a server may not answer."""
 
 
-class Closable(Protocol):
-    """An object whose threads end after its `close`, which returns at once."""
-
-    def close(self) -> None: ...
-
-
 class TensorFlowThread(threading.Thread):
     """A daemon thread, started at once; the exit of the process waits for it for some seconds."""
 
     # Of the whole process, as it exits once.
     _running: ClassVar[WeakSet[TensorFlowThread]] = WeakSet()
-    _closables: ClassVar[WeakSet[Closable]] = WeakSet()
+    _closables: ClassVar[WeakSet[Any]] = WeakSet()
     _guard = threading.Lock()
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
@@ -42,8 +36,8 @@ class TensorFlowThread(threading.Thread):
         self.start()
 
     @classmethod
-    def close_at_exit(cls, closable: Closable) -> None:
-        """Close this when the process exits, if it still exists then."""
+    def close_at_exit(cls, closable: Any) -> None:
+        """Call its `close`, which must not block, when the process exits, if it still exists."""
         with cls._guard:
             cls._closables.add(closable)
 
@@ -70,8 +64,8 @@ atexit.register(TensorFlowThread.end_all)
 class PatientThread:
     """A daemon thread that makes blocking calls for another thread, one at a time.
 
-    The other thread is told when a call takes too long, and may continue to wait: a server that is
-    stopped may be continued. A call that has not returned is never followed by another one.
+    The other thread is notified when a call takes too long, and continues to wait: a stopped server
+    may be continued. A call that has not returned is never followed by another one.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,18 +78,13 @@ class PatientThread:
     def call(
         self, fn: Callable[[], Any], patience_secs: float, impatient: Callable[[], None]
     ) -> Any:
-        """Return what `fn()` returns, or raise its error.
+        """Return what `fn()` returns; call `impatient()` once if it takes longer than that.
 
-        Args:
-            patience_secs: seconds, > 0, after which `impatient` is called, once.
-
-        Raises:
-            GivenUp: `give_up` was called.
+        Raises GivenUp if `give_up` was called.
         """
         with self._changed:
             self._outcome = None
-        self._jobs.put(fn)
-        with self._changed:
+            self._jobs.put(fn)
             is_over = self._changed.wait_for(self._is_over, patience_secs)
         if not is_over:
             impatient()

@@ -375,7 +375,7 @@ def test_objects_with_savers_of_their_own_are_written_at_once(tmp_path: Path) ->
 
 @pytest.mark.parametrize("what", [None, tf.Module(), tf.compat.v1.train.Checkpoint()])
 def test_an_argument_that_is_no_checkpoint_is_an_error(what: Any) -> None:
-    with pytest.raises(TypeError, match=r"expected TensorFlowSaver\(tf\.train\.Checkpoint\("):
+    with pytest.raises(TypeError, match=r"give TensorFlowSaver\(tf\.train\.Checkpoint\("):
         TensorFlowSaver(what)
 
 

@@ -43,8 +43,8 @@ async def test_a_worker_waits_for_a_ps_that_comes_later(
 async def test_a_long_wait_for_a_ps_is_warned_of_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asynchooks.tf.cluster._check._PATIENCE_SECS", 0.3)
-    monkeypatch.setattr("asynchooks.tf.cluster._check._LONGEST_PAUSE_SECS", 0.1)
+    monkeypatch.setattr("asynchooks.tf.cluster._messages._PATIENCE_SECS", 0.3)
+    monkeypatch.setattr("asynchooks.tf.cluster._messages._LONGEST_PAUSE_SECS", 0.1)
     task = task_of(free_cluster(ps=1, worker=1), "worker:0", max_wait_secs=2.0)
     with caplog.at_level(logging.INFO, "asynchooks"), pytest.raises(ClusterError):
         await task.check_cluster()

@@ -149,8 +149,7 @@ def test_what_is_of_the_wrong_type_is_refused(text: str, message: str) -> None:
         ({"ps": ["A:1"], "worker": ["a:1"]}, "ps:0 and worker:0 have the same address 'a:1'"),
         ({"ps": [PS], "boss": [ONE]}, "the job 'boss'; the jobs are ps, chief, master, worker"),
         ({"ps": {1: PS}, "worker": [ONE]}, r"ps has the indices \[1\].*: give \[0\]"),
-        ({"ps": {"0": PS}, "worker": [ONE]}, "ps has the index '0'; give integers >= 0"),
-        ({"ps": {-1: PS}, "worker": [ONE]}, "ps has the index -1; give integers >= 0"),
+        ({"ps": {-1: PS}, "worker": [ONE]}, "an index of the job ps is -1; give an integer >= 0"),
     ],
 )
 def test_a_cluster_that_cannot_train_is_refused(cluster: Any, message: str) -> None:
@@ -162,6 +161,11 @@ def test_a_cluster_that_cannot_train_is_refused(cluster: Any, message: str) -> N
 def test_what_is_no_cluster_is_refused(cluster: Any) -> None:
     with pytest.raises(TypeError, match=r"cluster is .*; give a tf.train.ClusterSpec, or"):
         ClusterTask(cluster, "worker", 0)
+
+
+def test_an_index_that_is_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="an index of the job ps is '0'; give an integer >= 0"):
+        ClusterTask({"ps": {"0": PS}, "worker": [ONE]}, "worker", 0)
 
 
 @pytest.mark.parametrize(

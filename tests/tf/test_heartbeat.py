@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
 
-from .models import let_others_run
+from .models import ChiefSessionCreator, let_others_run
 
 tf = pytest.importorskip("tensorflow")
 servers = pytest.importorskip("asynchooks.tf.cluster._server")
@@ -185,9 +186,10 @@ def test_stop_ends_the_thread_and_nothing_is_reported(
 
 
 @pytest.mark.parametrize("secs", [0, -1, math.inf, math.nan, None, "1"])
-def test_the_seconds_of_a_heartbeat_are_checked(secs: object) -> None:
-    with pytest.raises(ValueError, match="heartbeat_secs is .*; give seconds > 0"):
-        servers.check_heartbeat_secs(secs)
+def test_the_seconds_of_a_heartbeat_are_checked(secs: Any) -> None:
+    error = ValueError if isinstance(secs, (int, float)) else TypeError
+    with pytest.raises(error, match="heartbeat_secs is .*; give finite seconds > 0"):
+        ChiefSessionCreator(heartbeat_secs=secs)
 
 
 def test_one_address_and_step_are_one_server_as_long_as_it_is_used() -> None:

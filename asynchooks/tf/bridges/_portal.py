@@ -15,29 +15,27 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from ..._check import instance
+
 __all__ = ["BlockingPortal", "HookPortal"]
 
 LOOK_SECS = 0.1
-"""How long a blocked caller waits before it looks whether it is needed."""
+"""Between two calls of `meanwhile`."""
 _JOIN_SECS = 1.0
 
 
 class HookPortal:
     """An event loop in which a blocking caller has coroutines run, one after the other.
 
-    Args:
-        portal: anyio's blocking portal to an event loop of yours, which then stays open; None
-            starts an event loop (asyncio) in a thread, a daemon, so that a caller who never closes
-            it does not keep the process from ending.
+    A portal that is given stays open. None starts an event loop (asyncio) in a daemon thread, so
+    that a caller that never closes it does not keep the process from ending.
     """
 
     def __init__(self, portal: BlockingPortal | None = None) -> None:
-        if portal is not None and not isinstance(portal, BlockingPortal):
-            raise TypeError(
-                f"portal is {portal!r}; give one that anyio.from_thread.start_blocking_portal "
-                "opened, or None"
-            )
-        self._given = portal
+        expected = "one that anyio.from_thread.start_blocking_portal opened, or None"
+        self._given = (
+            None if portal is None else instance("portal", portal, BlockingPortal, expected)
+        )
         self._own: BlockingPortal | None = None
         self._finalizer: weakref.finalize[[BlockingPortal], HookPortal] | None = None
 
@@ -61,13 +59,9 @@ class HookPortal:
         *args: Any,
         meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        """Have `fn(*args)` run there, and block until it has ended.
+        """Have `fn(*args)` run there, and block until it has ended; raises what it raised.
 
-        Args:
-            meanwhile: called here about every tenth of a second while it runs.
-
-        Raises:
-            BaseException: what it raised.
+        `meanwhile` is called here about every tenth of a second while it runs.
         """
         future = self.portal.start_task_soon(fn, *args)
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..._check import instance
 from ..._engine.current import current_engine
 from ..._engine.runner import is_async
 from ..._engine.stop import Stop
@@ -55,12 +56,13 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
             while not session.should_stop():
                 session.run(train_op)
     """
-    if not isinstance(hook, SessionRunHook):
-        raise TypeError(f"sync_hook got {hook!r}; give an instance of asynchooks.SessionRunHook")
+    instance("hook", hook, SessionRunHook, "an instance of asynchooks.SessionRunHook")
     return _SyncHook(hook, HookPortal(portal))
 
 
-class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+class _SyncHook(v1.train.SessionRunHook, Owner):  # type: ignore[misc, name-defined]
+    """The hook as TensorFlow's session calls it; to its coordinator, it is the session."""
+
     def __init__(self, hook: SessionRunHook, portal: HookPortal) -> None:
         self._hook = hook
         self._portal = portal
@@ -97,7 +99,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._step = raw.global_step.bound(self._stop)
         self._their_coord = coord
         self._coord = GraphCoordinator(clean_stop_exception_types=())
-        self._coord.attach(_Bridge(self))
+        self._coord.attach(self)
         self._call("after_create_session", session, self._coord)
         _take_up_step(raw)
 
@@ -141,7 +143,7 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
                 return self._portal.call(self._drive, method, args, meanwhile=self._poll)
             result = method(*args)
             if isinstance(result, Awaitable):
-                return self._portal.call(self._drive, _itself, (result,), meanwhile=self._poll)
+                return self._portal.call(self._drive, _await, (result,), meanwhile=self._poll)
         except Exception as error:
             add_note(error, f"in {moment} of {type(self._hook).__name__}")
             raise
@@ -171,7 +173,10 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         if self._context.stop_requested or is_at_limit:
             run_context.request_stop()
 
-    def _stop_theirs(self, is_set: bool) -> None:
+    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        return Driven(task, self._graph, self._name)
+
+    def stop_changed(self, is_set: bool) -> None:
         if is_set and self._coord is not None and self._their_coord is not None:
             error = self._coord.error
             # TensorFlow takes a bare error for the one that is being handled
@@ -194,21 +199,6 @@ class _SyncHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         return type(self._hook).__name__
 
 
-class _Bridge(Owner):
-    """TensorFlow's session, as the coordinator of the hook sees it."""
-
-    __slots__ = ("_hook",)
-
-    def __init__(self, hook: _SyncHook) -> None:
-        self._hook = hook
-
-    def stop_changed(self, is_set: bool) -> None:
-        self._hook._stop_theirs(is_set)
-
-    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-        return Driven(task, self._hook._graph, self._hook._name)
-
-
 def _take_up_step(raw: RawSession) -> None:
     """Take the step of the model, also where it has gone back."""
     known, found = raw.global_step.value, raw.read_step()
@@ -218,5 +208,5 @@ def _take_up_step(raw: RawSession) -> None:
         raw.global_step.publish(found)
 
 
-async def _itself(awaitable: Awaitable[Any]) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

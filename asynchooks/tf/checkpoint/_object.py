@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from ..._check import instance
 from ..._errors import CheckpointError, DamagedCheckpointError
 
 _DAMAGE = (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError, IndexError)
@@ -36,7 +37,7 @@ class TensorFlowSaver:
     they are created.
 
     Args:
-        checkpoint: what names the objects to save.
+        checkpoint: a `tf.train.Checkpoint` that names the objects to save.
 
     Raises:
         TypeError: it is no `tf.train.Checkpoint`.
@@ -46,17 +47,13 @@ class TensorFlowSaver:
         model.weights = tf.Variable([1.0, 2.0])
         saver = TensorFlowSaver(tf.train.Checkpoint(model=model))
         write = saver.snapshot()
-        model.weights.assign([3.0, 4.0])  # changes nothing of what is written
+        model.weights.assign([3.0, 4.0])  # the copy stays as it is
         write("model.ckpt-1")
     """
 
     def __init__(self, checkpoint: Any) -> None:
-        if not isinstance(checkpoint, tf.train.Checkpoint):
-            raise TypeError(
-                f"checkpoint is {checkpoint!r}; expected TensorFlowSaver(tf.train.Checkpoint("
-                "model=model, optimizer=optimizer))"
-            )
-        self._checkpoint = checkpoint
+        expected = "TensorFlowSaver(tf.train.Checkpoint(model=model, optimizer=optimizer))"
+        self._checkpoint = instance("checkpoint", checkpoint, tf.train.Checkpoint, expected)
 
     def save(self, path: str) -> None:
         """Write the variables as they are now; they must not change meanwhile.

@@ -18,27 +18,18 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True)
 class VariablesCopy:
-    """Names, slices and values as a saver's op `SaveV2` takes them.
+    """Names, slices and values as a saver's op `SaveV2` takes them."""
 
-    Args:
-        names: of the variables in the file; bytes, shape (n,).
-        slices: which part of a variable each is, "" for the whole; bytes, shape (n,).
-        values: n arrays, which are not changed any more.
-    """
-
-    names: np.ndarray[Any, Any]
-    slices: np.ndarray[Any, Any]
-    values: list[np.ndarray[Any, Any]]
+    names: np.ndarray[Any, Any]  # of the variables in the file; bytes, shape (n,)
+    slices: np.ndarray[Any, Any]  # of the variables, "" for the whole; bytes, shape (n,)
+    values: list[np.ndarray[Any, Any]]  # n arrays, which are not changed any more
 
 
 class VariablesWriter:
     """Writes copies in TensorFlow's format: `<prefix>.index` and `<prefix>.data-00000-of-00001`.
 
-    In a graph and a session of its own, made once: nothing of it runs where training does. Close
-    it.
-
-    Args:
-        dtypes: of the values of every copy, in their order.
+    In a graph and a session of its own, created once for copies whose values have these dtypes:
+    nothing of it runs where training does. Close it.
     """
 
     def __init__(self, dtypes: list[np.dtype[Any]]) -> None:
@@ -61,14 +52,12 @@ class VariablesWriter:
             inter_op_parallelism_threads=1,
         )
         self._session = v1.Session(graph=graph, config=config)
+        self.close = self._session.close
 
     def write(self, copy: VariablesCopy, prefix: str) -> None:
         feeds = {self._prefix: prefix, self._names: copy.names, self._slices: copy.slices}
         feeds.update(zip(self._values, copy.values, strict=True))
         run_in_graph(self._session, self._save, feeds)
-
-    def close(self) -> None:
-        self._session.close()
 
 
 class VariablesCopier:
@@ -76,9 +65,6 @@ class VariablesCopier:
 
     It keeps the memory of the last copy that was written: new memory takes ten times as long to
     fill, here 0.4 s for 200 MB instead of 0.04. Close it.
-
-    Raises:
-        ValueError: the saver has no op of a kind that can be read.
     """
 
     def __init__(self, session: Any, saver: Any) -> None:

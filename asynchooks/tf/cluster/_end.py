@@ -23,13 +23,9 @@ _GRACE_SECS = 1.0
 
 
 async def report_end(name: str, targets: dict[str, str]) -> set[str]:
-    """Report the end of this task's training to each ps; returns those that have it.
+    """Report the end of this task's training to each ps, by name; returns those that have it.
 
     It ends within some five seconds, also where a server does not answer.
-
-    Args:
-        name: of this task.
-        targets: name of the ps -> "grpc://host:port".
     """
     engine = current_engine()
     until = engine.now() + _REPORT_SECS
@@ -68,13 +64,7 @@ def _queue(ps: str) -> str:
 
 
 class EndOfTraining:
-    """At a ps: the tasks that have reported their end. The task makes it; it need not be closed.
-
-    Args:
-        name: the ps.
-        trainers: the names of the tasks that train.
-        chief: one of them.
-    """
+    """At a ps: the tasks that have reported their end, of those that train. Needs no close."""
 
     def __init__(self, name: str, trainers: set[str], chief: str) -> None:
         self._name = name
@@ -87,12 +77,8 @@ class EndOfTraining:
     async def wait(self, start: Callable[[], str], linger_secs: float) -> None:
         """Suspend until training has ended. Cancellation safe: reported ends are kept.
 
-        Args:
-            start: starts the server, unless it runs, and returns its address; blocks.
-            linger_secs: seconds to wait for the others once the chief has ended.
-
-        Raises:
-            RuntimeError: another task waits already.
+        `start` starts the server, unless it runs, and returns its address; it blocks. Once the
+        chief has ended, the others have `linger_secs`.
         """
         if self._is_awaited:
             raise RuntimeError(f"{self._name} is being served already; call serve() once")
@@ -137,14 +123,9 @@ class EndOfTraining:
 
 
 class _Receiver:
-    """Receives the reported ends from this process's server, by one blocked dequeue in a thread.
+    """Adds the reported ends to `ended`, by one blocked dequeue on the server, in a thread.
 
     The constructor and `close` block for some milliseconds.
-
-    Args:
-        target: the server's address.
-        queue: the name of the queue there.
-        ended: where to add the names.
     """
 
     def __init__(self, target: str, queue: str, ended: set[str]) -> None:

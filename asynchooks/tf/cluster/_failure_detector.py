@@ -53,11 +53,8 @@ class FailureDetector:
         return self._lost[1] >= _HEARTBEATS_MISSED
 
     def silent(self, rows: np.ndarray, own_slot: int) -> list[SilentProcess]:
-        """The processes that are silent now; call it once for each own heartbeat.
-
-        Args:
-            rows: of all slots, int64, shape (slots, 4): process id, steps held, heartbeats,
-                microseconds between two of them.
+        """The processes that are silent now, by the rows of all slots: process id, steps held,
+        heartbeats, microseconds between two of them. Call it once for each own heartbeat.
         """
         found = []
         before, self._seen = self._seen, {}
@@ -81,12 +78,8 @@ class ProcessIds:
 
     A process that is stopped, or cut off, may resume at any moment, and the runs that it has under
     way then exceed what others have been granted. One that was killed never does: its port refuses
-    connections, or another process of its task has taken a slot.
-
-    Args:
-        name: this process's task, "job:index".
-        addresses: name -> "host:port" of all tasks; empty where there is no cluster: then no
-            process is known.
+    connections, or another process of its task has taken a slot. Where there is no cluster, there
+    are no addresses, and no process is known.
     """
 
     def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
@@ -112,19 +105,17 @@ class ProcessIds:
             in_slots: the process ids in all slots now, int64; 0 where a slot is free.
         """
         task = self._task(process_id)
-        if not task:
-            return []
-        slots = enumerate(in_slots.tolist())
-        return [slot for slot, each in slots if each != process_id and self._task(each) == task]
+        return [
+            slot
+            for slot, each in enumerate(in_slots.tolist())
+            if task and each != process_id and self._task(each) == task
+        ]
 
     def may_resume(self, process_id: int, in_slots: np.ndarray) -> bool:
         """Whether the process may still exist; False where that cannot be known.
 
         The first answer is a guess: each call probes its port again, in a thread, and the next call
         has the result.
-
-        Args:
-            in_slots: as for `others_of_task`.
         """
         task = self._task(process_id)
         if not task or self.others_of_task(process_id, in_slots):

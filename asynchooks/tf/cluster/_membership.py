@@ -35,17 +35,12 @@ _LEAST_PATIENCE_SECS = 3.0
 
 
 class Membership(StepSource):
-    """Brings a server's global step to the one of this process, and rations its last steps.
+    """Publishes a server's global step to the one of this process, and grants its last steps.
 
-    The server of this process (`_server.Server`) makes it with the first session there, and closes
-    it with the last. It has threads of its own, to go on while the event loop is busy.
+    `_server.Server` creates it with the first session there, and closes it with the last. It has
+    threads of its own, to go on while the event loop is busy.
 
     Args:
-        step: where to publish; fed from here until `close`.
-        place: where the step lives.
-        master: the address through which the server is reached.
-        config: a `tf.compat.v1.ConfigProto`, or None.
-        process_ids: of this process and of the others.
         heartbeat_secs: seconds, > 0: two heartbeats are sent in that time, and a server that does
             not answer for so long is reported.
         stride: by how much one run moves the step.

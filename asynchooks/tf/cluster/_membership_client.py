@@ -20,6 +20,9 @@ from ._membership_table import NUM_SLOTS, MembershipTable, Place
 v1 = tf.compat.v1
 
 
+_TAKEN_FOR_DEAD = "other processes have taken this one for dead"
+
+
 class Notification(NamedTuple):
     """What the table sends: the step, its epoch, and how many slots have been taken so far."""
 
@@ -37,14 +40,10 @@ class SlotLostError(RuntimeError):
 
 
 class MembershipClient:
-    """A slot, from `take_slot` until `close`. The constructor adds operations and runs none.
+    """A slot from `take_slot` until `close`.
 
-    Args:
-        place: where the step lives.
-        master: the address through which the server is reached.
-        config: a `tf.compat.v1.ConfigProto`, or None.
-        process_id: of this process, > 0.
-        every_micros: microseconds between two heartbeats.
+    The constructor adds operations and runs none. `every_micros`: microseconds between two
+    heartbeats.
     """
 
     first: Notification
@@ -70,9 +69,8 @@ class MembershipClient:
     def take_slot(self) -> None:
         """Take a slot; sets `slot`, and `first`, the first notification.
 
-        Raises:
-            tf.errors.OpError: the server is lost, or the step is not initialised.
-            SlotLostError: all slots are taken.
+        Raises OpError if the server is lost or the step is not initialised, SlotLostError if all
+        slots are taken.
         """
         self._session = self._open()
         try:
@@ -93,24 +91,23 @@ class MembershipClient:
     def take(self, wanted: int, held: int, stride: int, limit: int) -> tuple[Notification, int]:
         """Ask for tickets for so many runs, and report the steps that are held here.
 
-        Raises:
-            SlotLostError: other processes have taken this one for dead.
+        Raises SlotLostError if the slot was freed, as `heartbeat` does.
         """
         request = [self.slot, self._process_id, wanted, held, stride, limit]
         reply = self._ask(self._to_take, request)
         if reply[3] < 0:
-            raise SlotLostError("other processes have taken this one for dead")
+            raise SlotLostError(_TAKEN_FOR_DEAD)
         return Notification.of(reply), int(reply[3])
 
     def heartbeat(self) -> tuple[Notification, np.ndarray]:
         """Count a heartbeat; returns a notification, and the rows of all slots."""
         reply = self._ask(self._to_heartbeat, [self.slot, self._process_id])
         if reply[2 + self.slot][0] != self._process_id:
-            raise SlotLostError("other processes have taken this one for dead")
+            raise SlotLostError(_TAKEN_FOR_DEAD)
         return Notification.of(reply[0]), reply[2:]
 
     def evict(self, slot: int, process_id: int, heartbeats: int) -> bool:
-        """Free the slot of a dead process; whether process and heartbeats were still the same."""
+        """Free a dead process's slot; returns whether process and heartbeats were still these."""
         return bool(self._ask(self._leave, [slot, process_id, heartbeats]))
 
     def leave(self) -> None:
@@ -137,8 +134,7 @@ class MembershipClient:
     def close(self, *, leaves: bool = False) -> None:
         """End the blocked wait and the sessions, without waiting for the server.
 
-        Args:
-            leaves: whether to free the slot first, once the server answers.
+        With `leaves` the slot is freed first, once the server answers.
         """
         self._is_closed = True
         sessions, self._sessions = self._sessions, []
@@ -167,10 +163,7 @@ class MembershipClient:
 class ReadyListener:
     """One blocked wait, in a thread, until a chief announces that the model is ready, or `close`.
 
-    Args:
-        place: where the step lives, or will live.
-        master, config: as for `MembershipClient`.
-        on_ready: called from the thread then; never if the server is lost.
+    `on_ready` is called from the thread then; never if the server is lost.
     """
 
     def __init__(

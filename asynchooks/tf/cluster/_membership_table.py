@@ -59,15 +59,11 @@ def num_subscribers_for(num_taken: int) -> int:
 
 
 class MembershipTable:
-    """The table of one global step, in one graph, which must not be finalized.
+    """The table of the global step at a place, in one graph, which must not be finalized.
 
     Every method adds operations and returns a tensor to fetch. A notification is int64, shape (3,):
     the step, the epoch, and how many slots have been taken. A request is fed as one tensor, int64,
     shape (n,): each tensor costs a message of its own.
-
-    Args:
-        graph: where to add operations.
-        place: where the step lives.
     """
 
     def __init__(self, graph: tf.Graph, place: Place) -> None:
@@ -83,9 +79,24 @@ class MembershipTable:
 
     def notification_after(self, op: Any, num_taken: int) -> Any:
         """Notify the subscribers that are due once `op` has moved the step; a notification."""
-        with self._here(), tf.control_dependencies([op]):
-            step, head = self._news()
-        return self._notify_due(step, head, num_taken)
+        num_subscribers = num_subscribers_for(num_taken)
+        with self._here():
+            with tf.control_dependencies([op]):
+                step, head = self._news()
+            for slot in range(num_subscribers):
+                self._subscriber(slot)  # outside of the branches
+            with tf.control_dependencies([step]):
+                due = self._read(self._thresholds)[:num_subscribers] <= step
+
+            def notify() -> Any:
+                with tf.control_dependencies(
+                    [self._notify(each, due[each]) for each in range(num_subscribers)]
+                ):
+                    return tf.constant(True)
+
+            notified = tf.cond(tf.reduce_any(due), notify, lambda: tf.constant(False))
+            with tf.control_dependencies([notified]):
+                return self._notification(step, head)
 
     def notification(self, num_taken: int) -> Any:
         """Notify the subscribers that are due now; a notification."""
@@ -129,8 +140,7 @@ class MembershipTable:
     def join(self, request: Any) -> Any:
         """Take a slot: (process id, microseconds between two heartbeats).
 
-        Returns:
-            int64, shape (4,): a notification and the slot, -1 if there is none left.
+        Returns int64, shape (4,): a notification and the slot, -1 if there is none left.
         """
 
         def take(request: Any) -> Any:
@@ -160,9 +170,8 @@ class MembershipTable:
     def take(self, request: Any) -> Any:
         """Ask for tickets: (slot, process id, runs wanted, steps held, steps of one run, limit).
 
-        Returns:
-            int64, shape (4,): a notification, and the number of runs granted; -1 if another process
-            has the slot.
+        Returns int64, shape (4,): a notification, and the number of runs granted; -1 if another
+        process has the slot.
         """
 
         def take(request: Any) -> Any:
@@ -188,8 +197,7 @@ class MembershipTable:
     def heartbeat(self, request: Any) -> Any:
         """Count a heartbeat of this process: (slot, process id).
 
-        Returns:
-            int64, shape (slots + 2, 4): a notification, then the rows.
+        Returns int64, shape (slots + 2, 4): a notification, then the rows.
         """
 
         def count(request: Any) -> Any:
@@ -209,10 +217,8 @@ class MembershipTable:
     def leave(self, request: Any) -> Any:
         """Free a slot: (slot, process id, heartbeats); -1 for any number of heartbeats.
 
-        No subscriber is notified: a process that is short of tickets asks again by itself.
-
-        Returns:
-            int64, shape (): 1, or 0 if the slot holds anything else.
+        No subscriber is notified: a process that is short of tickets asks again by itself. Returns
+        int64, shape (): 1, or 0 if the slot holds anything else.
         """
 
         def leave(request: Any) -> Any:
@@ -282,7 +288,7 @@ class MembershipTable:
 
     def _subscriber(self, slot: int) -> Any:
         while len(self._subscribers) <= slot:
-            with self._graph.control_dependencies(None):  # whichever operation needs it first
+            with self._graph.control_dependencies(None):  # several operations may need it
                 self._subscribers.append(self._queue(f"subscriber{len(self._subscribers)}"))
         return self._subscribers[slot]
 
@@ -321,24 +327,6 @@ class MembershipTable:
         head = self._read(self._slots)[0]
         with tf.control_dependencies([head]):
             return self._read_step(), head
-
-    def _notify_due(self, step: Any, head: Any, num_taken: int) -> Any:
-        with self._here():
-            num_subscribers = num_subscribers_for(num_taken)
-            for slot in range(num_subscribers):
-                self._subscriber(slot)  # outside of the branches
-            with tf.control_dependencies([step]):
-                due = self._read(self._thresholds)[:num_subscribers] <= step
-
-            def notify() -> Any:
-                with tf.control_dependencies(
-                    [self._notify(each, due[each]) for each in range(num_subscribers)]
-                ):
-                    return tf.constant(True)
-
-            notified = tf.cond(tf.reduce_any(due), notify, lambda: tf.constant(False))
-            with tf.control_dependencies([notified]):
-                return self._notification(step, head)
 
     def _notify(self, slot: int, is_due: Any = True) -> Any:
         return self._put_once(self._subscriber(slot), is_due)

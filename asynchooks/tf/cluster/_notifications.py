@@ -23,12 +23,7 @@ MAX_FUSED = 64
 
 
 class Notifications:
-    """The membership table's operations in one graph; its lease makes it before it is finalized.
-
-    Args:
-        graph: that is trained.
-        step: its global step.
-    """
+    """The membership table's operations in a graph that is trained, made before it is finalized."""
 
     def __init__(self, graph: tf.Graph, step: Any) -> None:
         self.place = Place.of(step)
@@ -94,10 +89,7 @@ class Notifications:
         moves = self._moves(fetches)
         if not moves:
             return None
-        if len(moves) == 1:
-            (update,) = moves
-            return fetches, self._after.get(update)
-        return fetches, None
+        return fetches, self._after.get(moves.pop()) if len(moves) == 1 else None
 
     def _moves(self, fetches: Any) -> set[tf.Operation]:
         """The updates of the step that a run of these fetches makes."""

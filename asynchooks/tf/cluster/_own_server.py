@@ -48,13 +48,8 @@ class Servers:
     def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:
         """Start the task's server, unless it runs, and write the task's description to it; blocks.
 
-        Args:
-            name: the task, "job:index".
-            addresses: name -> "host:port" of the cluster's tasks.
-            cluster: the same, as TensorFlow takes it.
-
-        Raises:
-            ClusterError: it cannot listen there.
+        `cluster` is the addresses, name -> "host:port", as TensorFlow takes them. Raises
+        ClusterError if it cannot listen there.
         """
         address = addresses[name]
         task = {"task": name, "cluster": addresses, "version": version()}
@@ -90,13 +85,10 @@ class Servers:
 
 
 def _check_port(name: str, address: str) -> None:
-    """Check whether TensorFlow's server can be started for this task.
+    """Raise ClusterError if TensorFlow's server could not be started for this task.
 
     TensorFlow's own error is "Could not start gRPC server", no more. The port is released at once:
     another program may still take it.
-
-    Raises:
-        ClusterError: the host is unknown, is another machine, or the port is taken or not allowed.
     """
     host, port = split_address(address)
     start = f"{name} is to listen at {address}"

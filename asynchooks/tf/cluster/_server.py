@@ -6,7 +6,6 @@ It runs no graph: a run on a server that has fallen silent never returns, whatev
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import threading
 from collections.abc import Mapping
@@ -89,22 +88,18 @@ class Server:
         """A session that has joined closes."""
         with self._lock:
             self._num_sessions -= 1
-            membership = self._membership if self._num_sessions == 0 else None
-            if membership is not None:
-                self._membership = None
+            if self._num_sessions:
+                return
+            membership, self._membership = self._membership, None
         if membership is not None:
             OldObjects.take_back()
             membership.close()
 
     def note(self, notification: Notification, *, begins: bool = False) -> bool:
-        """Apply a notification; from any thread.
+        """Apply a notification, from any thread; returns whether it is of the newest known epoch.
 
-        Args:
-            begins: whether a session begins with it: no run of its own is known here yet.
-
-        Returns:
-            Whether it is of the newest known epoch: an older one comes from a server that has just
-            started, before its chief has initialised the model, or it is late.
+        An older one comes from a server that has just started, before its chief has initialised the
+        model, or it is late. `begins`: a session begins with it, which has made no run yet.
         """
         with self._epoch_lock:
             self.num_taken = max(self.num_taken, notification.num_taken)
@@ -127,7 +122,7 @@ class Server:
         return True
 
     def add_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A session opens that must be told when the server does not answer."""
+        """A session opens whose runs must fail when the server does not answer."""
         with self._lock:
             self._heartbeats.add(heartbeat)
 
@@ -181,7 +176,7 @@ class Heartbeat:
     Args:
         master: the server's address, "grpc://host:port".
         secs: seconds within which silence is noticed, > 0.
-        others: further servers that must answer, by their names, as the address of the master.
+        others: further servers that must answer, name -> address.
     """
 
     def __init__(
@@ -194,13 +189,8 @@ class Heartbeat:
         self._stopped = threading.Event()
 
     def check(self) -> None:
-        """Check once, blocking.
-
-        Raises:
-            tf.errors.UnavailableError: the server does not answer (with the reason).
-        """
-        problem = self._check_all()
-        if problem:
+        """Check once, blocking; UnavailableError, with the reason, if a server does not answer."""
+        if problem := self._problem():
             raise self._error(problem)
 
     def report(self, problem: str) -> None:
@@ -215,28 +205,25 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._timeout):
-            problem = self._check_all()
+            problem = self._problem()
             if problem and not self._stopped.is_set():
                 logger.warning("%s", problem)
                 self.report(problem)
                 return
 
-    def _check_all(self) -> str:
-        """What is wrong with the servers; "" if all answer."""
-        for name, target in self._servers.items():
-            problem = self._check_one(name, target)
-            if problem:
-                return problem
-        return ""
+    def _problem(self) -> str:
+        """What is wrong with a server; "" if all answer."""
+        problems = (self._check_one(*each) for each in self._servers.items())
+        return next(filter(None, problems), "")
 
     def _check_one(self, name: str, target: str) -> str:
         try:
             address = urlsplit(target)
             host, port = address.hostname, address.port
         except ValueError:
-            return ""  # several addresses, or a form that only TensorFlow knows
+            host = port = None
         if host is None or port is None:
-            return ""
+            return ""  # several addresses, or a form that only TensorFlow knows
         try:
             with socket.create_connection((host, port), self._timeout) as connection:
                 connection.settimeout(self._timeout)
@@ -253,9 +240,3 @@ class Heartbeat:
     def _error(problem: str) -> Exception:
         error: Exception = tf.errors.UnavailableError(None, None, problem)
         return error
-
-
-def check_heartbeat_secs(secs: float) -> float:
-    if isinstance(secs, (int, float)) and 0 < secs < math.inf:
-        return float(secs)
-    raise ValueError(f"heartbeat_secs is {secs!r}; give seconds > 0")

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import tensorflow as tf
 
+from ..._check import integer
+
 JOBS = ("ps", "chief", "master", "worker", "evaluator")
 CHIEF_JOBS = ("chief", "master")
 TRAINING_JOBS = ("chief", "master", "worker")
@@ -23,7 +25,7 @@ _EXAMPLE = '{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222
 
 
 class TaskConfig(NamedTuple):
-    """The contents of TF_CONFIG."""
+    """The contents of TF_CONFIG; not checked."""
 
     cluster: Any
     job: Any
@@ -32,12 +34,7 @@ class TaskConfig(NamedTuple):
 
 
 def parse_tf_config(text: str | None) -> TaskConfig:
-    """Read the text of TF_CONFIG; the cluster in it is not checked.
-
-    Raises:
-        TypeError: it is no text.
-        ValueError: it is missing, is no JSON object, or lacks a part.
-    """
+    """Read the text of TF_CONFIG; ValueError if it is missing, no JSON object, or lacks a part."""
     right = f'give {{"cluster": {_EXAMPLE}, "task": {{"type": "worker", "index": 0}}}}'
     if text is None or text == "":
         how = "not set" if text is None else "empty"
@@ -72,13 +69,7 @@ def _with_indices(tasks: Any) -> Any:
 
 
 def checked_tasks(cluster: Any) -> Tasks:
-    """All tasks of a cluster.
-
-    Raises:
-        TypeError: it is no cluster, or a job is no list of addresses.
-        ValueError: there is no ps, no chief, or more than one; a job that is not known; an address
-            that is none, or is given twice.
-    """
+    """All tasks of a cluster; TypeError or ValueError unless one can train with it."""
     if isinstance(cluster, tf.train.ClusterSpec):
         cluster = cluster.as_dict()
     if not isinstance(cluster, Mapping):
@@ -92,9 +83,8 @@ def checked_tasks(cluster: Any) -> Tasks:
         raise ValueError(f"the cluster is empty; give for each job its addresses: {_EXAMPLE}")
     _check_roles(tasks)
     seen: dict[str, str] = {}
-    for name, address in named(tasks):
-        other = seen.setdefault(address.lower(), name)
-        if other != name:
+    for name, address in named(tasks).items():
+        if (other := seen.setdefault(address.lower(), name)) != name:
             raise ValueError(
                 f"{other} and {name} have the same address {address!r}; give each task its own"
             )
@@ -109,10 +99,9 @@ def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
             f"the job {job} is {_shown(tasks)}; give a list of addresses, "
             f'{{"{job}": ["10.0.0.1:2222"]}}, or a dict {{index: address}}'
         )
-    found = dict(tasks) if isinstance(tasks, Mapping) else dict(enumerate(tasks))
+    given = tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks)
+    found = {integer(f"an index of the job {job}", key, least=0): each for key, each in given}
     for index, address in found.items():
-        if not _is_index(index):
-            raise ValueError(f"the job {job} has the index {_shown(index)}; give integers >= 0")
         check_address(f"{job}:{index}", address)
     if job == "ps" and sorted(found) != list(range(len(found))):
         raise ValueError(
@@ -123,7 +112,7 @@ def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
 
 
 def check_address(name: str, address: Any) -> None:
-    """Raise ValueError (TypeError for what is no text) unless it is "host:port"."""
+    """Raise ValueError (TypeError for other types than str) unless it is "host:port"."""
     right = f'{name} has the address {_shown(address)}; give "host:port", as "10.0.0.1:2222"'
     if not isinstance(address, str):
         raise TypeError(right)
@@ -138,17 +127,12 @@ def check_address(name: str, address: Any) -> None:
 def split_address(address: str) -> tuple[str, int]:
     """The host and the port of "host:port", or of "[::1]:port"; ValueError if it is neither."""
     parts = urlsplit(f"//{address}")
-    port = parts.port
+    host, port = parts.hostname, parts.port
     if not port:
         raise ValueError("there is no port from 1 to 65535")
-    if (
-        not parts.hostname
-        or parts.netloc != address
-        or "@" in address
-        or address.split() != [address]
-    ):
+    if not host or parts.netloc != address or "@" in address or address.split() != [address]:
         raise ValueError("that is not one host and one port")
-    return parts.hostname, port
+    return host, port
 
 
 def _check_roles(tasks: Tasks) -> None:
@@ -157,7 +141,7 @@ def _check_roles(tasks: Tasks) -> None:
             f"the cluster has no ps, but only {', '.join(tasks)}; variables are placed on a ps: "
             f"{_EXAMPLE}"
         )
-    chiefs = [name for name, _ in named(tasks) if name.split(":")[0] in CHIEF_JOBS]
+    chiefs = _chiefs(tasks)
     if len(chiefs) > 1:
         raise ValueError(
             f"the cluster has {len(chiefs)} chiefs: {', '.join(chiefs)}; one initialises the "
@@ -170,40 +154,41 @@ def _check_roles(tasks: Tasks) -> None:
         )
 
 
-def check_task(tasks: Tasks, job: Any, index: Any) -> None:
-    """Raise ValueError (TypeError for an index that is no integer) unless there is this task."""
+def check_task(tasks: Tasks, job: Any, given: Any) -> int:
+    """The index; ValueError (TypeError if it is no integer) unless there is this task."""
     if not isinstance(job, str) or job not in tasks:
-        hint = ""
-        if job == "evaluator":
-            hint = "; list the evaluator in the cluster, too, for it to reach the variables"
+        hint = "; list the evaluator in the cluster, too, for it to reach the variables"
         raise ValueError(
-            f"the task's job is {_shown(job)}; the cluster has {', '.join(tasks)}{hint}"
+            f"the task's job is {_shown(job)}; the cluster has {', '.join(tasks)}"
+            + hint * (job == "evaluator")
         )
-    if not _is_index(index, least=None):
-        raise TypeError(f"the index of the task in {job!r} is {_shown(index)}; give an integer")
-    if index not in tasks[job]:
-        there = tasks[job]
+    index, there = integer(f"the index of the task in {job!r}", given), tasks[job]
+    if index not in there:
         indices = ", ".join(map(str, there)) if len(there) < 10 else f"0 to {max(there)}"
         raise ValueError(f"the task is {job}:{index}; of {job!r} the cluster has {indices}")
+    return index
 
 
-def named(tasks: Tasks) -> list[tuple[str, str]]:
-    """(Name, address) of each task."""
-    return [
-        (f"{job}:{index}", address)
+def named(tasks: Tasks) -> dict[str, str]:
+    """Name -> address of each task."""
+    return {
+        f"{job}:{index}": address
         for job, addresses in tasks.items()
         for index, address in addresses.items()
-    ]
+    }
+
+
+def _chiefs(tasks: Tasks) -> list[str]:
+    return [f"{job}:{index}" for job in CHIEF_JOBS for index in tasks.get(job, ())]
 
 
 def chief_of(tasks: Tasks) -> str:
     """The name of the task that initialises the model."""
-    chiefs = [name for name, _ in named(tasks) if name.split(":")[0] in CHIEF_JOBS]
-    return chiefs[0] if chiefs else "worker:0"
+    return next(iter(_chiefs(tasks)), "worker:0")
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str], most: int = 5) -> str:
-    """What two clusters, as name -> address, do not have in common, for people."""
+    """Where two clusters, as name -> address, differ, for messages."""
     found = [
         f"{name} is {one.get(name, 'missing')} here and {other.get(name, 'missing')} there"
         for name in sorted(one.keys() | other.keys())
@@ -211,27 +196,6 @@ def differences(one: Mapping[str, str], other: Mapping[str, str], most: int = 5)
     ]
     more = [f"and {len(found) - most} tasks more"] if len(found) > most else []
     return ", ".join(found[:most] + more)
-
-
-def checked_count(num: Any) -> int:
-    if isinstance(num, bool) or not isinstance(num, int):
-        raise TypeError(f"workers_per_process is {num!r}; give an integer >= 1")
-    if num < 1:
-        raise ValueError(f"workers_per_process is {num}; give an integer >= 1")
-    return num
-
-
-def checked_secs(name: str, secs: Any) -> float:
-    if isinstance(secs, bool) or not isinstance(secs, (int, float)):
-        raise TypeError(f"{name} is {secs!r}; give seconds >= 0")
-    if not secs >= 0:
-        raise ValueError(f"{name} is {secs!r}; give seconds >= 0")
-    return float(secs)
-
-
-def _is_index(index: Any, least: int | None = 0) -> bool:
-    is_integer = isinstance(index, int) and not isinstance(index, bool)
-    return is_integer and (least is None or index >= least)
 
 
 def _shown(value: Any) -> str:

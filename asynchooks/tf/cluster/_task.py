@@ -12,23 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..._check import integer, number
 from ..._engine.base import AsyncOnly
 from ..._engine.current import current_engine
 from ..._engine.threads import run_blocking
 from ..._errors import is_clean_end
-from ._check import check_ps
 from ._end import EndOfTraining, report_end
+from ._messages import check_ps
 from ._own_server import Servers
-from ._spec import (
-    TRAINING_JOBS,
-    check_task,
-    checked_count,
-    checked_secs,
-    checked_tasks,
-    chief_of,
-    named,
-    parse_tf_config,
-)
+from ._spec import TRAINING_JOBS, check_task, checked_tasks, chief_of, named, parse_tf_config
 
 v1 = tf.compat.v1
 
@@ -38,7 +30,7 @@ _GRACE_SECS = 1.0
 class ClusterTask(AsyncOnly):
     """One process of a cluster: its name, its server, the devices of its ops, and a clean end.
 
-    Your script makes it, one in each process. `async with task:` starts the server and waits until
+    Your script creates one in each process. `async with task:` starts the server and waits until
     every ps answers and was given the same cluster; after a clean end it reports the end of this
     process to each ps, which `serve` waits for. The server itself lives as long as the process:
     TensorFlow cannot stop one.
@@ -81,18 +73,18 @@ class ClusterTask(AsyncOnly):
         max_wait_secs: float = 300.0,
     ) -> None:
         self._tasks = checked_tasks(cluster)
-        check_task(self._tasks, job, index)
         self.job = job
-        self.index = index
-        self.name = f"{job}:{index}"
+        self.index = check_task(self._tasks, job, index)
+        self.name = f"{job}:{self.index}"
         self.is_ps = job == "ps"
         self.is_chief = self.name == chief_of(self._tasks)
         self.cluster = tf.train.ClusterSpec(self._tasks)
-        self.workers_per_process = checked_count(workers_per_process)
-        self.max_wait_secs = checked_secs("max_wait_secs", max_wait_secs)
-        self._addresses = dict(named(self._tasks))
-        trainers = [each for each in self._tasks if each in TRAINING_JOBS]
-        self._trainers = {f"{each}:{number}" for each in trainers for number in self._tasks[each]}
+        self.workers_per_process = integer("workers_per_process", workers_per_process, least=1)
+        self.max_wait_secs = _secs("max_wait_secs", max_wait_secs)
+        self._addresses = named(self._tasks)
+        self._trainers = {
+            each for each in self._addresses if each.partition(":")[0] in TRAINING_JOBS
+        }
         self._reported: set[str] = set()  # each ps that has the end of this process
         self._end_of_training = EndOfTraining(self.name, self._trainers, chief_of(self._tasks))
 
@@ -189,7 +181,7 @@ class ClusterTask(AsyncOnly):
             RuntimeError: this task is no ps, or is being served already.
             ClusterError: as `start`.
         """
-        checked_secs("linger_secs", linger_secs)
+        _secs("linger_secs", linger_secs)
         if not self.is_ps:
             raise RuntimeError(f"{self.name} is no ps; train there, within `async with task:`")
         await self._end_of_training.wait(lambda: self.target, linger_secs)
@@ -198,7 +190,7 @@ class ClusterTask(AsyncOnly):
         """Report to each ps that training has ended in this process; does nothing at a ps.
 
         `async with` does it at a clean end. It ends within some five seconds: a ps that is gone, or
-        does not answer, is logged. Each is told once.
+        does not answer, is logged. Each gets one report.
         """
         if self.name in self._trainers:
             missing = [ps for ps in self._ps_names if ps not in self._reported]
@@ -228,3 +220,7 @@ class ClusterTask(AsyncOnly):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(tasks)} {job}" for job, tasks in self._tasks.items())
         return f"<ClusterTask {self.name} at {self.address}, of {sizes}>"
+
+
+def _secs(name: str, value: object) -> float:
+    return number(name, value, least=0.0, finite=False, expected="seconds >= 0")

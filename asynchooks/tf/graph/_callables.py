@@ -41,12 +41,8 @@ class Callables:
 
     `Session.run` costs 64 to 140 us where a callable costs 10 to 30. Feeds need
     `Session._make_callable_from_options`, which is private: tested with TensorFlow 2.16, 2.18 and
-    2.21. Where it is missing, the public `make_callable` is used, which takes none.
-
-    Args:
-        session: the TensorFlow session.
-        is_remote: whether it runs on a server. Releasing a private callable sends a request to the
-            server, which blocks for ever where it does not answer: the public one is used then.
+    2.21. Where it is missing, the public `make_callable` is used, which takes none; also on a
+    server: releasing a private one sends a request to it, and blocks for ever without an answer.
     """
 
     def __init__(self, session: Any, *, is_remote: bool = False) -> None:
@@ -116,8 +112,7 @@ class Callables:
 class _Step:
     """One set of fetches with one set of feeds, compiled, by `make_private` where there is one.
 
-    Raises:
-        Exception: it cannot be compiled.
+    The constructor raises whatever error shows that they cannot be compiled.
     """
 
     def __init__(self, session: Any, make_private: Any, fetches: Any, feeds: list[Any]) -> None:
@@ -321,7 +316,7 @@ _VALUES = (np.ndarray, np.generic, bool, int, float, str, bytes, list)
 
 
 def _copy(fetches: Any) -> Any:
-    """The fetches in containers that their owner does not change."""
+    """The fetches in containers that no one else changes."""
     if isinstance(fetches, dict):
         return type(fetches)((key, _copy(each)) for key, each in fetches.items())
     return [_copy(each) for each in fetches] if type(fetches) is list else fetches
@@ -385,15 +380,12 @@ def _is_constant(fetches: Any) -> bool:
 def raise_explained(session: Any, failure: list[BaseException]) -> None:
     """Raise the error of a compiled run as `Session.run` does: with op, node and the user's line.
 
-    Does nothing where TensorFlow's private method is missing: tested with 2.16, 2.18 and 2.21.
-
-    Args:
-        failure: the error, which is popped: frames that held it would make a reference cycle.
+    Returns where TensorFlow's private method is missing: tested with 2.16, 2.18 and 2.21. The error
+    is popped: frames that held it would make a reference cycle.
     """
-    explain = getattr(session, "_do_call", None)
-    if explain is not None:
-        explain(_raise_last, failure)
 
+    def fail() -> None:
+        raise failure.pop()
 
-def _raise_last(failure: list[BaseException]) -> None:
-    raise failure.pop()
+    if hasattr(session, "_do_call"):
+        session._do_call(fail)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
+import os
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import distribute_coordinator_context
 
+from ..._check import number
 from ..._errors import add_note, call_text
 from ...backends._creator import Lease
 from ..checkpoint._format import durable_checkpoints, is_durable
-from ..cluster._worker_context import WorkerContext
-from ._lease import GraphLease, GraphSessionCreator, WorkerLease
+from ._handle import GraphHandle, GraphSessionCreator, WorkerHandle
+
+logger = logging.getLogger("asynchooks")
 
 
 class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCreator):  # type: ignore[misc]
@@ -67,9 +73,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
         """An initialised or restored `tf.compat.v1.Session`; blocks."""
         newest = self._newest_checkpoint()
         given = self._checkpoint_dir, self._checkpoint_filename_with_path
-        if newest is not None and is_durable(
-            newest
-        ):  # an intact one, also if the last one is damaged
+        if newest is not None and is_durable(newest):  # an intact one, if the last one is damaged
             self._checkpoint_dir, self._checkpoint_filename_with_path = None, newest
         try:
             session = super().create_session()  # type: ignore[safe-super]  # TensorFlow's
@@ -126,7 +130,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
         return None
 
     def lease(self, num_workers: int | None = None) -> Lease:
-        return GraphLease(self, *self._place(), num_workers)
+        return GraphHandle(self, *self._place(), num_workers)
 
     def __repr__(self) -> str:
         return call_text(
@@ -174,14 +178,16 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
         heartbeat_secs: float = 10.0,
     ) -> None:
         self._set_up(scaffold, master, config, heartbeat_secs)
-        if max_wait_secs is not None and not max_wait_secs >= 0:
-            raise ValueError(f"max_wait_secs is {max_wait_secs!r}; give seconds >= 0, or None")
-        self.max_wait_secs = math.inf if max_wait_secs is None else max_wait_secs
+        secs = math.inf if max_wait_secs is None else max_wait_secs
+        expected = "seconds >= 0, or None"
+        self.max_wait_secs = number(
+            "max_wait_secs", secs, least=0.0, finite=False, expected=expected
+        )
         # TensorFlow would sleep between its attempts: with no time to wait it makes one
         super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
 
     def lease(self, num_workers: int | None = None) -> Lease:
-        return WorkerLease(self, *self._place(), num_workers, self.max_wait_secs)
+        return WorkerHandle(self, *self._place(), num_workers, self.max_wait_secs)
 
     def __repr__(self) -> str:
         return call_text(self, master=self.master or None)
@@ -197,3 +203,81 @@ def default_creator() -> ChiefSessionCreator | WorkerSessionCreator:
     if context.initialises:
         return ChiefSessionCreator(None, context.master, context.config_with(None))
     return WorkerSessionCreator(None, context.master, context.config_with(None), 7200)
+
+
+_COLLECTIVE = (
+    "CollectiveAllReduceStrategy",
+    "CollectiveAllReduceStrategyV1",
+    "MultiWorkerMirroredStrategy",
+)
+_SAVE_STEPS = 1000
+
+
+class WorkerContext:
+    """The task of this thread's `worker_fn` in TensorFlow's distribute coordinator; see `current`.
+
+    Source: TensorFlow's `MonitoredTrainingSession`, whose handling of it is private.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._is_collective = type(context._strategy).__name__ in _COLLECTIVE
+
+    @classmethod
+    def current(cls) -> WorkerContext | None:
+        """That of this thread; None outside of a coordinator."""
+        context = distribute_coordinator_context.get_current_worker_context()
+        return None if context is None else cls(context)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether it has the hooks of the chief."""
+        return bool(self._context.is_chief)
+
+    @property
+    def initialises(self) -> bool:
+        """Whether its session initialises the model, or waits until another's has."""
+        return not self._context._strategy or bool(self._context.experimental_should_init)
+
+    @property
+    def master(self) -> str:
+        """The address of the server that runs its session."""
+        return str(self._context.master_target or "")
+
+    def config_with(self, config: Any) -> Any:
+        """The configuration of its session, over the one given."""
+        own = self._context.session_config
+        if config is None or own is None:
+            return own if config is None else config
+        merged = copy.deepcopy(config)
+        merged.MergeFrom(own)
+        return merged
+
+    def summary_dir(self, directory: str | None) -> str | None:
+        """Where it writes summaries; None if it does not."""
+        return self._dir(directory, writes=self._context.should_save_summary)
+
+    def checkpoint_dir(self, directory: str | None) -> str | None:
+        """Where it saves checkpoints; None if it does not."""
+        return self._dir(directory, writes=self._context.should_checkpoint)
+
+    def _dir(self, directory: str | None, *, writes: bool) -> str | None:
+        # collective ops hang unless every worker runs them: the others write to another directory
+        if writes or not directory:
+            return directory
+        if not self._is_collective:
+            return None
+        task = self._context.task_type
+        elsewhere = f"tmp_{task}_{self._context.task_id}" if task else "tmp"
+        return os.path.join(directory, elsewhere)
+
+    def save_times(self, times: dict[str, Any]) -> dict[str, Any]:
+        """When it saves; by steps where workers must save together."""
+        if not self._is_collective or not times or times["save_secs"] is None:
+            return times
+        logger.warning(
+            "Collective ops hang where workers do not save at the same step: instead of each %g s "
+            "checkpoints are saved each %d steps; give save_checkpoint_steps",
+            times["save_secs"], _SAVE_STEPS,
+        )  # fmt: skip
+        return {"save_steps": _SAVE_STEPS, "save_secs": None}

@@ -60,7 +60,7 @@ def run_in_graph(session: Any, *args: Any) -> Any:
 
 
 def step_name(graph: tf.Graph) -> str:
-    """What the graph calls its global step."""
+    """The name of the graph's global step."""
     with graph.as_default():
         step = tf.compat.v1.train.get_global_step()
     return "global_step" if step is None else step.op.name
@@ -76,7 +76,7 @@ def check_graph_session(hook: object) -> None:
 
 
 class Driven(Awaitable[Any]):
-    """A coroutine that has a default graph of its own."""
+    """A coroutine that has a default graph of its own; `culprit` names it in errors."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], graph: tf.Graph, culprit: Callable[[], str]

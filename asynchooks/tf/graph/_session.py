@@ -33,14 +33,12 @@ set_graph_format(graph_format)
 
 
 class GraphSession(RawSession):
-    """Runs a TensorFlow session. The creator makes it, its lease closes it.
+    """Runs an initialised `tf.compat.v1.Session`. The handle creates and closes it.
 
     Hooks are given the TensorFlow session itself, with an attribute `global_step`.
 
     Args:
-        session: a `tf.compat.v1.Session`, initialised.
-        heartbeat: what watches the server that it runs on; None in this process. It is stopped
-            with the session.
+        heartbeat: watches the server that it runs on, until `close`; None in this process.
         server: through which other processes are notified of each step; None if there are none.
         notifications: the operations for that; None if the graph has no global step.
     """
@@ -145,8 +143,8 @@ class GraphSession(RawSession):
         if self._read is None:
             return
         step, epoch = self.global_step, self.global_step.epoch
-        # what is below a step that was known before it was read is no late news
-        known, found = await self.call_blocking(lambda: (step.value, self._read_and_tell()))
+        # a step below one that was known before the read is no late notification
+        known, found = await self.call_blocking(lambda: (step.value, self._read_and_notify()))
         if found >= known or step.epoch != epoch:
             step.publish(found, epoch=epoch)
             return
@@ -157,7 +155,7 @@ class GraphSession(RawSession):
         finally:
             release()
 
-    def _read_and_tell(self) -> int:
+    def _read_and_notify(self) -> int:
         """The step now; other processes are notified."""
         if self._server is None or self._notifications is None:
             return self.read_step() or 0
@@ -229,9 +227,7 @@ class GraphSession(RawSession):
             self._session.close()
         finally:
             self._callables.clear()
-            if (
-                self._heartbeat is not None
-            ):  # last: closing blocks, too, on a server that does not answer
+            if self._heartbeat is not None:  # last: closing may block on a silent server, too
                 self._heartbeat.stop()
 
 

@@ -11,8 +11,7 @@ from ..._running.hook_calls import checked
 from ..._session import MonitoredSession
 from ..._stopping.backoff import Recovery
 from ...hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
-from ..cluster._worker_context import WorkerContext
-from ._creators import ChiefSessionCreator, WorkerSessionCreator
+from ._creators import ChiefSessionCreator, WorkerContext, WorkerSessionCreator
 
 
 class _Default:

@@ -1,4 +1,4 @@
-"""How sessions hold a graph and the server that runs it: leases, and what creators share."""
+"""Handles: how sessions hold a graph and the server that runs it; and what creators share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..._check import instance, seconds
 from ..._engine.base import Engine, Slot
 from ..._engine.current import current_engine
 from ..._engine.runner import is_async
@@ -27,7 +28,7 @@ from ..cluster._failure_detector import ProcessIds
 from ..cluster._membership_client import Notification, ReadyListener
 from ..cluster._notifications import Notifications
 from ..cluster._own_server import Servers
-from ..cluster._server import Heartbeat, Server, check_heartbeat_secs
+from ..cluster._server import Heartbeat, Server
 from ._default_graph import Driven, entered_graph, entering, run_in_graph, step_name
 from ._session import GraphCoordinator, GraphSession, begin_epoch
 
@@ -46,9 +47,8 @@ _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.25, 10.0
 class PlainScaffold:
     """A Scaffold that is completed, with a log line, only once, and whose init_fn is no coroutine.
 
-    A creator makes it. Otherwise both the session, before it finalizes the graph, and
-    TensorFlow's creator would complete the Scaffold, and TensorFlow would drop the coroutine of an
-    `init_fn`.
+    Otherwise both the session, before it finalizes the graph, and TensorFlow's creator would
+    complete it, and TensorFlow would drop the coroutine of an `init_fn`.
     """
 
     def __init__(self, scaffold: Any) -> None:
@@ -93,10 +93,18 @@ class GraphSessionCreator(SessionCreator):
     is_default = False  # whether the session was given no creator
 
     def _set_up(self, scaffold: Any, master: str, config: Any, heartbeat_secs: float) -> None:
-        self.scaffold = _checked(scaffold)
-        self.master = _checked_address(master)
+        scaffold = v1.train.Scaffold() if scaffold is None else scaffold
+        expected = (
+            "a tf.compat.v1.train.Scaffold, or None (a directory is given as checkpoint_dir=...)"
+        )
+        self.scaffold: Any = instance("scaffold", scaffold, v1.train.Scaffold, expected)
+        self.master = instance(
+            "master", master, str, 'the address of a server ("grpc://host:port"), or ""'
+        )
+        if ":" in master and "://" not in master:
+            raise ValueError(f'master is {master!r}; give the protocol, too: "grpc://{master}"')
         self.config = config
-        self.heartbeat_secs = check_heartbeat_secs(heartbeat_secs)
+        self.heartbeat_secs = seconds("heartbeat_secs", heartbeat_secs)
         self.plain_scaffold = PlainScaffold(self.scaffold)
         self._made_in = entered_graph()
 
@@ -123,7 +131,7 @@ class GraphState:
         return state
 
 
-class GraphLease(Lease):
+class GraphHandle(Lease):
     """A hold on a graph: finalized while it is run, and as before when the last one ends."""
 
     _is_chief = True
@@ -148,22 +156,19 @@ class GraphLease(Lease):
         if server is not None and self._is_chief:
             server.expect_chief(self)
 
-    def _forgotten_creator(self) -> RuntimeError | None:
-        """The error of a session that was given no creator, and has nothing to run."""
-        if not self.creator.is_default or self.graph.version:
-            return None
-        return RuntimeError(
-            "MonitoredSession got no session_creator. To train a step function, give it one: "
-            "MonitoredSession(hooks, FunctionSessionCreator(step_fn)). To train a TensorFlow "
-            "graph, build it first and make the session inside `with graph.as_default():`; the "
-            f"default graph here, {self.graph!r}, has no operations"
-        )
+    def _check_not_empty(self, cause: KeyError | None = None) -> None:
+        """Raise RuntimeError if the session was given no creator, and has nothing to run."""
+        if self.creator.is_default and not self.graph.version:
+            raise RuntimeError(
+                "MonitoredSession got no session_creator. To train a step function, give it one: "
+                "MonitoredSession(hooks, FunctionSessionCreator(step_fn)). To train a TensorFlow "
+                "graph, build it first and make the session inside `with graph.as_default():`; the "
+                f"default graph here, {self.graph!r}, has no operations"
+            ) from cause
 
     @property
     def has_global_step(self) -> bool:
-        forgotten = self._forgotten_creator()
-        if forgotten is not None:
-            raise forgotten
+        self._check_not_empty()
         with self.graph.as_default():
             return v1.train.get_global_step() is not None
 
@@ -179,13 +184,9 @@ class GraphLease(Lease):
                 try:
                     yield
                 except KeyError as error:  # of a name that a hook looks up in the graph
-                    forgotten = self._forgotten_creator()
-                    if forgotten is None:
-                        raise
-                    raise forgotten from error
-                forgotten = self._forgotten_creator()
-                if forgotten is not None:
-                    raise forgotten
+                    self._check_not_empty(error)
+                    raise
+                self._check_not_empty()
                 await self._finalize(engine, grace_secs)
                 return
             # The graph is being run. Ops may be added during runs, but one run must not mix old and
@@ -367,7 +368,7 @@ class GraphLease(Lease):
         return GraphCoordinator(clean_stop_exception_types=())
 
 
-class WorkerLease(GraphLease):
+class WorkerHandle(GraphHandle):
     """A worker's hold: it waits until the chief has initialised the model."""
 
     _is_chief = False
@@ -384,8 +385,7 @@ class WorkerLease(GraphLease):
         self._max_wait_secs = max_wait_secs
 
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        max_wait_secs = self._max_wait_secs
-        deadline = engine.now() + max_wait_secs
+        deadline = engine.now() + self._max_wait_secs
         pause = _FIRST_PAUSE_SECS
         was_notified = False  # a chief has announced that the model is ready
         while True:
@@ -402,7 +402,7 @@ class WorkerLease(GraphLease):
                     None,
                     None,
                     f"the model on {self.creator.master!r} was not ready after waiting for "
-                    f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
+                    f"max_wait_secs={self._max_wait_secs:g} s: {reason}; is its chief running?",
                 ) from cause
             has_chief = self._server is not None and self._server.has_chief_to_come
             until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
@@ -416,10 +416,12 @@ class WorkerLease(GraphLease):
                 "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,
             )  # fmt: skip
-            if has_chief or was_notified or is_preemption(cause):
-                await self._wait(engine, seen, until)
-            else:
+            if not (has_chief or was_notified or is_preemption(cause)):
                 was_notified = await self._wait_for_ready(engine, until)
+            elif self._server is not None:
+                await self._server.wait_for_chief(engine, seen, until)
+            else:
+                await engine.park(Slot(engine, "the model"), until)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
@@ -437,36 +439,9 @@ class WorkerLease(GraphLease):
             if listener is not None:
                 listener.close()
 
-    async def _wait(self, engine: Engine, seen: int, until: float) -> None:
-        if self._server is not None:
-            await self._server.wait_for_chief(engine, seen, until)
-        else:
-            await engine.park(Slot(engine, "the model"), until)
-
-
-def _checked(scaffold: Any) -> Any:
-    if scaffold is None:
-        return v1.train.Scaffold()
-    if not isinstance(scaffold, v1.train.Scaffold):
-        raise TypeError(
-            f"scaffold is {scaffold!r}; give a tf.compat.v1.train.Scaffold, or None "
-            "(a directory is given as checkpoint_dir=...)"
-        )
-    return scaffold
-
-
-def _checked_address(master: object) -> str:
-    if not isinstance(master, str):
-        raise TypeError(
-            f'master is {master!r}; give the address of a server ("grpc://host:port"), or ""'
-        )
-    if ":" in master and "://" not in master:
-        raise ValueError(f'master is {master!r}; give the protocol, too: "grpc://{master}"')
-    return master
-
 
 async def _report_loss(loss: Loss, coord: Coordinator) -> None:
-    """A side task: has the session recreated also when tasks wait and no run is under way."""
+    """A side task: has the session recreated also while tasks wait and no run is under way."""
     slot = Slot(current_engine(), "the loss of the server")
     with EndsAtStop(slot, loss):
         await slot.engine.park(slot)
