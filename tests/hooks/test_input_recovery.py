@@ -44,7 +44,7 @@ def lost_at(*calls: int) -> Diary:
     return Diary({call: PreemptionError("lost") for call in calls})
 
 
-@pytest.mark.parametrize("kind", list(set(PIPELINES) - {"plain", "in a thread"}))
+@pytest.mark.parametrize("kind", sorted(set(PIPELINES) - {"plain", "in a thread"}))
 @pytest.mark.parametrize("background", [False, True])
 async def test_the_input_goes_back_with_the_model(
     kind: str, background: bool, tmp_path: Path

@@ -289,7 +289,9 @@ CRAFTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "state"), CRAFTED, ids=lambda each: repr(each)[-60:])
+@pytest.mark.parametrize(
+    ("make", "state"), CRAFTED, ids=lambda each: getattr(each, "__name__", repr(each)[-60:])
+)
 def test_a_crafted_state_is_refused_before_training_and_not_in_the_midst_of_it(
     make: Callable[[], SessionRunHook], state: dict[str, Any]
 ) -> None:
