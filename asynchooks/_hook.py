@@ -153,7 +153,7 @@ class Pending:
             release()
 
 
-class NamesCulprit(Protocol):
+class CalledBy(Protocol):
     """The list of hooks that are being called."""
 
     current: Any
@@ -184,7 +184,7 @@ class SessionRunContext:
         await run_context.finish()
     """
 
-    __slots__ = ("_hooks", "_original_args", "_pending", "_session", "_step")
+    __slots__ = ("_original_args", "_pending", "_session", "_step", "called_by")
 
     def __init__(
         self, original_args: tuple[Any, ...], session: Any, global_step: GlobalStep | None = None
@@ -192,7 +192,7 @@ class SessionRunContext:
         self._original_args: tuple[Any, ...] = original_args
         self._session = session
         self._step: GlobalStep = session.global_step if global_step is None else global_step
-        self._hooks: NamesCulprit | None = None
+        self.called_by: CalledBy | None = None  # the session's list of hooks; None by hand
         self._pending: Pending | None = None
 
     @property
@@ -229,7 +229,7 @@ class SessionRunContext:
         Raises:
             TypeError: `reason` is something else.
         """
-        who = "a hook" if self._hooks is None else self._hooks.culprit()
+        who = "a hook" if self.called_by is None else self.called_by.culprit()
         why = reason_for(None, reason, who)
         pending = self._pending = self._pending or Pending()
         pending.stop_reason = pending.stop_reason or why
@@ -265,10 +265,15 @@ class SessionRunContext:
 
     def _add_last(self, fn: Callable[[], Awaitable[None]], phase: int) -> None:
         pending = self._pending = self._pending or Pending()
-        call = None if self._hooks is None else self._hooks.current
+        call = None if self.called_by is None else self.called_by.current
         place = sum(each <= phase for each in pending.phases)
         pending.phases.insert(place, phase)
         pending.last.insert(place, (call, fn))
+
+    @property
+    def has_last_calls(self) -> bool:
+        """Whether `finish` has anything to await, or to end."""
+        return self._pending is not None
 
     async def finish(self) -> None:
         """Await what hooks asked for through `finish_with`, in order; `MonitoredSession.run` does.
@@ -278,8 +283,8 @@ class SessionRunContext:
         if self._pending is not None:
             try:
                 for call, fn in self._pending.last:
-                    if self._hooks is not None:
-                        self._hooks.current = call
+                    if self.called_by is not None:
+                        self.called_by.current = call
                     await fn()
             finally:
                 self._pending.end_exclusive()

@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from ._engine.base import AsyncOnly, Engine
 from ._engine.current import current_engine
 from ._engine.runner import StepRunner, StepRunnerName, check_runner
+from ._engine.stacks import holds_loop
 from ._engine.stop import Stop, StopReason, reason_for
 from ._errors import ModelRestored, StopTraining, is_clean_end, shorten_traceback
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ._running.dispatch import HookList, values_of
-from ._running.lifecycle import Connection, end_all
+from ._running.ending import end_all
+from ._running.lifecycle import SessionLifecycle
 from ._running.merge import MergedRun
 from ._running.phase import OneRun, Phase
 from ._running.raw_run import NOT_HERE, RawRuns, Unfinished
@@ -52,6 +54,7 @@ T = TypeVar("T")
 
 _RECOVERY = Recovery()
 _new_object: Callable[[type[SessionRunContext]], SessionRunContext] = object.__new__
+_is_session = holds_loop(lambda session: "the session")
 _NO_RESULTS: Mapping[int, Any] = {}
 _OPEN = Phase.OPEN  # an enum's member costs as much as a call
 
@@ -107,7 +110,7 @@ class MonitoredSession(AsyncOnly):
         self._runner_name = check_runner(step_runner)
         self._lease = session_creator.lease()
         recovery = (recovery or _RECOVERY) if self._recovers else None
-        self._connection = Connection(self._lease, self._hooks, recovery, self._grace_secs)
+        self._lifecycle = SessionLifecycle(self._lease, self._hooks, recovery, self._grace_secs)
         self._stop = stop
         self._step: GlobalStep | None = None
         self._worker: Worker | None = None  # there from opening on
@@ -122,7 +125,7 @@ class MonitoredSession(AsyncOnly):
         # The garbage collector may ask, in the midst of anything: to read the step may block, and
         # its lock may be held by the very code that is interrupted.
         value = step.last_known
-        if self._phase is Phase.OPEN and (step.is_at_limit or self._connection.should_stop()):
+        if self._phase is Phase.OPEN and (step.is_at_limit or self._lifecycle.should_stop()):
             state += ", to stop"
         return (
             f"<{type(self).__name__} {state}, at step {value}, of {self._lease.creator!r}, "
@@ -132,7 +135,7 @@ class MonitoredSession(AsyncOnly):
     @property
     def graph(self) -> Any:
         """The TensorFlow graph that is run; None for step functions, and outside of the block."""
-        return None if self._connection.raw is None else self._lease.graph
+        return None if self._lifecycle.raw is None else self._lease.graph
 
     @property
     def global_step(self) -> GlobalStep:
@@ -143,8 +146,9 @@ class MonitoredSession(AsyncOnly):
 
     def raw_session(self) -> Any:
         """The raw session, which bypasses hooks and recovery; None outside of the block."""
-        return self._connection.exposed
+        return self._lifecycle.exposed
 
+    @holds_loop(lambda session: session._held_in_run())
     async def run(
         self,
         fetches: Any,
@@ -177,26 +181,26 @@ class MonitoredSession(AsyncOnly):
             return await self._enter_run(fetches, feed_dict, options, run_metadata)
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
             raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
-        hooks, connection, failures = self._hooks, self._connection, 0
+        hooks, lifecycle, failures = self._hooks, self._lifecycle, 0
         while True:
             one_run.is_under_way = True
             raw = merged = context = call = hooks.current = None
             args = (fetches, feed_dict, options, run_metadata)
             try:
-                raw = connection.ready
+                raw = lifecycle.ready
                 if raw is None or raw.is_retired:
                     raw = None
-                    raw = await connection.revive(is_nested=one_run.is_in_step_fn)
+                    raw = await lifecycle.revive(is_nested=one_run.is_in_step_fn)
                 if options is not None or run_metadata is not None:
                     merged = MergedRun(raw, SessionRunArgs(*args[:3]), run_metadata, hooks.hooks)
                 if hooks.are_in_runs:
                     context = _new_object(SessionRunContext)  # as calling it, in half the time
-                    context._original_args, context._session = args, connection.session
-                    context._step, context._hooks, context._pending = self._run_step, hooks, None
-                    for call, method, group in hooks.asks:
+                    context._original_args, context._session = args, lifecycle.session
+                    context._step, context.called_by, context._pending = self._run_step, hooks, None
+                    for call, method, group in hooks.before_runs:
                         hooks.current = call
                         if group:
-                            merged = await hooks.ask_group(group, context, raw, merged)
+                            merged = await hooks.before_run_of_group(group, context, raw, merged)
                             continue
                         request = await method(context)
                         if request is not None:
@@ -210,15 +214,15 @@ class MonitoredSession(AsyncOnly):
                     outputs = await self._raw_runs.anywhere(raw, args)
                 if type(outputs) is Unfinished:
                     outputs = await outputs.finish()
-                values, results = connection.unasked, _NO_RESULTS
+                values, results = lifecycle.unasked, _NO_RESULTS
                 if merged is not None:
                     outputs, results = merged.split(outputs)
                     values = merged.values(None)
                 if context is not None:
-                    for call, method, group in hooks.tells:
+                    for call, method, group in hooks.after_runs:
                         hooks.current = call
                         if group:
-                            await hooks.tell_group(group, context, values, results)
+                            await hooks.after_run_of_group(group, context, values, results)
                         elif results:
                             await method(context, values_of(call, values, results))
                         else:
@@ -229,18 +233,18 @@ class MonitoredSession(AsyncOnly):
                             hooks.current = call
                             await last()
                         call = hooks.current = None
-                        connection.stop_by_hook(context._pending)
+                        lifecycle.stop_by_hook(context._pending)
             except BaseException as error:
                 said: BaseException = error
                 if context is not None and context._pending is not None:
                     context._pending.end_exclusive()
                 if raw is not None:
-                    said = connection.judge(hooks.explained(error, merged, call), error)
+                    said = lifecycle.judge(hooks.explained(error, merged, call), error)
                 leaving = await self._recover(said, failures)
-                if leaving is not None and connection.has_run:
+                if leaving is not None and lifecycle.has_run:
                     if call is None:  # cancelled, while a thread made the step
                         hooks.made_step()
-                    connection.has_run = False
+                    lifecycle.has_run = False
                 if leaving is error:
                     raise
                 if leaving is not None:
@@ -270,7 +274,7 @@ class MonitoredSession(AsyncOnly):
         self._one_run.check(self._phase, "run_step_fn")
         self._one_run.is_under_way = self._one_run.is_in_step_fn = True
         try:
-            return await self._connection.recovering(lambda: self._call_step_fn(step_fn))
+            return await self._lifecycle.recovering(lambda: self._call_step_fn(step_fn))
         except BaseException as error:
             shorten_traceback(error)
             raise
@@ -281,7 +285,11 @@ class MonitoredSession(AsyncOnly):
     def should_stop(self) -> bool:
         """Whether the training loop should end; never raises, never does work."""
         is_over = self._phase in (Phase.CLOSING, Phase.CLOSED)
-        return is_over or self._is_at_limit or self._connection.should_stop()
+        return is_over or self._is_at_limit or self._lifecycle.should_stop()
+
+    def _raise_reported(self) -> None:
+        """Raise the error that was reported to the coordinator, if there is one."""
+        self._lifecycle.raise_held()
 
     @property
     def _is_at_limit(self) -> bool:
@@ -290,11 +298,12 @@ class MonitoredSession(AsyncOnly):
     @property
     def stop_reason(self) -> StopReason | None:
         """Who ended training, and why: the first who asked, or what left the block; else None."""
-        step, reason = self._lease.global_step, self._connection.stops.reason
+        step, reason = self._lease.global_step, self._lifecycle.stops.reason
         if reason is None and self._is_at_limit:
             reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
         return reason
 
+    @_is_session
     def request_stop(
         self,
         reason: StopReason | str | BaseException | None = None,
@@ -313,7 +322,7 @@ class MonitoredSession(AsyncOnly):
         """
         why = reason_for(None, reason, "session.request_stop")
         logger.info("Stop requested: %s", why.why)
-        self._connection.stops.request(why.error, why, all_workers=all_workers)
+        self._lifecycle.stops.request(why.error, why, all_workers=all_workers)
 
     def start_soon(
         self,
@@ -340,7 +349,7 @@ class MonitoredSession(AsyncOnly):
         """
         self._check_ends(fn)
         self._phase.check_open("start_soon", in_opening=True)
-        self._connection.start_soon(fn, args, on_failure, name)
+        self._lifecycle.stops.tasks.start(fn, args, on_failure, name)
 
     def batches(self, source: Source[T]) -> Batches[T]:
         """The items of a source, for as long as training goes on: `async for x in ...`.
@@ -366,7 +375,7 @@ class MonitoredSession(AsyncOnly):
         self._phase.check_open("batches")
         if self._worker is not None and self._worker.task is not self._engine.current_task():
             self._worker.is_shared = True  # who reads its input is to run its steps
-        stops, step = self._connection.stops, self._lease.global_step
+        stops, step = self._lifecycle.stops, self._lease.global_step
         return Batches(source, stops, self._hooks.watch_runs, step, self.should_stop)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -380,12 +389,17 @@ class MonitoredSession(AsyncOnly):
         """
         self._check_ends(fn)
         self._phase.check_open("or_stop", in_opening=True)
-        return await or_stop(self._engine, self._stop, self._lease.drive_call, fn, *args)
+        return await or_stop(self._engine, self._stop, self._lease.drive, fn, *args)
 
     def _check_ends(self, fn: object) -> None:
         if self._phase is Phase.CLOSING:  # a side task that has not ended yet
             raise StopTraining(f"the session ends, before {name_of(fn)} was called")
 
+    def _held_in_run(self) -> str:
+        """What a run is calling."""
+        return "the step" if self._hooks.current is None else self._hooks.culprit()
+
+    @_is_session
     async def _recover(self, error: BaseException, failures: int) -> BaseException | None:
         """Prepare a failed run for its next attempt; returns what leaves if there is none.
 
@@ -398,7 +412,7 @@ class MonitoredSession(AsyncOnly):
         leaving, traceback = error, error.__traceback__
         if isinstance(error, Exception) and not self._one_run.is_in_step_fn:
             try:
-                await self._connection.recover(error, failures)
+                await self._lifecycle.recover(error, failures)
             except BaseException as final:
                 leaving = final
             else:
@@ -419,8 +433,9 @@ class MonitoredSession(AsyncOnly):
         finally:
             self._is_driven = True
 
+    @holds_loop(lambda session: "the step_fn")
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
-        raw = await self._connection.create()
+        raw = await self._lifecycle.create()
         context = StepContext(raw.exposed, self._run_in_step_fn)
         return await call_step_fn(step_fn, context, raw, self._runner, self._lease, self._stop)
 
@@ -434,6 +449,7 @@ class MonitoredSession(AsyncOnly):
         finally:
             self._one_run.is_under_way = self._one_run.is_in_step_fn
 
+    @_is_session
     async def __aenter__(self) -> Self:
         """Call begin of all hooks, create the raw session, call their after_create_session.
 
@@ -442,18 +458,18 @@ class MonitoredSession(AsyncOnly):
         """
         self._phase.check_new()
         self._engine: Engine = current_engine()
-        self._connection.engine = self._engine
+        self._lifecycle.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
         self._phase = Phase.OPENING
-        self._worker = worker = self._connection.open_worker()
+        self._worker = worker = self._lifecycle.open_worker()
         worker.task, worker.runs = self._engine.current_task(), self._one_run
         self._step = None  # that one knows nothing of the worker
-        self._run_step = self._lease.global_step.bound(self._connection.stops.run_stop, worker)
+        self._run_step = self._lease.global_step.bound(self._lifecycle.stops.run_stop, worker)
         self._raw_runs = RawRuns(
-            self._engine, self._runner, self._run_step, self._lease, self._connection
+            self._engine, self._runner, self._run_step, self._lease, self._lifecycle
         )
         self._hooks.call_plain = self._raw_runs.call_plain
-        self._connection.raw_runs = self._raw_runs
+        self._lifecycle.raw_runs = self._raw_runs
         self._is_driven = self._hooks.needs_graph_entered and self._lease.graph is not None
         try:
             async with self._lease.opening(self._engine, self._grace_secs):
@@ -465,7 +481,7 @@ class MonitoredSession(AsyncOnly):
                     ),
                     self._hooks.culprit,
                 )
-            await self._connection.recovering(self._connection.create)
+            await self._lifecycle.recovering(self._lifecycle.create)
         except BaseException as error:
             leaving = await self._close(error)
             if leaving is error:
@@ -475,6 +491,7 @@ class MonitoredSession(AsyncOnly):
         self._phase = Phase.OPEN
         return self
 
+    @_is_session
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
@@ -493,8 +510,8 @@ class MonitoredSession(AsyncOnly):
         if self._phase is Phase.NEW:
             self._phase.check_open("__aexit__")
         if exc is not None and error is None:
-            self._connection.stops.note(self.stop_reason)
-            self._connection.note_end(exc)
+            self._lifecycle.stops.note(self.stop_reason)
+            self._lifecycle.note_end(exc)
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end
             self._phase = Phase.CLOSING
             self._stop.set()
@@ -505,6 +522,7 @@ class MonitoredSession(AsyncOnly):
             raise leaving
         return leaving is None
 
+    @_is_session
     async def close(self) -> None:
         """End cleanly, now; leaving the block afterwards does nothing more.
 
@@ -528,7 +546,7 @@ class MonitoredSession(AsyncOnly):
             return
         self._runner.drop()
         self._hooks.on_drop()
-        self._connection.drop()
+        self._lifecycle.drop()
         if not self._engine.is_virtual:  # whose workers may end with the simulation
             _warn(
                 f"{self!r} was dropped without being closed: `end` of its hooks was not called, so "
@@ -538,22 +556,22 @@ class MonitoredSession(AsyncOnly):
 
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
-        self._phase, stops = Phase.CLOSING, self._connection.stops
+        self._phase, stops = Phase.CLOSING, self._lifecycle.stops
         stops.is_ending = True
         stops.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
             error = await end_all(
-                self._connection, self._hooks, self._lease, self._engine, self._grace_secs, error
+                self._lifecycle, self._hooks, self._lease, self._engine, self._grace_secs, error
             )
         finally:
             self._asked = None
             self._raw_runs.forget()
             self._runner.close()
             self._lease.close()
-            self._connection.close_worker()
+            self._lifecycle.close_worker()
             self._phase = Phase.CLOSED
             self._one_run.tell()
-        error = await self._connection.stops.close_input(error)
+        error = await self._lifecycle.stops.close_input(error)
         error = await self._hooks.after_close(error)
         self._runner.close()  # a plain after_close may have needed its thread
         if error is not None:

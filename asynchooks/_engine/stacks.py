@@ -11,7 +11,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from typing import Any, TypeVar
 
 MAX_FRAMES = 30
 """Frames shown of one stack, the innermost ones: those say what is waited for."""
@@ -19,6 +20,10 @@ MAX_CHARS = 20_000
 """Length of a section; what does not fit is counted instead."""
 _MAX_NAMES = 5
 _MAX_DEPTH = 1000
+
+F = TypeVar("F", bound=Callable[..., object])
+_HOLDERS: dict[CodeType, Callable[[Any], str]] = {}
+"""What a function calls, by its code: filled where they are defined, and read off stacks."""
 
 _SUSPENDABLE = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
@@ -130,6 +135,28 @@ def walk(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
     while frame is not None:
         yield frame, _line_of(frame)
         frame = frame.f_back
+
+
+def holds_loop(name: Callable[[Any], str]) -> Callable[[F], F]:
+    """Record how a function calls code of users: `name` says whose, given its first argument.
+
+    The function stays as it is, so that recording costs its calls nothing.
+    """
+
+    def record(fn: F) -> F:
+        _HOLDERS[fn.__code__] = name
+        return fn
+
+    return record
+
+
+def holder_in(frame: FrameType) -> str:
+    """Whose code the function of this frame calls; "" if that is not recorded."""
+    name = _HOLDERS.get(frame.f_code)
+    if name is None:
+        return ""
+    first = frame.f_locals.get(frame.f_code.co_varnames[0])
+    return "" if first is None else name(first)
 
 
 def _line_of(frame: FrameType) -> int:

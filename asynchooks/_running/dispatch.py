@@ -21,6 +21,8 @@ from typing import Any
 
 from .._engine.base import Engine
 from .._engine.current import current_engine
+from .._engine.runner import is_async
+from .._engine.stacks import holds_loop
 from .._engine.stop import Stop
 from .._errors import StopTraining, add_note, is_input_end, no_input_end, note_once
 from .._hook import (
@@ -37,30 +39,78 @@ from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..backends._creator import RestoredStep
 from ..backends._raw_session import RawSession
-from .hook_calls import (
-    HookCall,
-    calls_of,
-    checked,
-    in_groups,
-    joins_session,
-    needs_global_step,
-    needs_graph_entered,
-    overrides,
-    warn_of_misspelt,
-)
+from .hook_check import FURTHER_MOMENTS, checked, overrides, warn_of_misspelt
 from .merge import MergedRun
 
 logger = logging.getLogger("asynchooks")
 
-
 CallPlain = Callable[[Callable[[], Any], Hashable, bool], Awaitable[Any] | None]
-CallBegin = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a plain function where blocking steps run; those of one key take about the same time.
 
-The last argument is whether a stop ends the wait for its turn.
-
-It returns None if that was here, at once, and else what to await.
+The last argument is whether a stop ends the wait for its turn. It returns None if the call was
+made at once, and else what to await.
 """
+CallBegin = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls a plain `begin`."""
+
+
+class HookCall:
+    """One method of one hook; `place` is the hook's in the list, as hooks may compare equal."""
+
+    __slots__ = ("hook", "is_async", "moment", "place")
+
+    def __init__(self, place: int, hook: Any, moment: str) -> None:
+        self.place = place
+        self.hook = hook
+        self.moment = moment
+        self.is_async = is_async(self.method)
+
+    @property
+    def method(self) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self.hook, self.moment)
+        return method
+
+    def __str__(self) -> str:
+        return f"{self.moment} of {type(self.hook).__name__}"
+
+
+Group = tuple[HookCall, Callable[..., Any], tuple[HookCall, ...]]
+"""(A call, its method, the plain methods that share one hop to a thread: none for a coroutine)."""
+
+
+def _in_groups(calls: Iterable[HookCall]) -> tuple[Group, ...]:
+    """The calls in order, neighbouring plain methods together."""
+    groups: list[Group] = []
+    for call in calls:
+        if call.is_async:
+            groups.append((call, call.method, ()))
+        elif groups and groups[-1][2]:
+            first, method, plain = groups[-1]
+            groups[-1] = first, method, (*plain, call)
+        else:
+            groups.append((call, call.method, (call,)))
+    return tuple(groups)
+
+
+def _needs_graph_entered(hook: Any) -> bool:
+    """Whether its coroutines may look at the default graph."""
+    looks = vars(type(hook)).get("_looks_at_default_graph", True)  # not of classes made of ours
+    return bool(looks or getattr(hook, "_looks_at_default_graph", True))
+
+
+class _Blaming:
+    """A class, as a generator's frames would stand in the traceback."""
+
+    __slots__ = ("_blamed",)
+
+    def __init__(self, blamed: Callable[[BaseException], BaseException]) -> None:
+        self._blamed = blamed
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and (blamed := self._blamed(error)) is not error:
+            raise blamed from error
 
 
 class HookList:
@@ -76,43 +126,61 @@ class HookList:
     """
 
     __slots__ = (
-        "_joined", "_num_begun", "_num_returned", "_shared", "_stop", "are_in_runs", "asks",
-        "call_plain", "current", "hooks", "needs_graph_entered", "stops", "tells",
+        "_joined", "_num_begun", "_num_returned", "_shared", "after_runs", "are_in_runs",
+        "before_runs", "call_plain", "current", "hooks", "needs_graph_entered", "stops",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
         self.hooks = checked(hooks)
         warn_of_misspelt(self.hooks)
-        self.needs_graph_entered = any(needs_graph_entered(hook) for hook in self.hooks)
-        self.call_plain: CallPlain  # the session sets it, and the next, when it opens
+        self.needs_graph_entered = any(_needs_graph_entered(hook) for hook in self.hooks)
+        self.call_plain: CallPlain  # the session sets it when it opens
         self.stops = SessionStop(stop)
-        self._stop = stop
         self._num_begun = self._num_returned = 0  # whose begin was called; and has returned
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
         # those that have, and their places in the list, or those of the wrappers that they are in
         self._joined: tuple[tuple[int, Any], ...] = ()
         self.current: HookCall | None = None
-        self.asks = in_groups(calls_of(self.hooks, "before_run"))
-        self.tells = in_groups(calls_of(self.hooks, "after_run"))
-        self.are_in_runs = bool(self.asks or self.tells)
+        self.before_runs = _in_groups(self._calls("before_run"))
+        self.after_runs = _in_groups(self._calls("after_run"))
+        self.are_in_runs = bool(self.before_runs or self.after_runs)
+
+    def _calls(self, moment: str) -> list[HookCall]:
+        """The calls of this moment, in order; a method that a hook leaves alone costs nothing.
+
+        A hook that joined from within a wrapper is called itself where the wrapper does not have
+        one of the moments that TensorFlow's hooks lack.
+        """
+        hooks = self.hooks
+        calls = [
+            HookCall(place, hook, moment)
+            for place, hook in enumerate(hooks)
+            if overrides(hook, moment)
+        ]
+        if not self._joined or moment not in FURTHER_MOMENTS:
+            return calls
+        for place, hook in self._joined:
+            is_wrapped = hook is not hooks[place] and not overrides(hooks[place], moment)
+            if is_wrapped and overrides(hook, moment):
+                calls.append(HookCall(place, hook, moment))
+        return sorted(calls, key=lambda call: call.place)
 
     def watch_runs(self, watcher: Any) -> None:
         """Call before_run and after_run of this, too, from the next run on; after all hooks'."""
-        place = len(self.asks) + len(self.tells) + len(self.hooks)  # of no other one
-        self.asks += in_groups([HookCall(place, watcher, "before_run")])
-        self.tells += in_groups([HookCall(place, watcher, "after_run")])
+        place = len(self.before_runs) + len(self.after_runs) + len(self.hooks)  # of no other one
+        self.before_runs += _in_groups([HookCall(place, watcher, "before_run")])
+        self.after_runs += _in_groups([HookCall(place, watcher, "after_run")])
         self.are_in_runs = True
         self._session_hooks().after_step.append(watcher.after_step)
 
     def made_step(self) -> None:
-        """A run was cancelled while a thread made its step: no hook is told of its end."""
+        """A run was cancelled while a thread made its step: it has no after_run."""
         for use in () if self._shared is None else self._shared.after_step:
             use()
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
-        call = self.current
-        return "the session" if call is None else f"{call.moment} of {type(call.hook).__name__}"
+        return "the session" if self.current is None else str(self.current)
 
     async def begin(
         self,
@@ -125,7 +193,6 @@ class HookList:
         Args:
             call_begin: calls a plain one; None: it is called as it is.
         """
-        call_begin = call_begin or _call
         if graph is begin_graph.get():  # setting it would cost each task 120 bytes for good
             await self._begin_all(has_global_step, call_begin)
         else:
@@ -136,62 +203,52 @@ class HookList:
                 begin_graph.reset(token)
         self.current = None
 
-    @property
-    def restore(self) -> Callable[[RawSession], Coroutine[Any, Any, RestoredStep]] | None:
-        """What brings back what was saved of a raw session's model; None if no hook may."""
-        return self._restore if self._further("restore_model") else None
-
-    async def _restore(self, raw: RawSession) -> RestoredStep:
-        # `current` stays as it is: another worker may have this one's hooks restore their model
-        for call in self._further("restore_model"):
-            where = f"restore_model of {type(call.hook).__name__}"
-            try:
-                step: RestoredStep = await self._call_elsewhere(call, raw.exposed)
-            except BaseException as error:
-                raised = no_input_end(error, f"{where},")
-                if raised is error:
-                    note_once(error, f"in {where}")
-                    raise
-                raise raised from error
-            if step is not NotImplemented:
-                return step
-        return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
-
-    async def _call_elsewhere(self, call: HookCall, session: Any) -> Any:
-        if call.is_async:
-            return await call.method(session)
-        results: list[Any] = []
-        pending = self.call_plain(
-            lambda: results.append(call.method(session)), (call.moment, call.place), False
-        )
-        if pending is not None:
-            await pending
-        return await results[0] if isinstance(results[0], Awaitable) else results[0]
-
-    def _further(self, moment: str) -> list[HookCall]:
-        """The calls of a moment that TensorFlow's hooks do not have.
-
-        A hook that joined from within a wrapper is called itself where the wrapper lacks it.
-        """
-        calls = list(calls_of(self.hooks, moment))
-        for place, hook in self._joined:
-            is_hidden = hook is not self.hooks[place] and not overrides(self.hooks[place], moment)
-            if is_hidden and overrides(hook, moment):
-                calls.append(HookCall(place, hook, moment))
-        return sorted(calls, key=lambda call: call.place) if self._joined else calls
-
-    async def _begin_all(self, has_global_step: Callable[[], bool], call_begin: CallBegin) -> None:
+    @holds_loop(culprit)
+    async def _begin_all(
+        self, has_global_step: Callable[[], bool], call_begin: CallBegin | None
+    ) -> None:
         self._num_begun = self._num_returned = 0
-        begins = {call.place: call for call in calls_of(self.hooks, "begin")}
         self._shared, self._joined = None, ()
         checks: list[tuple[HookCall, Callable[[], None]]] = []
-        await self._begin_each(begins, has_global_step, call_begin, checks)
+        begins = {call.place: call for call in self._calls("begin")}
+        for place, hook in enumerate(self.hooks):
+            self._num_begun += 1
+            self.current = call = begins.get(place) or HookCall(place, hook, "begin")
+            with self._blaming():
+                needs_step = isinstance(hook, SessionRunHook) and hook.needs_global_step
+                if needs_step and not has_global_step():
+                    raise RuntimeError(
+                        f"Global step should be created to use {type(hook).__name__}. Create one "
+                        "(tf.compat.v1.train.get_or_create_global_step()) before the session. If "
+                        "there is one, it is in another graph: make the session inside "
+                        "`with graph.as_default():`"
+                    )
+                if place in begins:  # a plain one, too, on the event loop: it builds a graph
+                    with self._begin_of(hook):
+                        is_here = call.is_async or call_begin is None
+                        result = call.method() if is_here else await call_begin(call.method)  # type: ignore[misc]
+                        if isinstance(result, Awaitable):
+                            await result
+            self._num_returned += 1
+            if self._shared is not None:
+                checks += [(call, check) for check in self._shared.take_checks()]
         for self.current, check in checks:
-            try:
+            with self._blaming():
                 check()
-            except BaseException as error:
-                self._blame(error)
-                raise
+
+    @contextmanager
+    def _begin_of(self, hook: Any) -> Iterator[None]:
+        """Within the block the hook may join this session; tasks that it starts no longer."""
+        if not vars(type(hook)).get("_joins_session", True):  # not of classes made of ours
+            yield
+            return
+        begin = Begin(self)
+        token = begin_session.set(begin)
+        try:
+            yield
+        finally:
+            begin.session = None
+            begin_session.reset(token)
 
     def join(self, hook: SessionRunHook) -> SessionHooks:
         shared = self._session_hooks()
@@ -204,60 +261,43 @@ class HookList:
         self._shared = self._shared or SessionHooks(self.hooks, self.stops)
         return self._shared
 
-    async def _begin_each(
-        self,
-        begins: Mapping[int, HookCall],
-        has_global_step: Callable[[], bool],
-        call_begin: CallBegin,
-        checks: list[tuple[HookCall, Callable[[], None]]],
-    ) -> None:
-        """Call begin of all; `checks` gets what they want to be called when all have begun."""
-        for place, hook in enumerate(self.hooks):
-            self._num_begun += 1
-            self.current = call = begins.get(place) or HookCall(place, hook, "begin")
-            try:
-                if needs_global_step(hook) and not has_global_step():
-                    raise RuntimeError(
-                        f"Global step should be created to use {type(hook).__name__}. Create one "
-                        "(tf.compat.v1.train.get_or_create_global_step()) before the session. If "
-                        "there is one, it is in another graph: make the session inside "
-                        "`with graph.as_default():`"
-                    )
-                if place in begins:  # a plain one, too, on the event loop: it builds a graph
-                    with self._begin_of(call.hook):
-                        result = call.method() if call.is_async else await call_begin(call.method)
-                        if isinstance(result, Awaitable):
-                            await result
-            except BaseException as error:
-                self._blame(error)
-                raise
-            self._num_returned += 1
-            if self._shared is not None:
-                checks += [(call, check) for check in self._shared.take_checks()]
+    @property
+    def restore(self) -> Callable[[RawSession], Coroutine[Any, Any, RestoredStep]] | None:
+        """What brings back what was saved of a raw session's model; None if no hook may."""
+        return self._restore if self._calls("restore_model") else None
 
-    @contextmanager
-    def _begin_of(self, hook: Any) -> Iterator[None]:
-        """Within the block the hook may join this session; tasks that it starts no longer."""
-        if not joins_session(hook):
-            yield
-            return
-        begin = Begin(self)
-        token = begin_session.set(begin)
-        try:
-            yield
-        finally:
-            begin.session = None
-            begin_session.reset(token)
+    async def _restore(self, raw: RawSession) -> RestoredStep:
+        # `current` stays as it is: another worker may have this one's hooks restore their model
+        for call in self._calls("restore_model"):
+            try:
+                step: RestoredStep = await self._call_elsewhere(call, raw.exposed)
+            except BaseException as error:
+                raised = no_input_end(error, f"{call},")
+                if raised is error:
+                    note_once(error, f"in {call}")
+                    raise
+                raise raised from error
+            if step is not NotImplemented:
+                return step
+        return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
+
+    async def _call_elsewhere(self, call: HookCall, argument: Any) -> Any:
+        """Call one method, perhaps in a task of another session."""
+        if call.is_async:
+            return await call.method(argument)
+        results: list[Any] = []
+        kind = call.moment, call.place
+        pending = self.call_plain(lambda: results.append(call.method(argument)), kind, False)
+        if pending is not None:
+            await pending
+        return await results[0] if isinstance(results[0], Awaitable) else results[0]
 
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
-        try:
-            for call in calls_of(self.hooks, "after_create_session"):
+        with self._blaming():
+            for call in self._calls("after_create_session"):
                 await self._call(call, raw.exposed, coord)
-                if needs_graph_entered(call.hook):  # the hooks after it count from the step
+                if _needs_graph_entered(call.hook):  # the hooks after it count from the step
                     await raw.take_up_step()
-        except BaseException as error:
-            self._blame(error)
-            raise
         self.current = None
 
     def merge(
@@ -274,7 +314,7 @@ class HookList:
         merged.add(call.place, call.hook, request)
         return merged
 
-    async def ask_group(
+    async def before_run_of_group(
         self,
         group: Sequence[HookCall],
         context: SessionRunContext,
@@ -289,7 +329,7 @@ class HookList:
                 merged = self.merge(call, request, context, raw, merged)
         return merged
 
-    async def tell_group(
+    async def after_run_of_group(
         self,
         group: Sequence[HookCall],
         context: SessionRunContext,
@@ -315,7 +355,7 @@ class HookList:
         if call is not None and (call.is_async or known is None or known.moment != call.moment):
             self.current = call  # plain hooks that were given up may have gone on in their thread
         if call is not None and call.moment == "after_run":
-            return self._blamed(error, call.moment)
+            return self._blamed(error, is_stopping=self.stops.stop.is_set)
         if is_input_end(error):
             where = "the step" if call is None else self.culprit()
             ended = StopTraining(f"the input ended in {where}")
@@ -328,20 +368,17 @@ class HookList:
         return error
 
     async def end(self, session: Any) -> BaseException | None:
-        """Call end of all, also after one failed; returns the first error.
+        """Call before_end and end of all, also after one failed; returns the first error.
 
         A cancellation, which is no hook's failure, ends the round and is returned; so does an exit
         (KeyboardInterrupt, SystemExit), which may be a signal's and not the hook's.
         """
         engine = current_engine()
         first: BaseException | None = None
-        for call in [*self._further("before_end"), *calls_of(self.hooks, "end")]:
+        for call in [*self._calls("before_end"), *self._calls("end")]:
             try:
-                try:
+                with self._blaming():
                     await self._call(call, session)
-                except BaseException as error:
-                    self._blame(error)
-                    raise
             except BaseException as error:
                 is_exit = isinstance(error, (KeyboardInterrupt, SystemExit))
                 if is_exit or engine.failure_in(error) is not error:
@@ -349,29 +386,30 @@ class HookList:
                         add_note(error, f"after {first!r}")
                     return error
                 if first is not None:
-                    add_note(first, f"then, in {self.culprit()}: {error!r}")
+                    add_note(first, f"then, in {call}: {error!r}")
                 first = first or error
         return first
 
     async def on_error(
         self, session: Any, error: BaseException, engine: Engine, grace_secs: float
     ) -> None:
-        """Tell all hooks that have begun, in reverse; shielded, for the grace period in all."""
+        """Call on_error of all that have begun, in reverse; shielded, for the grace period."""
         until = engine.now() + grace_secs
-        for call in reversed(calls_of(self.hooks, "on_error")):
+        for call in reversed(self._calls("on_error")):
             if call.place >= self._num_begun:
                 continue
             try:
                 with engine.shielded(max(0.0, until - engine.now())) as scope:
                     await self._call(call, session, error)
                 if scope.cancelled_caught:
-                    logger.warning("%s took longer than %g s", self.culprit(), grace_secs)
+                    logger.warning("%s took longer than %g s", call, grace_secs)
             except BaseException as second:
-                add_note(error, f"then, in {self.culprit()}: {second!r}")
-                logger.error("%s failed: %r", self.culprit(), second)
+                add_note(error, f"then, in {call}: {second!r}")
+                logger.error("%s failed: %r", call, second)
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
 
+    @holds_loop(culprit)
     async def after_close(self, error: BaseException | None) -> BaseException | None:
         """Call after_close of those that have begun; returns what leaves the session."""
         for call in self._to_leave("after_close"):
@@ -387,20 +425,21 @@ class HookList:
         self.current = None
         return error
 
-    def _to_leave(self, moment: str) -> list[HookCall]:
-        """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
-        joined = {place for place, _ in self._joined}
-        calls = self._further(moment)
-        return [call for call in calls if call.place < self._num_returned or call.place in joined]
-
     def on_drop(self) -> None:
         """Call on_drop of those that have begun."""
         for call in self._to_leave("on_drop"):
             try:
                 call.method()
             except Exception as error:
-                logger.error("A dropped session: %r failed: %r", call.method, error)
+                logger.error("A dropped session: %s failed: %r", call, error)
 
+    def _to_leave(self, moment: str) -> list[HookCall]:
+        """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
+        joined = {place for place, _ in self._joined}
+        calls = self._calls(moment)
+        return [call for call in calls if call.place < self._num_returned or call.place in joined]
+
+    @holds_loop(culprit)
     async def _call(self, call: HookCall, *args: Any) -> None:
         self.current = call
         if call.is_async:
@@ -433,10 +472,13 @@ class HookList:
                 results[-1] = await results[-1]
         return results
 
-    def _blamed(self, error: BaseException, moment: str) -> BaseException:
+    def _blaming(self) -> _Blaming:
+        """An error out of the block names the hook that is being called."""
+        return _Blaming(self._blamed)
+
+    def _blamed(self, error: BaseException, *, is_stopping: bool = False) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
-        is_told_to_stop = moment == "after_run" and self._stop.is_set
-        if is_input_end(error) or (type(error) is StopTraining and not is_told_to_stop):
+        if is_input_end(error) or (type(error) is StopTraining and not is_stopping):
             cause = error.__cause__ if type(error) is RuntimeError else error
             bug = RuntimeError(
                 f"{self.culprit()} raised {cause!r}, but no input is read there; "
@@ -447,11 +489,6 @@ class HookList:
         add_note(error, f"in {self.culprit()}")
         return error
 
-    def _blame(self, error: BaseException) -> None:
-        blamed = self._blamed(error, "")
-        if blamed is not error:
-            raise blamed
-
 
 def values_of(
     call: HookCall, unasked: SessionRunValues, results: Mapping[int, Any]
@@ -460,7 +497,3 @@ def values_of(
     if call.place not in results:
         return unasked
     return SessionRunValues(results[call.place], unasked.options, unasked.run_metadata)
-
-
-async def _call(fn: Callable[[], Any]) -> Any:
-    return fn()

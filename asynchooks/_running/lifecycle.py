@@ -1,6 +1,6 @@
-"""Connection: a session's raw session and coordinator: created, lost, recreated, released.
+"""SessionLifecycle: a session's raw session and coordinator: created, lost, recreated, released.
 
-It runs no step, and calls no hook but after_create_session.
+It runs no step, and calls no hook but restore_model and after_create_session.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum, auto
 from typing import Any, Protocol, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
@@ -22,11 +23,10 @@ from .._errors import (
 )
 from .._hook import Pending, SessionRunValues
 from .._step.waiters import Runs, Worker
-from .._stopping.backoff import Recovery, Restart
+from .._stopping.backoff import Recovery
 from .._stopping.coordinator import Coordinator, Owner
 from .._stopping.session_stop import SessionInput
-from .._stopping.tasks import OnFailure, SideTask
-from ..backends._creator import Lease, RestoredStep, close_raw
+from ..backends._creator import Lease, RestoredStep
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
 
@@ -35,13 +35,43 @@ logger = logging.getLogger("asynchooks")
 T = TypeVar("T")
 
 
+class State(Enum):
+    """Where the raw session of a `MonitoredSession` stands."""
+
+    ABSENT = auto()
+    """There is none: none yet, or the last one was let go of."""
+    CREATING = auto()
+    """It is being created, or that failed in a way that recreating may cure."""
+    READY = auto()
+    """It is of use: all hooks have had after_create_session."""
+    LOST = auto()
+    """Its threads and side tasks are being joined, perhaps by a task that was cancelled then."""
+    BROKEN = auto()
+    """Recreating it failed for good: the session should stop; the next run tries again."""
+    CLOSED = auto()
+    """The session has ended."""
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.ABSENT: frozenset({State.CREATING, State.BROKEN, State.CLOSED}),
+    State.CREATING: frozenset(
+        {State.CREATING, State.READY, State.LOST, State.BROKEN, State.CLOSED}
+    ),
+    State.READY: frozenset({State.LOST, State.BROKEN, State.CLOSED}),
+    State.LOST: frozenset({State.LOST, State.ABSENT, State.BROKEN, State.CLOSED}),
+    State.BROKEN: frozenset({State.CREATING, State.LOST, State.BROKEN, State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+"""Which state may follow which; any other change is a bug of asynchooks."""
+
+
 class Outdated(Protocol):
     """Runs of the session, which may have to start over."""
 
     def outdate(self, one_run: Runs | None, hooks: HookList) -> None: ...
 
 
-class Connection(Owner):
+class SessionLifecycle(Owner):
     """The raw session of one `MonitoredSession`, which makes it, with what stops it.
 
     A lost raw session takes its coordinator with it, and a stop that a hook asked for; what the
@@ -49,44 +79,60 @@ class Connection(Owner):
     """
 
     __slots__ = (
-        "_grace_secs", "_hooks", "_is_broken", "_is_closed", "_is_dropping", "_is_ready", "_lease",
-        "_lost", "_recovery", "_thread", "_worker", "coord", "engine", "has_run",
-        "hook_asked_stop", "raw", "raw_runs",
-        "ready", "session", "stops", "unasked",
+        "_grace_secs", "_hooks", "_lease", "_lost", "_recovery", "_state", "_thread", "_worker",
+        "coord", "engine", "has_run", "raw", "raw_runs", "ready", "session", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(
-        self,
-        lease: Lease,
-        hooks: HookList,
-        recovery: Recovery | None,
-        grace_secs: float,
+        self, lease: Lease, hooks: HookList, recovery: Recovery | None, grace_secs: float
     ) -> None:
         self._lease = lease
         lease.listener = self
         self._hooks = hooks
         self._recovery = recovery
         self._grace_secs = grace_secs
+        self._state = State.ABSENT
         self.engine: Engine  # the session sets it when it opens
+        # both from the state CREATING on, and until they are let go of
         self.raw: RawSession | None = None
         self.coord: Coordinator | None = None
         self._thread = 0  # in which the raw session's call lock was joined
         self._lost: RawSession | None = None  # what the next raw session replaces
-        # raw session and coordinator are of use: all hooks were told of them, none was lost
-        self._is_ready = False
-        # the raw session, if nothing needs to be done before it runs
+        # the raw session, if it is READY and there is neither a stop nor an error to look at
         self.ready: RawSession | None = None
         self.session: Any = None  # that one, as hooks see it
         self.unasked = SessionRunValues(None, None, None)  # what a hook gets that asked for nothing
-        self._is_dropping = False  # a lost one is being let go of, perhaps by a cancelled task
-        self._is_broken = False  # recreating failed for good; the next run tries again
-        self._is_closed = False
-        self.hook_asked_stop = False
-        self.has_run = False  # see `Owner`
+        self.has_run = False  # see `session_stop.Owner`
         self.raw_runs: Outdated | None = None  # from opening on
         self._worker: Worker | None = None  # there while the session is open
         self.stops = hooks.stops
         self.stops.owner = self
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def enter(self, state: State) -> None:
+        """Change the state.
+
+        Raises:
+            RuntimeError: the session was closed meanwhile, perhaps by another task; or the change
+                is none of `TRANSITIONS`.
+        """
+        if state not in TRANSITIONS[self._state]:
+            if self._state is State.CLOSED:
+                raise RuntimeError("the session was closed while a run recreated it")
+            raise RuntimeError(
+                f"a raw session that is {self._state.name} became {state.name}; expected one of "
+                f"{sorted(each.name for each in TRANSITIONS[self._state])}. Please report it"
+            )
+        self._state = state
+        self.ready = None
+
+    def _break(self) -> None:
+        """Recreating has failed for good."""
+        if self._state is not State.CLOSED:
+            self.enter(State.BROKEN)
 
     @property
     def exposed(self) -> Any:
@@ -103,11 +149,12 @@ class Connection(Owner):
         return self._loss or (None if self.coord is None else self.coord.loss)
 
     def should_stop(self) -> bool:
-        if self._is_broken or self.stops.is_asked:
+        if self._state is State.BROKEN or self.stops.is_asked:
             return True
-        if self.coord is None or self._is_dropping or self._is_curable(self.coord.error):
+        is_lost = self._state is State.LOST
+        if self.coord is None or is_lost or self._is_curable(self.coord.error):
             return False  # it is replaced at the next run, and what a hook asked for forgotten
-        return self.hook_asked_stop or self.coord.should_stop()
+        return self.stops.is_asked_by_hook or self.coord.should_stop()
 
     def raise_held(self) -> None:
         """Raise the error that the coordinator holds, if there is one."""
@@ -117,15 +164,9 @@ class Connection(Owner):
     def _is_curable(self, error: BaseException | None) -> bool:
         return self._recovery is not None and is_preemption(error)
 
-    def tell_coord(self, error: BaseException | None, reason: StopReason) -> None:
+    def stop_coord(self, error: BaseException | None, reason: StopReason) -> None:
         if self.coord is not None:
             self.coord.request_stop(error, reason=reason)
-
-    def start_soon(
-        self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart, name: str | None
-    ) -> None:
-        """Start a side task of the session, which outlives a lost raw session."""
-        self.stops.start_soon(self._lease.drive_call, fn, args, on_failure, name)
 
     async def recovering(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Make the attempt on a raw session; recreate a lost one and try again, within bounds.
@@ -136,7 +177,7 @@ class Connection(Owner):
         failures = 0
         while True:
             try:
-                await self.drop_lost()
+                await self._drop_lost()
                 return await attempt()
             except Exception as error:
                 failures = await self.recover(error, failures)
@@ -153,7 +194,7 @@ class Connection(Owner):
         if self.raw is not None and self.stops.is_asked:
             raise self._refusal()  # a session that is to end need not be recreated before
         if not is_nested:
-            await self.drop_lost()
+            await self._drop_lost()
         raw = await self.create()
         if self._is_to_stop:
             raise self._refusal()
@@ -162,7 +203,7 @@ class Connection(Owner):
     @property
     def _is_to_stop(self) -> bool:
         """Whether a stop was asked for, by a hook, through the coordinator, or by the caller."""
-        if self.hook_asked_stop or self.stops.is_asked:
+        if self.stops.is_asked_by_hook or self.stops.is_asked:
             return True
         coord = self.coord
         return coord is not None and coord.should_stop() and not self._is_curable(coord.error)
@@ -174,11 +215,11 @@ class Connection(Owner):
         return StopTraining(f"no run begins after a stop, by {reason}")
 
     def stop_by_hook(self, asked: Pending) -> None:
-        """Let no further run begin, if a hook asked for that; its coordinator is not told yet."""
+        """Let no further run begin, if a hook asked for that; the coordinator stops later."""
         reason = asked.stop_reason
         if reason is None:
             return
-        self.hook_asked_stop = True
+        self.stops.is_asked_by_hook = True
         if asked.stops_all:
             self.stops.is_asked = True
             reason = self.stop_workers(reason)
@@ -211,7 +252,7 @@ class Connection(Owner):
         """Stop the others that share the model; returns the first reason, which stands."""
         return self._lease.global_step.stop_workers(reason, self._worker)
 
-    async def drop_lost(self) -> None:
+    async def _drop_lost(self) -> None:
         """Let go of a lost raw session, so that `create` makes a new one."""
         if self._recovery is not None and self.coord is not None and self._is_lost():
             await self._drop()
@@ -228,8 +269,8 @@ class Connection(Owner):
         if self._recovery is None:
             raise error
         if not is_preemption(error):
-            is_news = type(error) is StopTraining or leaves_as_itself(error)
-            if is_news or not self._was_replaced:
+            is_final = type(error) is StopTraining or leaves_as_itself(error)
+            if is_final or not self._was_replaced:
                 raise error
             # another worker has closed it under this one's hook: whatever that made of it
             lost = PreemptionError(f"the shared session was replaced: {error!r}")
@@ -244,18 +285,18 @@ class Connection(Owner):
 
     def _is_lost(self) -> bool:
         is_preempted = self.coord is not None and is_preemption(self.coord.error)
-        return not self._is_ready or self._was_replaced or is_preempted
+        return self._state is not State.READY or self._was_replaced or is_preempted
 
-    async def acquire(self) -> RawSession:
-        """Have a raw session; its hooks are not told yet."""
+    async def _acquire(self) -> RawSession:
+        """Have a raw session, before after_create_session of hooks."""
         if self.raw is not None:
             return self.raw
         lost, self._lost = self._lost, None
         restore = self._restore if self._hooks.restore is not None else None
         raw = await self._lease.acquire(self.engine, self._grace_secs, lost, restore)
-        if self._is_closed:
+        if self._state is State.CLOSED:
             await self._lease.release(raw, self.engine, self._grace_secs)
-            raise RuntimeError("the session was closed while a run recreated it")
+            self.enter(State.CREATING)  # raises
         self.raw = raw
         self._thread = raw.call_lock.join(raw.global_step)
         return raw
@@ -267,13 +308,13 @@ class Connection(Owner):
         return step
 
     async def create(self) -> RawSession:
-        """Have a raw session with a coordinator, of which all hooks were told."""
-        if self._is_ready and self.raw is not None:
+        """Have a raw session with a coordinator, of use to all hooks."""
+        if self._state is State.READY and self.raw is not None:
             self._look_again()
             return self.raw
-        self._is_ready, self.ready = False, None
+        self.enter(State.CREATING)
         try:
-            raw = await self.acquire()
+            raw = await self._acquire()
             coord = self.coord = self._lease.new_coordinator()
             coord.attach(self)
             if self.stops.is_asked:
@@ -283,10 +324,10 @@ class Connection(Owner):
                 self._hooks.after_create_session(raw, coord), self._hooks.culprit
             )
         except BaseException as error:
-            self._is_broken = isinstance(error, Exception) and not is_preemption(error)
+            if isinstance(error, Exception) and not is_preemption(error):
+                self._break()
             raise
-        self._is_broken = False
-        self._is_ready = True
+        self.enter(State.READY)
         self.session = raw.exposed
         self.unasked = SessionRunValues(None, *raw.no_options)
         self._look_again()
@@ -296,7 +337,7 @@ class Connection(Owner):
         """Runs need no more than the raw session, unless there is an error or a stop to look at."""
         self.ready = self.raw
         has_stopped = self.coord is not None and self.coord.should_stop()
-        if has_stopped or self.hook_asked_stop or self.stops.is_asked:
+        if has_stopped or self.stops.is_asked_by_hook or self.stops.is_asked:
             self.ready = None  # looked at last: a thread may ask just now
 
     def judge(self, error: BaseException, raised: BaseException) -> BaseException:
@@ -426,18 +467,18 @@ class Connection(Owner):
     async def release(self) -> None:
         """Give the raw session back, closed within the grace period."""
         raw = self.raw or self._lost
-        if self.raw is not None:
-            self.raw.call_lock.leave(self.raw.global_step, self._thread)
-        self.raw = self._lost = self.coord = self.ready = self.session = None
-        self._is_closed = self.stops.is_over = True
+        if self._state is not State.CLOSED:
+            self.enter(State.CLOSED)
+        self._leave_call_lock()
+        self.raw = self._lost = self.coord = self.session = None
+        self.stops.is_over = True
         self._lease.listener = None
         await self._lease.release(raw, self.engine, self._grace_secs)
 
     async def _recover_from(self, error: Exception, failures: int, recovery: Recovery) -> None:
         """Drop the raw session and wait as long as the next attempt should be waited for."""
-        if failures > recovery.max_attempts or self._is_closed:
-            self._is_broken = True
-            self._is_ready, self.ready = False, None  # the next run tries again
+        if failures > recovery.max_attempts or self._state is State.CLOSED:
+            self._break()
             add_note(error, f"recreating the session was given up after {failures - 1} attempts")
             raise error
         pause = recovery.pause_before(failures)
@@ -451,7 +492,7 @@ class Connection(Owner):
         slot = Slot(self.engine, "the next attempt to recreate the session")
         with EndsAtStop(slot, self.stops.stop):
             if await self.engine.park(slot, self.engine.now() + pause) is STOPPED:
-                self._is_broken = True
+                self._break()
                 raise error
 
     async def _drop(self) -> None:
@@ -460,26 +501,31 @@ class Connection(Owner):
         Raises:
             BaseException: the coordinator holds an error that is no preemption.
         """
-        self._is_ready, self.ready = False, None
+        self.enter(State.LOST)
         coord = self.coord
         if coord is not None:
-            self._is_dropping = True
             coord.detach()
             until = self.engine.now() + self._grace_secs
             await coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
             if coord.error is not None and not is_preemption(coord.error):
-                self._is_dropping = False
+                self._break()
                 raise coord.error
-        self._is_dropping = False
-        if self.raw is not None:
-            self.raw.call_lock.leave(self.raw.global_step, self._thread)
+        self.enter(State.ABSENT)
+        self._leave_call_lock()
         self._lost = self.raw or self._lost
         self.raw = self.coord = None
-        self.hook_asked_stop = False
+        self.stops.is_asked_by_hook = False
         self.stops.forget()
 
-    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-        return self._lease.drive(task, _side_task)
+    def _leave_call_lock(self) -> None:
+        if self.raw is not None:
+            self.raw.call_lock.leave(self.raw.global_step, self._thread)
+
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        """A coroutine of a side task, in what surrounds the session."""
+        return self._lease.drive(coroutine, culprit)
 
     def stop_changed(self, is_set: bool) -> None:
         """The coordinator was asked to stop, or its stop was cleared; in any thread."""
@@ -491,7 +537,7 @@ class Connection(Owner):
                 self.stops.note(coord.stop_reason)
             self.stops.set(for_runs_only=is_curable)
         else:
-            asked = self.stops.reason if self.hook_asked_stop else None
+            asked = self.stops.reason if self.stops.is_asked_by_hook else None
             self.stops.forget()
             self.stops.note(asked)
 
@@ -505,76 +551,3 @@ async def _interruption(awaitable: Awaitable[object]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
-
-
-def _side_task() -> str:
-    return "a side task"
-
-
-async def end_all(
-    connection: Connection,
-    hooks: HookList,
-    lease: Lease,
-    engine: Engine,
-    grace_secs: float,
-    error: BaseException | None,
-) -> BaseException | None:
-    """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
-
-    async def tell(session: Any, error: BaseException | None) -> BaseException | None:
-        """Call on_error of all hooks, if there is an error; returns what interrupted that."""
-        if error is None:
-            return None
-        told = hooks.on_error(session, error, engine, grace_secs)
-        try:
-            await lease.drive(told, hooks.culprit)
-        except BaseException as interruption:
-            return interruption
-        return None
-
-    session = connection.exposed
-    connection.report(error)
-    if error is None:
-        error = await connection.catch_up()
-        session = connection.exposed
-    if error is None:
-        error = await _end_hooks(connection, hooks, lease, engine, grace_secs, session)
-    if error is not None:
-        error = connection.first_error(error)
-    told = error
-    connection.report(error)
-    error = await tell(session, told) or error
-    error = await connection.end(error)
-    connection.report(error)
-    if told is None:
-        told = error
-        error = await tell(session, told) or error
-    try:
-        await connection.release()
-    except BaseException as interruption:
-        error = error or interruption
-    if told is None:
-        error = await tell(None, error) or error
-    return error
-
-
-async def _end_hooks(
-    connection: Connection,
-    hooks: HookList,
-    lease: Lease,
-    engine: Engine,
-    grace_secs: float,
-    session: Any,
-) -> BaseException | None:
-    raw = connection.raw
-    try:
-        if raw is not None:
-            raw.enter_run()  # no worker that shares it closes it meanwhile
-        try:
-            first: BaseException | None = await lease.drive(hooks.end(session), hooks.culprit)
-        finally:
-            if raw is not None and raw.leave():
-                await close_raw(raw, engine, grace_secs)
-    except BaseException as error:  # of what surrounds the hooks
-        return error
-    return first

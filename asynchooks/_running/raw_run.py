@@ -22,7 +22,7 @@ from .._step.waiters import Runs
 from ..backends._creator import Lease
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
-from .lifecycle import Connection
+from .lifecycle import SessionLifecycle
 
 RunArguments = tuple[Any, Any, Any, Any]
 """(fetches, feed_dict, options, run_metadata)."""
@@ -38,8 +38,20 @@ class RawRuns:
     """
 
     __slots__ = (
-        "_call_lock", "_connection", "_engine", "_fetches", "_is_outdated", "_lease",
-        "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
+        "_call_lock",
+        "_engine",
+        "_fetches",
+        "_is_outdated",
+        "_lease",
+        "_lifecycle",
+        "_plain_times",
+        "_probe",
+        "_raw",
+        "_runner",
+        "_step",
+        "_thread",
+        "_tick",
+        "_ticket",
     )  # fmt: skip
 
     def __init__(
@@ -48,14 +60,14 @@ class RawRuns:
         runner: StepRunner,
         step: GlobalStep,
         lease: Lease,
-        connection: Connection,
+        lifecycle: SessionLifecycle,
     ) -> None:
         self._engine = engine
         self._tick = engine.tick
         self._runner = runner
         self._step = step
         self._lease = lease
-        self._connection = connection
+        self._lifecycle = lifecycle
         self._plain_times: StepTimes | None = None  # of plain methods, once there is one
         self._thread = threading.get_ident()  # of the event loop
         self._raw: RawSession | None = None
@@ -150,17 +162,17 @@ class RawRuns:
         if self._is_outdated:
             admission.give_back(ticket)
             self._raise_if_outdated()
-        loss, lock = self._connection.step_loss, NO_LOCK if raw.is_async else raw.call_lock
+        loss, lock = self._lifecycle.step_loss, NO_LOCK if raw.is_async else raw.call_lock
         hold = lock.take_nowait()
         if hold is None:
-            stop, grace_secs = self._connection.stops.run_stop, self._runner.grace_secs
+            stop, grace_secs = self._lifecycle.stops.run_stop, self._runner.grace_secs
             try:
                 hold = await lock.take(engine, grace_secs, stop=stop, loss=loss)
             except BaseException:
                 admission.give_back(ticket)
                 raise
         try:
-            call = hold.around(lambda: _run(raw, args, step, ticket, self._connection))
+            call = hold.around(lambda: _run(raw, args, step, ticket, self._lifecycle))
             outputs = await self._runner.run_probed(call, probe, loss, _give_up)
         except BaseException:
             if hold.abandon():
@@ -186,8 +198,8 @@ class RawRuns:
         Args:
             ends_at_stop: whether a stop ends the wait for another call by StopTraining.
         """
-        stop = self._connection.stops.run_stop if ends_at_stop else None
-        raw = self._connection.raw
+        stop = self._lifecycle.stops.run_stop if ends_at_stop else None
+        raw = self._lifecycle.raw
         times = self._plain_times = self._plain_times or StepTimes(forgives=False)
         if raw is not None:
             times.always_in_thread = raw.step_times.always_in_thread
@@ -238,7 +250,11 @@ class RawRuns:
 
 
 def _run(
-    raw: RawSession, args: RunArguments, step: GlobalStep, ticket: Ticket, connection: Connection
+    raw: RawSession,
+    args: RunArguments,
+    step: GlobalStep,
+    ticket: Ticket,
+    lifecycle: SessionLifecycle,
 ) -> Any:
     """Run the step in this thread, whoever waits; an `Unfinished` if it is a coroutine."""
     try:
@@ -258,7 +274,7 @@ def _run(
         raise
     if type(result) is not tuple:
         return Unfinished(raw, step, ticket, result)
-    connection.has_run = True  # before others may stand alone with the model
+    lifecycle.has_run = True  # before others may stand alone with the model
     step.admission.settle(ticket, result[1])
     raw.leave_run()
     return result[0]

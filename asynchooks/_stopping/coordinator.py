@@ -37,9 +37,11 @@ class Owner:
     def stop_all(self, reason: StopReason) -> None:
         """All workers that share the model are to stop; in any thread."""
 
-    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-        """The coroutine of a side task, in what surrounds the session."""
-        return task
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        """The coroutine of a side task, in what surrounds the session; its name is for errors."""
+        return coroutine
 
 
 _NO_OWNER = Owner()
@@ -232,7 +234,7 @@ class Coordinator:
             StopTraining: a stop was requested; `fn` was cancelled.
             BaseException: what `fn` raised.
         """
-        return await or_stop(current_engine(), self.stop, self._drive_call, fn, *args)
+        return await or_stop(current_engine(), self.stop, self._owner.drive, fn, *args)
 
     def register_thread(self, thread: threading.Thread) -> None:
         """Have `join` wait for this thread, too."""
@@ -337,18 +339,9 @@ class Coordinator:
                 "start side tasks while the session is open"
             )
         if self._tasks is None:
-            self._tasks = SideTasks(self.stop, self._drive_call, self._on_failed_task)
+            fail = lambda error, reason: self.request_stop(error, reason=reason)  # noqa: E731
+            self._tasks = SideTasks(self.stop, self._owner.drive, fail, lambda: self._joined)
         self._tasks.start(fn, args, on_failure, name)
-
-    def _on_failed_task(self, error: BaseException, name: str) -> None:
-        if self._joined:
-            logger.error("A side task failed after its session had ended", exc_info=error)
-        else:
-            reason = StopReason(f"the side task {name!r}", repr(error), error)
-            self.request_stop(error, reason=reason)
-
-    async def _drive_call(self, fn: SideTask, args: tuple[Any, ...]) -> Any:
-        return await self._owner.drive_side_task(_call(fn, args))
 
     def _change(self) -> threading.Condition:
         self._changed = self._changed or threading.Condition(self._lock)
@@ -375,7 +368,3 @@ def when_ended(threads: list[threading.Thread], callback: Callable[[], object]) 
     else:
         ended.set()
     return ended
-
-
-async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:
-    return await fn(*args)

@@ -1,12 +1,11 @@
-"""What stops one session, for which reason, and the side tasks that are the session's own.
+"""Stop requests and side tasks of one session, and the hold on its input.
 
 It knows nothing of raw sessions, nor of what happens after a stop.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -14,16 +13,13 @@ from .._engine.base import Engine
 from .._engine.stop import Stop, StopReason
 from .._engine.sync import Condition
 from .._errors import add_note
-from .backoff import Restart
-from .tasks import OnFailure, SideTask, SideTasks
-
-logger = logging.getLogger("asynchooks")
+from .tasks import SideTasks
 
 
 class Owner(Protocol):
-    """The connection of the session."""
+    """The lifecycle of the session."""
 
-    has_run: bool  # whether a step in a thread has succeeded since somebody set this to False
+    has_run: bool  # whether a step in a thread has succeeded since this was set to False
 
     @property
     def training(self) -> object: ...
@@ -32,7 +28,11 @@ class Owner(Protocol):
 
     def add_input(self, each: SessionInput) -> None: ...
 
-    def tell_coord(self, error: BaseException | None, reason: StopReason) -> None: ...
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]: ...
+
+    def stop_coord(self, error: BaseException | None, reason: StopReason) -> None: ...
 
     def stop_workers(self, reason: StopReason) -> StopReason: ...
 
@@ -40,24 +40,25 @@ class Owner(Protocol):
 class SessionStop:
     """The stops of one `MonitoredSession`; its list of hooks makes it.
 
-    `owner`, once there is one, is told of a stop that no recovery makes forgotten.
+    A stop that no recovery makes forgotten goes to `owner`, too, once there is one.
 
     Args:
         stop: what the session's waits end at: set by the caller and by the present coordinator.
     """
 
     __slots__ = (
-        "_tasks", "error", "failure", "input", "is_asked", "is_ending", "is_for_all", "is_over",
-        "owner", "reason", "run_stop", "stop",
+        "_tasks", "error", "failure", "input", "is_asked", "is_asked_by_hook", "is_ending",
+        "is_for_all", "is_over", "owner", "reason", "run_stop", "stop",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
         self.owner: Owner | None = None
-        # what waits in a run end at: also when the coordinator is told of a preemption, by which
-        # the run is to be made again
+        # what waits in a run end at: also when a preemption is reported to the coordinator, by
+        # which the run is to be made again
         self.run_stop = Stop()
         self.is_asked = False  # for good
+        self.is_asked_by_hook = False  # which a recovery makes forgotten
         self.is_for_all = False  # by this session, for all that share its model
         self.is_ending = False  # no further run begins
         self.is_over = False
@@ -81,46 +82,41 @@ class SessionStop:
         self.stop.set()
         self.run_stop.set()
         if self.owner is not None:
-            self.owner.tell_coord(error, reason)
+            self.owner.stop_coord(error, reason)
 
     def note(self, reason: StopReason | None) -> None:
         """The first reason stands."""
         self.reason = self.reason or reason
 
     def set(self, *, for_runs_only: bool) -> None:
-        """The coordinator was asked to stop; of a preemption only runs hear."""
+        """The coordinator was asked to stop; a preemption stops only the run under way."""
         if not for_runs_only:
             self.stop.set()
         self.run_stop.set()
 
     def forget(self) -> None:
-        """Of a stop that was not for good nothing is left."""
+        """Take back a stop that was not for good."""
         if not self.is_asked:
             self.reason = None
             self.stop.clear()
             self.run_stop.clear()
 
-    def start_soon(
-        self,
-        drive: Callable[[SideTask, tuple[Any, ...]], Awaitable[Any]],
-        fn: SideTask,
-        args: tuple[Any, ...],
-        on_failure: OnFailure | Restart,
-        name: str | None,
-    ) -> None:
-        """Start a side task of the session, which outlives a lost raw session."""
+    @property
+    def tasks(self) -> SideTasks:
+        """The side tasks of the session, which outlive a lost raw session."""
         if self._tasks is None:
-            self._tasks = SideTasks(self.stop, drive, self._on_failed_task, lambda: self.is_ending)
-        self._tasks.start(fn, args, on_failure, name)
+            assert self.owner is not None
+            self._tasks = SideTasks(
+                self.stop, self.owner.drive, self._fail,
+                lambda: self.is_over, lambda: self.is_ending,
+            )  # fmt: skip
+        return self._tasks
 
-    def _on_failed_task(self, error: BaseException, name: str) -> None:
-        if self.is_over:
-            logger.error("A side task failed after its session had ended", exc_info=error)
-            return
+    def _fail(self, error: BaseException, reason: StopReason) -> None:
         self.failure = self.failure or error
         if error is not self.failure:
-            add_note(self.failure, f"then, in the side task {name!r}: {error!r}")
-        self.request(None, StopReason(f"the side task {name!r}", repr(error), error))
+            add_note(self.failure, f"then, in {reason.who}: {error!r}")
+        self.request(None, reason)
 
     async def close_input(self, error: BaseException | None) -> BaseException | None:
         """The session has ended; returns what leaves it."""
@@ -138,7 +134,7 @@ class SessionStop:
         return self._tasks is not None
 
     async def end_tasks(self, engine: Engine, until: float, *, cancel: bool) -> None:
-        """As `SideTasks.end`; they were told to stop before."""
+        """As `SideTasks.end`."""
         if self._tasks is not None:
             await self._tasks.end(engine, until, cancel=cancel)
 

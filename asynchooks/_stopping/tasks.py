@@ -6,13 +6,15 @@ It decides nothing about when a session ends, nor what becomes of a failure that
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum, auto
 from typing import Any, TypeVar
 
+from .._check import function, instance
 from .._engine.base import STOPPED, Engine, EngineTask, Slot
 from .._engine.current import current_engine
-from .._engine.stop import EndsAtStop, Stop, surrounding_stop
+from .._engine.stacks import holds_loop
+from .._engine.stop import EndsAtStop, Stop, StopReason, surrounding_stop
 from .._engine.threads import Outcome
 from .._errors import StopTraining, add_note, is_input_end, no_input_end
 from .backoff import Restart
@@ -26,6 +28,8 @@ _PATIENCE_SECS = 1.0
 """How long the end of a session waits for side tasks without a word."""
 
 SideTask = Callable[..., Awaitable[Any]]
+Drive = Callable[[Coroutine[Any, Any, Any], Callable[[], str]], Awaitable[Any]]
+"""Gives what to await for a coroutine, in what surrounds a session; the name is for errors."""
 
 
 class OnFailure(Enum):
@@ -40,46 +44,33 @@ class OnFailure(Enum):
     """The error is logged, and training goes on without the task."""
 
 
-class _Task:
-    """One side task; there from its start to its end."""
-
-    __slots__ = ("engine_task", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.engine_task: EngineTask | None = None
-
-    async def wait(self, until: float) -> bool:
-        return self.engine_task is None or await self.engine_task.wait(until)
-
-    def cancel(self) -> None:
-        if self.engine_task is not None:
-            self.engine_task.cancel()
-
-
 class SideTasks:
     """The side tasks of one session, or of one coordinator, which makes it and ends it.
 
     Args:
         stop: what every wait of asynchooks in them ends at.
-        drive: calls and awaits `fn(*args)` in what surrounds the session.
-        fail: is told of an error that stops the session, and in which task it was.
+        drive: what surrounds the tasks.
+        fail: gets an error that stops the session, and the reason that it is.
+        is_over: whether the session has ended, so that an error can only be logged.
+        is_ending: whether it is about to ask for a stop, so that a task may leave by StopTraining.
     """
 
-    __slots__ = ("_drive", "_fail", "_is_ending", "_running", "_stop")
+    __slots__ = ("drive", "fail", "is_ending", "is_over", "running", "stop")
 
     def __init__(
         self,
         stop: Stop,
-        drive: Callable[[SideTask, tuple[Any, ...]], Awaitable[Any]],
-        fail: Callable[[BaseException, str], None],
+        drive: Drive,
+        fail: Callable[[BaseException, StopReason], None],
+        is_over: Callable[[], bool],
         is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._stop = stop
-        self._is_ending = is_ending
-        self._drive = drive
-        self._fail = fail
-        self._running: dict[_Task, None] = {}  # in order of their starts
+        self.stop = stop
+        self.drive = drive
+        self.fail = fail
+        self.is_over = is_over
+        self.is_ending = is_ending
+        self.running: dict[_Task, None] = {}  # in order of their starts
 
     def start(
         self,
@@ -93,39 +84,36 @@ class SideTasks:
         Raises:
             TypeError: `fn` cannot be called, or `on_failure` is no policy.
         """
-        if not callable(fn):
-            raise TypeError(f"start_soon got {fn!r}; give an async function, then its arguments")
-        if not isinstance(on_failure, (OnFailure, Restart)):
-            raise TypeError(
-                f"on_failure is {on_failure!r}; give OnFailure.STOP, OnFailure.LOG or a "
-                "Restart(max_attempts=...)"
-            )
-        engine = current_engine()
-        task = _Task(name or str(getattr(fn, "__qualname__", repr(fn))))
-        self._running[task] = None
-        task.engine_task = engine.start(self._supervise, engine, task, fn, args, on_failure)
+        function("start_soon's function", fn, "an async function, then its arguments")
+        instance(
+            "on_failure", on_failure, (OnFailure, Restart),
+            "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)",
+        )  # fmt: skip
+        task = _Task(self, current_engine(), name or name_of(fn))
+        self.running[task] = None
+        task.start(fn, args, on_failure)
 
     async def end(self, engine: Engine, until: float, *, cancel: bool) -> None:
         """Wait for all until then, on the engine's clock, and cancel them; at once if `cancel`.
 
-        They were told to stop before. Cancellation leaves at once; call it again, shielded.
+        A stop was requested before. Cancellation leaves at once; call it again, shielded.
         """
-        if self._running and not cancel:
-            await self._say_who_is_late(engine, until)
-        for task in list(self._running):
+        if self.running and not cancel:
+            await self._warn_of_late_tasks(engine, until)
+        for task in list(self.running):
             if cancel or not await task.wait(until):
                 task.cancel()
         last = engine.now() + _CANCEL_SECS
-        for task in list(self._running):
+        for task in list(self.running):
             if not await task.wait(last):
                 logger.error(
                     "The side task %s did not end when it was cancelled: left alone", task.name
                 )
-        self._running.clear()
+        self.running.clear()
 
-    async def _say_who_is_late(self, engine: Engine, until: float) -> None:
+    async def _warn_of_late_tasks(self, engine: Engine, until: float) -> None:
         soon = min(until, engine.now() + _PATIENCE_SECS)
-        late = [task.name for task in list(self._running) if not await task.wait(soon)]
+        late = [task.name for task in list(self.running) if not await task.wait(soon)]
         if late and soon < until:
             logger.warning(
                 "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. "
@@ -133,82 +121,105 @@ class SideTasks:
                 until - soon, ", ".join(late),
             )  # fmt: skip
 
-    async def _supervise(
-        self,
-        engine: Engine,
-        task: _Task,
-        fn: SideTask,
-        args: tuple[Any, ...],
-        on_failure: OnFailure | Restart,
+
+class _Task:
+    """One side task; there from its start to its end."""
+
+    __slots__ = ("_engine", "_engine_task", "_tasks", "name")
+
+    def __init__(self, tasks: SideTasks, engine: Engine, name: str) -> None:
+        self._tasks = tasks
+        self._engine = engine
+        self.name = name
+        self._engine_task: EngineTask | None = None
+
+    def __str__(self) -> str:
+        return f"the side task {self.name!r}"
+
+    def start(self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart) -> None:
+        self._engine_task = self._engine.start(self._run, fn, args, on_failure)
+
+    async def wait(self, until: float) -> bool:
+        return self._engine_task is None or await self._engine_task.wait(until)
+
+    def cancel(self) -> None:
+        if self._engine_task is not None:
+            self._engine_task.cancel()
+
+    @holds_loop(str)
+    async def _run(
+        self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart
     ) -> None:
-        """Run a side task; its error goes to `fail`, never to whoever runs beside it."""
-        surrounding_stop.set(self._stop)
+        """Run it, again after a failure that allows it; no error goes to the event loop."""
+        surrounding_stop.set(self._tasks.stop)
         num_failures = 0
         try:
-            while (error := await self._failure_of(engine, task, fn, args)) is not None:
+            while (error := await self._failure_of(fn, args)) is not None:
                 num_failures += 1
-                if not isinstance(error, Exception) or on_failure is OnFailure.STOP:
-                    logger.error("The side task %s failed, so training stops: %r", task.name, error)
-                    self._fail(error, task.name)
-                elif isinstance(on_failure, Restart):
-                    if await self._may_restart(engine, task, error, num_failures, on_failure):
-                        continue
-                else:
+                if isinstance(error, Exception) and on_failure is OnFailure.LOG:
                     logger.error(
                         "The side task %s failed; training goes on without it",
-                        task.name, exc_info=error,
+                        self.name, exc_info=error,
                     )  # fmt: skip
+                elif isinstance(error, Exception) and isinstance(on_failure, Restart):
+                    if await self._may_restart(error, num_failures, on_failure):
+                        continue
+                else:
+                    logger.error("The side task %s failed, so training stops: %r", self.name, error)
+                    self._fail(error)
                 return
         finally:
-            self._running.pop(task, None)
+            self._tasks.running.pop(self, None)
 
-    async def _failure_of(
-        self, engine: Engine, task: _Task, fn: SideTask, args: tuple[Any, ...]
-    ) -> BaseException | None:
-        """Run it once; returns what it raised that was not only to stop when told to."""
+    async def _failure_of(self, fn: SideTask, args: tuple[Any, ...]) -> BaseException | None:
+        """Run it once; returns what it raised, unless that was StopTraining at a stop."""
+        tasks = self._tasks
         try:
-            await self._drive(fn, args)
+            await tasks.drive(_call(fn, args), self.__str__)
         except StopTraining as error:
-            if not (self._stop.is_set or self._is_ending()):  # else it was told, and did
+            if not (tasks.stop.is_set or tasks.is_ending()):
                 logger.warning(
-                    "The side task %s has ended by %r, and nobody had asked it to stop; training "
-                    "goes on. To end it: session.request_stop()", task.name, error,
+                    "The side task %s has ended by %r, though no stop was requested; training "
+                    "goes on. To end it: session.request_stop()", self.name, error,
                 )  # fmt: skip
             return None
         except BaseException as error:
-            failure = engine.failure_in(error)
+            failure = self._engine.failure_in(error)
             if failure is None:
                 raise
             if is_input_end(failure):  # it could pass for the clean end of a session around this
-                failure = no_input_end(failure, f"the side task {task.name!r}")
-        else:
-            return None
-        add_note(failure, f"in the side task {task.name!r}")
-        return failure
+                failure = no_input_end(failure, str(self))
+            add_note(failure, f"in {self}")
+            return failure
+        return None
 
-    async def _may_restart(
-        self, engine: Engine, task: _Task, error: Exception, num_failures: int, restart: Restart
-    ) -> bool:
+    def _fail(self, error: BaseException) -> None:
+        if self._tasks.is_over():
+            logger.error("A side task failed after its session had ended", exc_info=error)
+        else:
+            self._tasks.fail(error, StopReason(str(self), repr(error), error))
+
+    async def _may_restart(self, error: Exception, num_failures: int, restart: Restart) -> bool:
         if num_failures > restart.max_attempts:
             add_note(error, f"it was restarted {restart.max_attempts} times before")
-            logger.error("The side task %s failed again, so training stops: %r", task.name, error)
-            self._fail(error, task.name)
+            logger.error("The side task %s failed again, so training stops: %r", self.name, error)
+            self._fail(error)
             return False
         pause = restart.pause_before(num_failures)
         logger.warning(
             "The side task %s failed (%s: %s); restarting it, attempt %d of %d, in %g s",
-            task.name, type(error).__name__, error, num_failures, restart.max_attempts, pause,
+            self.name, type(error).__name__, error, num_failures, restart.max_attempts, pause,
         )  # fmt: skip
-        slot = Slot(engine, f"the next attempt of the side task {task.name}")
-        with EndsAtStop(slot, self._stop):
-            return await engine.park(slot, engine.now() + pause) is not STOPPED
+        slot = Slot(self._engine, f"the next attempt of the side task {self.name}")
+        with EndsAtStop(slot, self._tasks.stop):
+            return await self._engine.park(slot, self._engine.now() + pause) is not STOPPED
 
 
 T = TypeVar("T")
 
 
 class SlotCall:
-    """A call in a task of its own, whose end wakes a slot; who starts it waits there.
+    """A call in a task of its own, whose end wakes a slot, where the caller waits.
 
     The outcome is None where its task was cancelled after the slot was woken.
     """
@@ -239,27 +250,27 @@ class SlotCall:
 async def or_stop(
     engine: Engine,
     stop: Stop,
-    drive: Callable[..., Awaitable[Any]],
+    drive: Drive,
     fn: Callable[..., Awaitable[T]],
     *args: Any,
 ) -> T:
     """Run `fn(*args)` in a task of its own until it ends, or cancel it at a stop.
 
-    `drive(fn, args)` awaits it in what surrounds the session.
-
     Cancellation cancels it, too; in both cases it has ended when this returns.
+
+    Args:
+        drive: what surrounds the session.
 
     Raises:
         StopTraining: a stop came first, or had come before.
         BaseException: what `fn` raised.
     """
-    if not callable(fn):
-        raise TypeError(f"or_stop got {fn!r}; give an async function, then its arguments")
+    function("or_stop's function", fn, "an async function, then its arguments")
     if stop.is_set:
         raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
     slot = Slot(engine, f"{name_of(fn)} or a stop")
     call = SlotCall(engine, slot)
-    task = engine.start(call.run, drive, fn, args)
+    task = engine.start(call.run, lambda: drive(_call(fn, args), lambda: name_of(fn)))
     try:
         with EndsAtStop(slot, stop):
             await engine.park(slot)
@@ -272,6 +283,16 @@ async def or_stop(
         value: T = outcome.unwrap()
         return value
     raise StopTraining(f"a stop was requested while waiting for {name_of(fn)}")
+
+
+async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:
+    result = fn(*args)
+    if not isinstance(result, Awaitable):
+        raise TypeError(
+            f"{fn!r} is no async function: it returned {result!r}, which cannot be awaited, and "
+            "held the event loop. Call it through anyio.to_thread.run_sync"
+        )
+    return await result
 
 
 def name_of(fn: object) -> str:

@@ -239,10 +239,6 @@ class Lease:
         """The coroutine, run in what surrounds this session; `culprit` names it in errors."""
         return coroutine
 
-    async def drive_call(self, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
-        """Call and await `fn(*args)` in what surrounds this session, in whichever task."""
-        return await self.drive(_call(fn, args), lambda: f"{fn!r}")
-
     def fail(self, reason: StopReason) -> None:
         """The session has failed: tell the others that share its creator."""
 
@@ -267,16 +263,6 @@ class Lease:
     def new_coordinator(self) -> Coordinator:
         """A coordinator for one raw session; it has no clean stop types."""
         return Coordinator(clean_stop_exception_types=())
-
-
-async def _call(fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
-    result = fn(*args)
-    if not isinstance(result, Awaitable):
-        raise TypeError(
-            f"{fn!r} is no async function: it returned {result!r}, which cannot be awaited, and "
-            "held the event loop. Call it through anyio.to_thread.run_sync"
-        )
-    return await result
 
 
 @asynccontextmanager

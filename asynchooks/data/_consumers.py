@@ -88,7 +88,7 @@ class CurrentRun:
         """Whether its step has ended, though not yet for all hooks."""
         if self.owner is not None and self.owner.has_run:  # in a thread; its task is not back yet
             return True
-        hooks = None if self._context is None else self._context._hooks
+        hooks = None if self._context is None else self._context.called_by
         call = None if hooks is None else hooks.current
         return call is not None and call.moment == "after_run"
 

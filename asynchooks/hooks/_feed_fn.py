@@ -63,7 +63,7 @@ class FeedFnHook(SessionRunHook):
         self._state_before = None
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        hooks = run_context._hooks
+        hooks = run_context.called_by
         if self._is_coroutine:
             feeds = self.feed_fn()
         elif hooks is None:  # called by hand

@@ -12,7 +12,7 @@ import time
 import anyio.to_thread
 import pytest
 
-from asynchooks.hooks.guards._holder import NOBODY, holder_of, loop_code
+from asynchooks.hooks.guards._holder import LOOP_ITSELF, holder_of, loop_code
 
 
 @pytest.fixture(params=["asyncio", "uvloop", "trio"])
@@ -31,13 +31,13 @@ async def test_a_loop_that_waits_is_held_by_nobody() -> None:
     def last_holder() -> str:
         until = time.monotonic() + 10
         holder = ""
-        while holder != NOBODY and time.monotonic() < until:
+        while holder != LOOP_ITSELF and time.monotonic() < until:
             time.sleep(0.001)  # the loop may still be at starting this thread
             holder, _ = holder_of(sys._current_frames()[loop_thread], loop)
         return holder
 
-    assert await anyio.to_thread.run_sync(last_holder) == NOBODY
+    assert await anyio.to_thread.run_sync(last_holder) == LOOP_ITSELF
 
 
 def test_a_thread_that_has_ended_holds_nothing() -> None:
-    assert holder_of(None, set()) == (NOBODY, "")
+    assert holder_of(None, set()) == (LOOP_ITSELF, "")

@@ -130,13 +130,13 @@ async def test_the_last_one_that_closes_closes_the_model_without_it() -> None:
     creator = SharedSessionCreator(counting_creator())
     first = await opened([], creator)
     async with MonitoredSession([], creator) as second:
-        raw = second._connection.raw
+        raw = second._lifecycle.raw
         with pytest.warns(ResourceWarning):
             del first
     assert raw is not None
     assert raw.is_retired
     async with MonitoredSession([], creator) as third:
-        assert third._connection.raw is not raw
+        assert third._lifecycle.raw is not raw
 
 
 async def test_side_tasks_do_not_keep_it() -> None:

@@ -160,7 +160,7 @@ async def test_a_side_task_that_stops_unasked_is_said_and_a_failure_is_logged_at
             session.start_soon(stop_unasked)
             await settle()
             assert "had enough" in caplog.text
-            assert "nobody had asked it" in caplog.text
+            assert "no stop was requested" in caplog.text
             assert not session.should_stop()
             session.start_soon(fail)
             await settle()
@@ -378,8 +378,8 @@ async def test_tasks_that_have_ended_are_not_kept() -> None:
         for _ in range(100):
             session.start_soon(nothing)
         await settle()
-        assert session._connection.stops._tasks is not None
-        assert not session._connection.stops._tasks._running
+        assert session._lifecycle.stops._tasks is not None
+        assert not session._lifecycle.stops._tasks.running
 
 
 async def test_a_side_task_may_start_another_one() -> None:

@@ -124,13 +124,13 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert self._raw is not None
         hooks, args = self._hooks, SessionRunArgs([])
         self._context = SessionRunContext(args, self._raw, self._step)
-        self._context._hooks = hooks
+        self._context.called_by = hooks
         self._merged = MergedRun(self._raw, args, None, hooks.hooks)
         with self._blaming():
-            for call, method, group in hooks.asks:
+            for call, method, group in hooks.before_runs:
                 hooks.current = call
                 if group:
-                    await hooks.ask_group(group, self._context, self._raw, self._merged)
+                    await hooks.before_run_of_group(group, self._context, self._raw, self._merged)
                 elif (request := await method(self._context)) is not None:
                     self._merged.add(call.place, call.hook, request)
         self._merged.finish_options(has_hooks=True)
@@ -151,10 +151,10 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _, results = self._merged.split(outputs)
         hooks, values = self._hooks, self._merged.values(None)
         with self._blaming():
-            for call, method, group in hooks.tells:
+            for call, method, group in hooks.after_runs:
                 hooks.current = call
                 if group:
-                    await hooks.tell_group(group, self._context, values, results)
+                    await hooks.after_run_of_group(group, self._context, values, results)
                 else:
                     await method(self._context, values_of(call, values, results))
             await self._context.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,6 @@ from ..._hook import (
     SessionRunValues,
     begin_graph,
 )
-from ..._running.hook_calls import needs_global_step
 from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator, Owner
 from ...backends._raw_session import RawSession
@@ -74,7 +73,7 @@ class _SyncHook(v1.train.SessionRunHook, Owner):  # type: ignore[misc, name-defi
 
     def begin(self) -> None:
         self._graph = v1.get_default_graph()
-        if needs_global_step(self._hook) and v1.train.get_global_step() is None:
+        if self._hook.needs_global_step and v1.train.get_global_step() is None:
             raise RuntimeError(
                 f"Global step should be created to use {type(self._hook).__name__}. Create one "
                 "(tf.compat.v1.train.get_or_create_global_step()) before the session."
@@ -119,7 +118,7 @@ class _SyncHook(v1.train.SessionRunHook, Owner):  # type: ignore[misc, name-defi
         self._read_step()
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
-            if self._context._pending is not None:
+            if self._context.has_last_calls:
                 self._portal.call(self._drive, self._context.finish, (), meanwhile=self._poll)
         except StopTraining:
             if self._coord is None or not self._coord.should_stop():
@@ -173,8 +172,10 @@ class _SyncHook(v1.train.SessionRunHook, Owner):  # type: ignore[misc, name-defi
         if self._context.stop_requested or is_at_limit:
             run_context.request_stop()
 
-    def drive_side_task(self, task: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
-        return Driven(task, self._graph, self._name)
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        return Driven(coroutine, self._graph, self._name)
 
     def stop_changed(self, is_set: bool) -> None:
         if is_set and self._coord is not None and self._their_coord is not None:

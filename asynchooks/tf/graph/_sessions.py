@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..._engine.runner import StepRunnerName
 from ..._hook import AnyHook
-from ..._running.hook_calls import checked
+from ..._running.hook_check import checked
 from ..._session import MonitoredSession
 from ..._stopping.backoff import Recovery
 from ...hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
@@ -220,5 +220,5 @@ class SingularMonitoredSession(MonitoredSession):
         Raises:
             BaseException: the error that was reported to the coordinator.
         """
-        self._connection.raise_held()
+        self._raise_reported()
         return super().should_stop()

@@ -1,14 +1,11 @@
-"""The methods of hooks, as they are called: coroutines one by one, plain ones together.
-
-It calls nothing by itself, and knows nothing of sessions.
-"""
+"""Checks of a session's hooks: that they are hooks, and that their methods are named right."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._engine.runner import is_async
@@ -17,9 +14,9 @@ from .._hook import AnyHook, SessionRunHook
 from ..backends._creator import SessionCreator
 
 MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end", "on_error")
-_FURTHER = ("restore_model", "before_end", "after_close", "on_drop")
+FURTHER_MOMENTS = ("restore_model", "before_end", "after_close", "on_drop")
 """Moments that TensorFlow's hooks do not have: a method of that name there is no moment."""
-_METHODS = (*MOMENTS, *_FURTHER, "state_dict", "load_state_dict")
+_METHODS = (*MOMENTS, *FURTHER_MOMENTS, "state_dict", "load_state_dict")
 _LETTERS = tuple((method.replace("_", ""), method) for method in _METHODS)
 _ELSEWHERE = {
     name: moment
@@ -39,74 +36,18 @@ _ELSEWHERE = {
 """What other libraries (Keras, Lightning, Hugging Face) call such methods."""
 
 
-class HookCall:
-    """One method of one hook; `place` is the hook's in the list, as hooks may compare equal."""
-
-    __slots__ = ("hook", "is_async", "moment", "place")
-
-    def __init__(self, place: int, hook: Any, moment: str) -> None:
-        self.place = place
-        self.hook = hook
-        self.moment = moment
-        self.is_async = is_async(self.method)
-
-    @property
-    def method(self) -> Callable[..., Any]:
-        method: Callable[..., Any] = getattr(self.hook, self.moment)
-        return method
-
-
-def calls_of(hooks: list[Any], moment: str) -> tuple[HookCall, ...]:
-    """The calls of this moment, in order; a method that a hook leaves alone costs nothing."""
-    overriding = [(place, hook) for place, hook in enumerate(hooks) if overrides(hook, moment)]
-    return tuple([HookCall(place, hook, moment) for place, hook in overriding])
-
-
-Group = tuple[HookCall, Callable[..., Any], tuple[HookCall, ...]]
-"""(A call, its method, the plain methods that share one hop to a thread: none for a coroutine)."""
-
-
-def in_groups(calls: Iterable[HookCall]) -> tuple[Group, ...]:
-    """The calls in order, neighbouring plain methods together."""
-    groups: list[Group] = []
-    for call in calls:
-        if call.is_async:
-            groups.append((call, call.method, ()))
-        elif groups and groups[-1][2]:
-            first, method, plain = groups[-1]
-            groups[-1] = first, method, (*plain, call)
-        else:
-            groups.append((call, call.method, (call,)))
-    return tuple(groups)
+def _hook_types() -> tuple[type, ...]:
+    train = tensorflow_train()
+    return (SessionRunHook,) if train is None else (SessionRunHook, train.SessionRunHook)
 
 
 def overrides(hook: Any, moment: str) -> bool:
     """Whether the hook has a method of its own, so that calling it is worth anything."""
-    if moment in _FURTHER and not isinstance(hook, SessionRunHook):
+    if moment in FURTHER_MOMENTS and not isinstance(hook, SessionRunHook):
         return False
     own = getattr(hook, moment, None)  # TensorFlow's hooks have no on_error
     left_alone = {getattr(base, moment, None) for base in _hook_types()}
     return own is not None and getattr(own, "__func__", own) not in left_alone
-
-
-def needs_global_step(hook: Any) -> bool:
-    return isinstance(hook, SessionRunHook) and hook.needs_global_step
-
-
-def needs_graph_entered(hook: Any) -> bool:
-    """Whether its coroutines may look at the default graph; of ours we know."""
-    looks = vars(type(hook)).get("_looks_at_default_graph", True)  # not of classes made of them
-    return bool(looks or getattr(hook, "_looks_at_default_graph", True))
-
-
-def joins_session(hook: Any) -> bool:
-    """Whether its begin may ask for `SessionHooks`; of ours we know."""
-    return bool(vars(type(hook)).get("_joins_session", True))  # not of classes made of them
-
-
-def _hook_types() -> tuple[type, ...]:
-    train = tensorflow_train()
-    return (SessionRunHook,) if train is None else (SessionRunHook, train.SessionRunHook)
 
 
 def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
@@ -147,7 +88,7 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
 
 def _check_bodies(hook: Any, name: str) -> None:
     """A method with a `yield` in it would run nothing when it is called, without a word."""
-    for moment in (*MOMENTS, *(_FURTHER if isinstance(hook, SessionRunHook) else ())):
+    for moment in (*MOMENTS, *(FURTHER_MOMENTS if isinstance(hook, SessionRunHook) else ())):
         method = getattr(hook, moment, None)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             raise TypeError(
