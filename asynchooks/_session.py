@@ -13,7 +13,7 @@ Timeline of a session:
              stop, close, create · after_create_session, and the whole run again
     cancel   as failure; clean-up is shielded, for the grace period at most
 
-Where a step runs, how requests are merged and who may run now stand in other files.
+Where a step runs, how requests are merged and which worker may run now: see `_running` and `_step`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
+from ._check import instance
 from ._engine.base import AsyncOnly, Engine
 from ._engine.current import current_engine
 from ._engine.runner import StepRunner, StepRunnerName, check_runner
@@ -40,7 +41,7 @@ from ._running.raw_run import NOT_HERE, RawRuns, Unfinished
 from ._running.step_fn import StepContext, call_step_fn, check_step_fn
 from ._step.global_step import GlobalStep
 from ._step.waiters import Worker
-from ._stopping.backoff import Recovery, Restart, check_recovery, checked_grace_secs
+from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.tasks import OnFailure, SideTask, name_of, or_stop
 from .backends._creator import SessionCreator, check_creator, default_creator
 
@@ -105,7 +106,7 @@ class MonitoredSession(AsyncOnly):
         if session_creator is None:
             session_creator = default_creator()
         check_creator(session_creator, "session_creator")
-        check_recovery(recovery)
+        instance("recovery", recovery, (Recovery, NoneType), "a Recovery(max_attempts=...)")
         self._grace_secs = checked_grace_secs(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
         self._lease = session_creator.lease()
@@ -297,7 +298,7 @@ class MonitoredSession(AsyncOnly):
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Who ended training, and why: the first who asked, or what left the block; else None."""
+        """What ended training, and why: the first request, or what left the block; else None."""
         step, reason = self._lease.global_step, self._lifecycle.stops.reason
         if reason is None and self._is_at_limit:
             reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
@@ -334,7 +335,7 @@ class MonitoredSession(AsyncOnly):
         """Start `fn(*args)` as a side task: it never outlives the session.
 
         An error in it stops the session, unless `on_failure` says otherwise, and leaves the block
-        as itself. At the end it is told (every wait of asynchooks in it raises StopTraining), gets
+        as itself. At the end every wait of asynchooks in it raises StopTraining; it gets
         the grace period, and is cancelled then. Unlike `coord.start_soon` in a hook, it goes on
         when a lost raw session is recreated.
 
@@ -374,7 +375,7 @@ class MonitoredSession(AsyncOnly):
 
         self._phase.check_open("batches")
         if self._worker is not None and self._worker.task is not self._engine.current_task():
-            self._worker.is_shared = True  # who reads its input is to run its steps
+            self._worker.is_shared = True  # the task that reads its input is to run its steps
         stops, step = self._lifecycle.stops, self._lease.global_step
         return Batches(source, stops, self._hooks.watch_runs, step, self.should_stop)
 
@@ -454,7 +455,7 @@ class MonitoredSession(AsyncOnly):
         """Call begin of all hooks, create the raw session, call their after_create_session.
 
         When that fails or is cancelled, the raw session is closed and every hook whose begin was
-        called is told by on_error.
+        called gets on_error.
         """
         self._phase.check_new()
         self._engine: Engine = current_engine()
@@ -547,7 +548,7 @@ class MonitoredSession(AsyncOnly):
         self._runner.drop()
         self._hooks.on_drop()
         self._lifecycle.drop()
-        if not self._engine.is_virtual:  # whose workers may end with the simulation
+        if not self._engine.is_virtual:  # workers may end with a simulation
             _warn(
                 f"{self!r} was dropped without being closed: `end` of its hooks was not called, so "
                 "nothing was saved at the end; open it by `async with`, or `await session.close()`",
@@ -555,7 +556,7 @@ class MonitoredSession(AsyncOnly):
             )  # fmt: skip
 
     async def _close(self, error: BaseException | None) -> BaseException | None:
-        """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
+        """End hooks, tasks, threads and the raw session; returns what must leave."""
         self._phase, stops = Phase.CLOSING, self._lifecycle.stops
         stops.is_ending = True
         stops.reason = self.stop_reason  # a limit is forgotten with the last worker

@@ -1,4 +1,4 @@
-"""HookList: calls a session's hooks in order and says whose error it was.
+"""HookList: calls a session's hooks in order, and names the hook in their errors.
 
 It decides neither when a moment comes nor what becomes of an error.
 """
@@ -136,7 +136,7 @@ class HookList:
         self.needs_graph_entered = any(_needs_graph_entered(hook) for hook in self.hooks)
         self.call_plain: CallPlain  # the session sets it when it opens
         self.stops = SessionStop(stop)
-        self._num_begun = self._num_returned = 0  # whose begin was called; and has returned
+        self._num_begun = self._num_returned = 0  # of begins
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
         # those that have, and their places in the list, or those of the wrappers that they are in
         self._joined: tuple[tuple[int, Any], ...] = ()
@@ -344,7 +344,7 @@ class HookList:
     def explained(
         self, error: BaseException, merged: MergedRun | None, call: HookCall | None
     ) -> BaseException:
-        """What an error becomes that a run came to; notes say whose it was.
+        """What an error becomes that a run came to; notes name the hook.
 
         An iterator that ended in before_run, or in the step, ends training.
 

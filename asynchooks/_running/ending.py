@@ -18,15 +18,15 @@ async def end_all(
     grace_secs: float,
     error: BaseException | None,
 ) -> BaseException | None:
-    """Leave no hook untold, no task, thread or raw session behind; returns what must leave."""
+    """End hooks, tasks, threads and the raw session; returns what must leave."""
 
-    async def tell(session: Any, error: BaseException | None) -> BaseException | None:
+    async def on_error(session: Any, error: BaseException | None) -> BaseException | None:
         """Call on_error of all hooks, if there is an error; returns what interrupted that."""
         if error is None:
             return None
-        told = hooks.on_error(session, error, engine, grace_secs)
+        calls = hooks.on_error(session, error, engine, grace_secs)
         try:
-            await lease.drive(told, hooks.culprit)
+            await lease.drive(calls, hooks.culprit)
         except BaseException as interruption:
             return interruption
         return None
@@ -40,20 +40,20 @@ async def end_all(
         error = await _end_hooks(lifecycle, hooks, lease, engine, grace_secs, session)
     if error is not None:
         error = lifecycle.first_error(error)
-    told = error
+    reported = error
     lifecycle.report(error)
-    error = await tell(session, told) or error
+    error = await on_error(session, reported) or error
     error = await lifecycle.end(error)
     lifecycle.report(error)
-    if told is None:
-        told = error
-        error = await tell(session, told) or error
+    if reported is None:
+        reported = error
+        error = await on_error(session, reported) or error
     try:
         await lifecycle.release()
     except BaseException as interruption:
         error = error or interruption
-    if told is None:
-        error = await tell(None, error) or error
+    if reported is None:
+        error = await on_error(None, error) or error
     return error
 
 

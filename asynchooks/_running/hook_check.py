@@ -87,7 +87,7 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
 
 
 def _check_bodies(hook: Any, name: str) -> None:
-    """A method with a `yield` in it would run nothing when it is called, without a word."""
+    """A method with a `yield` in it would run nothing when it is called, silently."""
     for moment in (*MOMENTS, *(FURTHER_MOMENTS if isinstance(hook, SessionRunHook) else ())):
         method = getattr(hook, moment, None)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):

@@ -23,9 +23,9 @@ _ARRAY = "asynchooks.ndarray"
 
 
 class TimerState(dict[str, Any]):
-    """A hook's state that says no more than when it is due next; so hooks of TensorFlow count anew.
+    """A hook's state that holds no more than when it is due next, as TensorFlow's hooks restart it.
 
-    The state says so, not the hook, so that a wrapper's says it, too.
+    A type of the state, not a mark of the hook, so that wrappers pass it on.
     """
 
 
@@ -125,10 +125,10 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
         CheckpointError: a hook cannot take its state (names the hook).
     """
     states = _read(saved)
-    anew = []
+    fresh = []
     for name, hook in _named(hooks):
         if name not in states:
-            anew += [name] if hook.state_dict() else []
+            fresh += [name] if hook.state_dict() else []
             continue
         try:
             hook.load_state_dict(states.pop(name))
@@ -137,9 +137,10 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
                 f"the hook {name} cannot go on from its saved state: {error!r}. Was it saved by a "
                 "hook of another kind, or version?"
             ) from error
-    if anew:
+    if fresh:
         logger.warning(
-            "The checkpoint holds no states of these hooks, which begin anew: %s", ", ".join(anew)
+            "The checkpoint holds no states of these hooks, which start afresh: %s",
+            ", ".join(fresh),
         )
     if states:
         logger.warning(

@@ -12,7 +12,7 @@ from ..backends._raw_session import RawSession
 
 
 class MergedRun:
-    """The arguments of a raw run, and the way back from its outputs to who asked for them.
+    """The arguments of a raw run, and the way back from its outputs to hooks and caller.
 
     What the caller passed is never changed, and goes through untouched if no hook adds to it.
     """
@@ -69,9 +69,9 @@ class MergedRun:
         clashes = sorted({str(name) for name in names if name in self._feeders})
         if clashes:
             by_caller = any(self._feeders[name] == "" for name in names if name in self._feeders)
-            who = "a SessionRunHook and user" if by_caller else "two hooks"
+            pair = "a SessionRunHook and user" if by_caller else "two hooks"
             raise RuntimeError(
-                f"Same tensor is fed by {who}. Conflict(s): {', '.join(clashes)}; "
+                f"Same tensor is fed by {pair}. Conflict(s): {', '.join(clashes)}; "
                 f"{feeder} feeds them, too: leave them to one of the two"
             )
         self._feeders.update(dict.fromkeys(names, feeder))
@@ -84,17 +84,8 @@ class MergedRun:
             return self._caller.fetches
         return (self._caller.fetches, *self._hook_fetches.values())
 
-    def fetches_like(self, last: Any) -> Any:
-        """The fetches; those of the last run if nobody asks for anything else.
-
-        The same object then: what a raw session has compiled for it need not be looked for.
-        """
-        fetches = self.fetches
-        are_tuples = type(last) is type(fetches) is tuple and len(last) == len(fetches)
-        return last if are_tuples and all(map(operator.is_, last, fetches)) else fetches
-
     def finish_options(self, *, has_hooks: bool) -> Any:
-        """The merged run options, None if nobody asked; makes room for metadata that hooks see."""
+        """The merged run options, if any; makes room for metadata that hooks see."""
         options, requests = self._caller.options, self._option_requests
         if requests:
             options = self._raw.merge_options([*([] if options is None else [options]), *requests])
@@ -104,9 +95,16 @@ class MergedRun:
         return options
 
     def finish(self, last_fetches: Any) -> tuple[Any, Any, Any, Any]:
-        """What to run: (fetches, feed_dict, options, run_metadata)."""
+        """What to run: (fetches, feed_dict, options, run_metadata).
+
+        The fetches of the last run if they are the same: what a raw session has compiled for that
+        object need not be looked for.
+        """
         options = self.finish_options(has_hooks=bool(self._hooks))
-        return self.fetches_like(last_fetches), self.feed_dict, options, self.run_metadata
+        fetches, last = self.fetches, last_fetches
+        if type(last) is type(fetches) is tuple and len(last) == len(fetches):
+            fetches = last if all(map(operator.is_, last, fetches)) else fetches
+        return fetches, self.feed_dict, options, self.run_metadata
 
     def split(self, outputs: Any) -> tuple[Any, dict[int, Any]]:
         """(what the caller gets, what each hook that asked gets by its place)."""
@@ -122,8 +120,8 @@ class MergedRun:
             if self._raw.rejects(fetches, error):
                 hook = self._hooks[place]
                 what = getattr(hook, "_fetches_are", "")
-                who = f"before_run of {type(hook).__name__}"
-                add_note(error, f"fetched in {who}, as {what}" if what else f"fetched in {who}")
+                where = f"fetched in before_run of {type(hook).__name__}"
+                add_note(error, f"{where}, as {what}" if what else where)
 
     def values(self, results: Any) -> SessionRunValues:
         """What a hook is given after the run."""

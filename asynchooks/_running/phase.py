@@ -1,4 +1,4 @@
-"""The phases of a session, what may be done in which, and who waits for the next."""
+"""The phases of a session, what may be done in which, and one run at a time."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Phase(Enum):
 
 
 class OneRun(Condition):
-    """One run at a time: hooks and the global step of two would be told apart by nobody.
+    """One run at a time: hooks and the global step could not tell two apart.
 
-    Who begins one checks, and sets `is_under_way`; who ends it tells the onlookers.
+    The task that begins a run checks, and sets `is_under_way`; at its end it notifies the waiters.
     """
 
     __slots__ = ("is_in_step_fn", "is_under_way")

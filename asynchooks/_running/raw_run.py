@@ -1,7 +1,7 @@
 """One raw run: the step between before_run and after_run, on the event loop or in a thread.
 
-Whoever runs the step settles its ticket, so that a thread whose task was cancelled still
-publishes it.
+The thread that runs the step settles its ticket, so that it is published also where its task was
+cancelled.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class RawRuns:
     def here(self, raw: RawSession, args: RunArguments) -> Any:
         """Run the step on the event loop without waiting, if that can and should be done now.
 
-        Nobody retires the raw session meanwhile: only tasks of its event loop do. It takes no hold
-        of the call lock: see `CallLock`.
+        The raw session is not retired meanwhile: only tasks of its event loop do that. No hold of
+        the call lock is taken: see `CallLock`.
 
         Returns:
             What was fetched, or `NOT_HERE`.
@@ -256,7 +256,7 @@ def _run(
     ticket: Ticket,
     lifecycle: SessionLifecycle,
 ) -> Any:
-    """Run the step in this thread, whoever waits; an `Unfinished` if it is a coroutine."""
+    """Run the step in this thread; an `Unfinished` if it is a coroutine."""
     try:
         raw.enter_run()
     except BaseException:

@@ -55,7 +55,7 @@ def check_step_fn(step_fn: Callable[..., Any]) -> None:
         names = _parameter_names(step_fn)
     except (TypeError, ValueError):
         raise ValueError(
-            f"step_fn is {step_fn!r}, whose parameters cannot be told; "
+            f"step_fn is {step_fn!r}, whose parameters are not known; "
             "give a function with the one parameter `step_context`"
         ) from None
     if names not in (["step_context"], ["self", "step_context"]):

@@ -1,8 +1,10 @@
-"""How often, and after which pauses, what was lost is tried again. It tries nothing itself."""
+"""Retry policy: attempts and backoff. It tries nothing itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from .._check import integer, number
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,14 @@ class Backoff:
     longest_pause_secs: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_attempts, int):
-            raise TypeError(f"got {self!r}; give max_attempts as an integer >= 0")
-        if self.max_attempts < 0 or not 0 <= self.first_pause_secs <= self.longest_pause_secs:
-            raise ValueError(
-                f"got {self!r}; give max_attempts >= 0 and "
-                "0 <= first_pause_secs <= longest_pause_secs"
-            )
+        integer("max_attempts", self.max_attempts, least=0)
+        expected = "0 <= first_pause_secs <= longest_pause_secs"
+        number("longest_pause_secs", self.longest_pause_secs, finite=False, expected=expected)
+        most = self.longest_pause_secs
+        number(
+            "first_pause_secs", self.first_pause_secs, least=0, most=most, finite=False,
+            expected=expected,
+        )  # fmt: skip
 
     def pause_before(self, attempt: int) -> float:
         """Seconds to wait before the attempt with this number, counted from 1."""
@@ -37,7 +40,7 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Recovery(Backoff):
-    """Bounds on recreating a raw session; a successful run starts the count anew.
+    """Bounds on recreating a raw session; a successful run resets the count.
 
     The first attempt comes at once, the second after `first_pause_secs`, each further one after
     twice the pause before it. TensorFlow recreates for ever and without a pause.
@@ -62,7 +65,7 @@ class Restart(Backoff):
     """Have a side task that failed called again, a bounded number of times in all.
 
     The first time at once, then after pauses that double. When the attempts are used up, its next
-    error stops the session. Unlike `Recovery`, nothing starts the count anew.
+    error stops the session. Unlike `Recovery`, nothing resets the count.
 
     Args:
         max_attempts: restarts, >= 0.
@@ -76,12 +79,6 @@ class Restart(Backoff):
     Example:
         session.start_soon(sync_weights, on_failure=Restart(max_attempts=3))
     """
-
-
-def check_recovery(recovery: object) -> None:
-    """Raise TypeError unless it is a Recovery, or None."""
-    if recovery is not None and not isinstance(recovery, Recovery):
-        raise TypeError(f"recovery is {recovery!r}; give a Recovery(max_attempts=...)")
 
 
 def checked_grace_secs(value: object) -> float:

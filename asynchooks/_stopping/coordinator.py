@@ -96,13 +96,13 @@ class Coordinator:
         self._joined = False
         # what waits beside this coordinator ends with it; side tasks are born with it
         self.stop = Stop()
-        self._loss: Loss | None = None  # once anybody asks
+        self._loss: Loss | None = None  # once it is asked for
         self._tasks: SideTasks | None = None  # once there are any
         self._owner = _NO_OWNER  # one object: a thousand sessions have a coordinator each
         self._is_detached = False
 
     def attach(self, owner: Owner) -> None:
-        """Belong to a session, which is told of each stop, and runs the side tasks."""
+        """Belong to a session, which gets each stop, and runs the side tasks."""
         self._owner = owner
 
     def detach(self) -> None:
@@ -128,7 +128,7 @@ class Coordinator:
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Who asked first to stop, and why; None before that."""
+        """The first request to stop; None before that."""
         return self._reason
 
     def should_stop(self) -> bool:
@@ -142,7 +142,7 @@ class Coordinator:
         reason: StopReason | str | None = None,
         all_workers: bool = False,
     ) -> None:
-        """Ask everybody to stop; the first error given is kept, also after a stop without one.
+        """Ask threads and tasks to stop; the first error is kept, also after a stop without one.
 
         Args:
             ex: an exception, the tuple of `sys.exc_info()`, or None.
@@ -152,7 +152,7 @@ class Coordinator:
                 for a coordinator of your own.
 
         Raises:
-            BaseException: `ex` itself, after `join`: nobody else would ever see it.
+            BaseException: `ex` itself, after `join`, when no other caller would see it.
             TypeError: `ex` or `reason` is something else.
         """
         error = ex[1] if isinstance(ex, tuple) and len(ex) == 3 else ex
@@ -322,8 +322,8 @@ class Coordinator:
         """Start `fn(*args)` as a side task: it never outlives the session, nor a raw session.
 
         An error in it is a stop, unless `on_failure` says otherwise, and leaves the session at its
-        end as itself. At the end of the session it is told (every wait of asynchooks in it raises
-        StopTraining), gets the grace period, and is cancelled then.
+        end as itself. At the end of the session every wait of asynchooks in it raises
+        StopTraining; it gets the grace period, and is cancelled then.
 
         Args:
             on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.

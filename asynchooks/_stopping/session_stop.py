@@ -64,7 +64,7 @@ class SessionStop:
         self.is_over = False
         self.error: BaseException | None = None  # that the caller gave with the stop
         self.failure: BaseException | None = None  # the first of the session's own side tasks
-        self.reason: StopReason | None = None  # who asked first to stop, and why
+        self.reason: StopReason | None = None  # the first request to stop
         self._tasks: SideTasks | None = None
         self.input: SessionInput | None = None  # of loops in the block; closed at the end
 

@@ -1,4 +1,4 @@
-"""Side tasks: what runs beside a session, is watched, and never outlives it.
+"""Side tasks run beside a session, are supervised, and never outlive it.
 
 It decides nothing about when a session ends, nor what becomes of a failure that stops it.
 """
@@ -25,7 +25,7 @@ _CANCEL_SECS = 1.0
 """How long a cancelled side task is waited for: one that shields a long call is left behind."""
 
 _PATIENCE_SECS = 1.0
-"""How long the end of a session waits for side tasks without a word."""
+"""How long the end of a session waits for side tasks without a warning."""
 
 SideTask = Callable[..., Awaitable[Any]]
 Drive = Callable[[Coroutine[Any, Any, Any], Callable[[], str]], Awaitable[Any]]
@@ -84,7 +84,7 @@ class SideTasks:
         Raises:
             TypeError: `fn` cannot be called, or `on_failure` is no policy.
         """
-        function("start_soon's function", fn, "an async function, then its arguments")
+        function("fn", fn, "an async function, then its arguments")
         instance(
             "on_failure", on_failure, (OnFailure, Restart),
             "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)",
@@ -265,7 +265,7 @@ async def or_stop(
         StopTraining: a stop came first, or had come before.
         BaseException: what `fn` raised.
     """
-    function("or_stop's function", fn, "an async function, then its arguments")
+    function("fn", fn, "an async function, then its arguments")
     if stop.is_set:
         raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
     slot = Slot(engine, f"{name_of(fn)} or a stop")

@@ -64,7 +64,7 @@ async def take_alone(
 ) -> Callable[[], None]:
     """Stand alone with the model, as a model may outlive its raw session; returns what ends it.
 
-    Not for ever: a step under way may wait for whoever asks here; then that is `not_alone`. But
+    Not for ever: a step under way may wait for the caller; then that is `not_alone`. But
     beside a call in a thread that is not thread-safe nothing may be saved or restored: a copy could
     hold half of an update, or end the process.
 
@@ -115,7 +115,7 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
 
 
 class Listener(Protocol):
-    """Who holds a lease, as other holders see it."""
+    """The session that has a lease, as the other sessions see it."""
 
     def stop_for(self, reason: StopReason) -> None: ...
 
@@ -155,7 +155,7 @@ class Lease:
         return True
 
     def opening(self, engine: Engine, grace_secs: float) -> AbstractAsyncContextManager[None]:
-        """Around the hooks' begin: nobody else changes the model, which is complete at its end."""
+        """Around the hooks' begin: no other session changes the model, complete at its end."""
         return _nothing()
 
     async def acquire(
@@ -240,7 +240,7 @@ class Lease:
         return coroutine
 
     def fail(self, reason: StopReason) -> None:
-        """The session has failed: tell the others that share its creator."""
+        """The session has failed: stop the others that share its creator."""
 
     def add_input(self, each: SessionInput) -> None:
         """Loops in the block of the session begin to read."""
@@ -327,7 +327,7 @@ def set_default_creator(make: MakeCreator) -> None:
 
 
 def default_creator() -> SessionCreator:
-    """The creator of a session whose user gave none.
+    """The creator of a session that was given none.
 
     Raises:
         ImportError: what it needs, TensorFlow, is not installed (names the extra).

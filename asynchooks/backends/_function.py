@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from types import CoroutineType
+from types import CoroutineType, NoneType
 from typing import Any
 
+from .._check import function, instance, integer
 from .._engine.base import Sentinel
 from .._engine.call_lock import NO_LOCK, CallLock
 from .._engine.runner import is_async
@@ -46,8 +47,8 @@ class FunctionSessionCreator(SessionCreator):
             OverlappingCallError, a grace period later.
 
     Raises:
-        TypeError: `step_fn` cannot be called, or `global_step` or `thread_safe` is none.
-        ValueError: `initial_step` is no integer >= 0.
+        TypeError: an argument is of another type.
+        ValueError: `initial_step` is below 0.
 
     Example:
         def step(rate=0.1):
@@ -65,17 +66,11 @@ class FunctionSessionCreator(SessionCreator):
         global_step: GlobalStep | None = None,
         thread_safe: bool = False,
     ) -> None:
-        if not callable(step_fn):
-            raise TypeError(f"step_fn is {step_fn!r}; give a function that returns a mapping")
-        if not isinstance(initial_step, int) or initial_step < 0:
-            raise ValueError(f"initial_step is {initial_step!r}; give an integer >= 0")
-        if not isinstance(global_step, (GlobalStep, type(None))):
-            raise TypeError(f"global_step is {global_step!r}; give a GlobalStep, or None")
-        if not isinstance(thread_safe, bool):
-            raise TypeError(f"thread_safe is {thread_safe!r}; give True or False")
-        self._step_fn = step_fn
-        self._initial_step = initial_step
+        self._step_fn = function("step_fn", step_fn, "a function that returns a mapping")
+        self._initial_step = integer("initial_step", initial_step, least=0)
+        instance("global_step", global_step, (GlobalStep, NoneType), "a GlobalStep, or None")
         self._global_step = global_step
+        instance("thread_safe", thread_safe, bool, "True or False")
         self._call_lock = NO_LOCK if thread_safe else CallLock(f"the step function {step_fn!r}")
 
     @property
@@ -239,7 +234,7 @@ class FunctionSession(RawSession):
         return self.global_step.value
 
     def close(self) -> None:
-        """Nothing to free: the function belongs to whoever wrote it."""
+        """Nothing to free: the function belongs to the caller."""
 
 
 class _Parameters:
@@ -249,7 +244,7 @@ class _Parameters:
         self._step_fn = step_fn
         try:
             parameters = inspect.signature(step_fn).parameters.values()
-        except (TypeError, ValueError):  # a callable without a signature, from C: it will tell
+        except (TypeError, ValueError):  # a callable without a signature, from C: it raises
             self._names: tuple[str, ...] = ()
             self._required: tuple[str, ...] = ()
             self.are_required = False

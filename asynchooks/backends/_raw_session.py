@@ -20,7 +20,7 @@ logger = logging.getLogger("asynchooks")
 
 
 class RawSession(ABC):
-    """Runs steps, without hooks. A creator makes it; who holds its lease closes it.
+    """Runs steps, without hooks. A creator makes it; the session closes it.
 
     Subclass it for a backend of your own: `run` and `close` are enough.
 
@@ -45,7 +45,7 @@ class RawSession(ABC):
     closes_at_once = False
     """Whether `close` never blocks."""
     no_options: tuple[Any, Any] = (None, None)
-    """The run options and metadata that hooks see when nobody asked for any."""
+    """The run options and metadata that hooks see when none were asked for."""
     evaluates = False
     """Whether `evaluate` can compute fetches without running a step."""
     is_saved = False
@@ -55,7 +55,7 @@ class RawSession(ABC):
     bad_from: int | None = None
     """The step from which on its model must not be saved, as its loss was NaN; None: all are good.
 
-    It is the model's, so that a worker that sees NaN tells the one that saves.
+    It is the model's, so that a worker that sees NaN stops the one that saves.
     """
     call_lock: CallLock = NO_LOCK
     """What keeps calls on its model from overlapping, where they may not."""
@@ -169,7 +169,7 @@ class RawSession(ABC):
         return last if step is None else step
 
     def read_step_after(self, error: BaseException) -> int | None:
-        """The global step after a run that failed; None if it did not move or cannot be told."""
+        """The global step after a run that failed; None if it did not move or is not known."""
         return None
 
     async def take_up_step(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from .._check import integer
 from .._engine.base import Engine
 from .._engine.call_lock import CallLock
 from .._engine.stop import StopReason
@@ -63,10 +64,9 @@ class SharedSessionCreator(SessionCreator):
                 f"SharedSessionCreator got {creator!r}; give it the creator of the session to "
                 "share, such as FunctionSessionCreator(step_fn)"
             )
-        if num_workers is not None and not (isinstance(num_workers, int) and num_workers >= 1):
-            raise ValueError(
-                f"num_workers is {num_workers!r}; give an integer >= 1, or None if unknown"
-            )
+        if num_workers is not None:
+            expected = "an integer >= 1, or None if unknown"
+            integer("num_workers", num_workers, least=1, expected=expected)
         self._creator = creator
         self._num_workers = num_workers
         self._common: _Common | None = None
@@ -93,7 +93,7 @@ class _Common(Owner):
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.lock = Lock("the shared session")  # whoever opens, recreates or closes it
+        self.lock = Lock("the shared session")  # for opening, recreating and closing it
         self.late_lock = Lock("a checkpoint to be restored")  # taken before the other one
         self.users: dict[_SharedLease, None] = {}  # in order of opening
         self.failure: StopReason | None = None  # of the first user that failed
@@ -104,7 +104,7 @@ class _Common(Owner):
         self.inputs = InputHold()
         # closes inputs from which users may still come to draw
         self.kept: dict[Callable[[], Awaitable[None]], None] = {}
-        self.arrivals = Condition()  # who waits for users to come to `acquire`, or to leave
+        self.arrivals = Condition()  # notified as users come to `acquire`, or leave
         # The threads of the raw session (queue runners) belong to it, not to the worker that came
         # first; what stops them by an error stops all workers.
         self.coord: Coordinator | None = None
