@@ -109,9 +109,9 @@ class MonitoredSession(AsyncOnly):
         instance("recovery", recovery, (Recovery, NoneType), "a Recovery(max_attempts=...)")
         self._grace_secs = checked_grace_secs(stop_grace_period_secs)
         self._runner_name = check_runner(step_runner)
-        self._lease = session_creator.lease()
+        self._handle = session_creator.handle()
         recovery = (recovery or _RECOVERY) if self._recovers else None
-        self._lifecycle = SessionLifecycle(self._lease, self._hooks, recovery, self._grace_secs)
+        self._lifecycle = SessionLifecycle(self._handle, self._hooks, recovery, self._grace_secs)
         self._stop = stop
         self._step: GlobalStep | None = None
         self._worker: Worker | None = None  # there from opening on
@@ -122,27 +122,27 @@ class MonitoredSession(AsyncOnly):
         self._one_run = OneRun()
 
     def __repr__(self) -> str:
-        state, step = self._phase.name.lower(), self._lease.global_step
+        state, step = self._phase.name.lower(), self._handle.global_step
         # The garbage collector may ask, in the midst of anything: to read the step may block, and
         # its lock may be held by the very code that is interrupted.
         value = step.last_known
         if self._phase is Phase.OPEN and (step.is_at_limit or self._lifecycle.should_stop()):
             state += ", to stop"
         return (
-            f"<{type(self).__name__} {state}, at step {value}, of {self._lease.creator!r}, "
+            f"<{type(self).__name__} {state}, at step {value}, of {self._handle.creator!r}, "
             f"hooks {self._hooks.hooks!r}>"
         )
 
     @property
     def graph(self) -> Any:
         """The TensorFlow graph that is run; None for step functions, and outside of the block."""
-        return None if self._lifecycle.raw is None else self._lease.graph
+        return None if self._lifecycle.raw is None else self._handle.graph
 
     @property
     def global_step(self) -> GlobalStep:
         """The step, as this session sees it: waiting for it ends when the session is stopped."""
         if self._step is None:
-            self._step = self._lease.global_step.bound(self._stop, body=self._worker)
+            self._step = self._handle.global_step.bound(self._stop, body=self._worker)
         return self._step
 
     def raw_session(self) -> Any:
@@ -294,12 +294,12 @@ class MonitoredSession(AsyncOnly):
 
     @property
     def _is_at_limit(self) -> bool:
-        return self._lease.global_step.is_at_limit
+        return self._handle.global_step.is_at_limit
 
     @property
     def stop_reason(self) -> StopReason | None:
         """What ended training, and why: the first request, or what left the block; else None."""
-        step, reason = self._lease.global_step, self._lifecycle.stops.reason
+        step, reason = self._handle.global_step, self._lifecycle.stops.reason
         if reason is None and self._is_at_limit:
             reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
         return reason
@@ -376,7 +376,7 @@ class MonitoredSession(AsyncOnly):
         self._phase.check_open("batches")
         if self._worker is not None and self._worker.task is not self._engine.current_task():
             self._worker.is_shared = True  # the task that reads its input is to run its steps
-        stops, step = self._lifecycle.stops, self._lease.global_step
+        stops, step = self._lifecycle.stops, self._handle.global_step
         return Batches(source, stops, self._hooks.watch_runs, step, self.should_stop)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -390,7 +390,7 @@ class MonitoredSession(AsyncOnly):
         """
         self._check_ends(fn)
         self._phase.check_open("or_stop", in_opening=True)
-        return await or_stop(self._engine, self._stop, self._lease.drive, fn, *args)
+        return await or_stop(self._engine, self._stop, self._handle.drive, fn, *args)
 
     def _check_ends(self, fn: object) -> None:
         if self._phase is Phase.CLOSING:  # a side task that has not ended yet
@@ -427,7 +427,7 @@ class MonitoredSession(AsyncOnly):
         """A run whose hooks may look at the default graph: entered once, not for each hook."""
         self._is_driven = False  # not once more, until this run has ended
         try:
-            return await self._lease.drive(MonitoredSession.run(self, *args), self._hooks.culprit)
+            return await self._handle.drive(MonitoredSession.run(self, *args), self._hooks.culprit)
         except BaseException as error:
             shorten_traceback(error)
             raise
@@ -438,7 +438,7 @@ class MonitoredSession(AsyncOnly):
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._lifecycle.create()
         context = StepContext(raw.exposed, self._run_in_step_fn)
-        return await call_step_fn(step_fn, context, raw, self._runner, self._lease, self._stop)
+        return await call_step_fn(step_fn, context, raw, self._runner, self._handle, self._stop)
 
     async def _run_in_step_fn(self, *args: Any) -> Any:
         self._one_run.is_under_way = False  # the step_fn makes room for it
@@ -465,19 +465,19 @@ class MonitoredSession(AsyncOnly):
         self._worker = worker = self._lifecycle.open_worker()
         worker.task, worker.runs = self._engine.current_task(), self._one_run
         self._step = None  # that one knows nothing of the worker
-        self._run_step = self._lease.global_step.bound(self._lifecycle.stops.run_stop, worker)
+        self._run_step = self._handle.global_step.bound(self._lifecycle.stops.run_stop, worker)
         self._raw_runs = RawRuns(
-            self._engine, self._runner, self._run_step, self._lease, self._lifecycle
+            self._engine, self._runner, self._run_step, self._handle, self._lifecycle
         )
         self._hooks.call_plain = self._raw_runs.call_plain
         self._lifecycle.raw_runs = self._raw_runs
-        self._is_driven = self._hooks.needs_graph_entered and self._lease.graph is not None
+        self._is_driven = self._hooks.needs_graph_entered and self._handle.graph is not None
         try:
-            async with self._lease.opening(self._engine, self._grace_secs):
-                await self._lease.drive(
+            async with self._handle.opening(self._engine, self._grace_secs):
+                await self._handle.drive(
                     self._hooks.begin(
-                        lambda: self._lease.has_global_step,
-                        self._lease.graph,
+                        lambda: self._handle.has_global_step,
+                        self._handle.graph,
                         self._raw_runs.call_begin,
                     ),
                     self._hooks.culprit,
@@ -562,13 +562,13 @@ class MonitoredSession(AsyncOnly):
         stops.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
             error = await end_all(
-                self._lifecycle, self._hooks, self._lease, self._engine, self._grace_secs, error
+                self._lifecycle, self._hooks, self._handle, self._engine, self._grace_secs, error
             )
         finally:
             self._asked = None
             self._raw_runs.forget()
             self._runner.close()
-            self._lease.close()
+            self._handle.close()
             self._lifecycle.close_worker()
             self._phase = Phase.CLOSED
             self._one_run.tell()

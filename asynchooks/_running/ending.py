@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._engine.base import Engine
-from ..backends._creator import Lease, close_raw
+from ..backends._creator import SessionHandle, close_raw
 from .dispatch import HookList
 from .lifecycle import SessionLifecycle
 
@@ -13,7 +13,7 @@ from .lifecycle import SessionLifecycle
 async def end_all(
     lifecycle: SessionLifecycle,
     hooks: HookList,
-    lease: Lease,
+    handle: SessionHandle,
     engine: Engine,
     grace_secs: float,
     error: BaseException | None,
@@ -26,7 +26,7 @@ async def end_all(
             return None
         calls = hooks.on_error(session, error, engine, grace_secs)
         try:
-            await lease.drive(calls, hooks.culprit)
+            await handle.drive(calls, hooks.culprit)
         except BaseException as interruption:
             return interruption
         return None
@@ -37,7 +37,7 @@ async def end_all(
         error = await lifecycle.catch_up()
         session = lifecycle.exposed
     if error is None:
-        error = await _end_hooks(lifecycle, hooks, lease, engine, grace_secs, session)
+        error = await _end_hooks(lifecycle, hooks, handle, engine, grace_secs, session)
     if error is not None:
         error = lifecycle.first_error(error)
     reported = error
@@ -60,7 +60,7 @@ async def end_all(
 async def _end_hooks(
     lifecycle: SessionLifecycle,
     hooks: HookList,
-    lease: Lease,
+    handle: SessionHandle,
     engine: Engine,
     grace_secs: float,
     session: Any,
@@ -70,7 +70,7 @@ async def _end_hooks(
         if raw is not None:
             raw.enter_run()  # no worker that shares it closes it meanwhile
         try:
-            first: BaseException | None = await lease.drive(hooks.end(session), hooks.culprit)
+            first: BaseException | None = await handle.drive(hooks.end(session), hooks.culprit)
         finally:
             if raw is not None and raw.leave():
                 await close_raw(raw, engine, grace_secs)

@@ -26,7 +26,7 @@ from .._step.waiters import Runs, Worker
 from .._stopping.backoff import Recovery
 from .._stopping.coordinator import Coordinator, Owner
 from .._stopping.session_stop import SessionInput
-from ..backends._creator import Lease, RestoredStep
+from ..backends._creator import RestoredStep, SessionHandle
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
 
@@ -79,15 +79,30 @@ class SessionLifecycle(Owner):
     """
 
     __slots__ = (
-        "_grace_secs", "_hooks", "_lease", "_lost", "_recovery", "_state", "_thread", "_worker",
-        "coord", "engine", "has_run", "raw", "raw_runs", "ready", "session", "stops", "unasked",
+        "_grace_secs",
+        "_handle",
+        "_hooks",
+        "_lost",
+        "_recovery",
+        "_state",
+        "_thread",
+        "_worker",
+        "coord",
+        "engine",
+        "has_run",
+        "raw",
+        "raw_runs",
+        "ready",
+        "session",
+        "stops",
+        "unasked",
     )  # fmt: skip
 
     def __init__(
-        self, lease: Lease, hooks: HookList, recovery: Recovery | None, grace_secs: float
+        self, handle: SessionHandle, hooks: HookList, recovery: Recovery | None, grace_secs: float
     ) -> None:
-        self._lease = lease
-        lease.listener = self
+        self._handle = handle
+        handle.listener = self
         self._hooks = hooks
         self._recovery = recovery
         self._grace_secs = grace_secs
@@ -228,7 +243,7 @@ class SessionLifecycle(Owner):
 
     def open_worker(self) -> Worker:
         """Count as one of the workers that share the model, which may all be stopped already."""
-        step = self._lease.global_step
+        step = self._handle.global_step
         worker = self._worker = step.open_worker(self.engine, self)
         if self.stops.is_for_all and self.stops.reason is not None:
             self.stop_workers(self.stops.reason)
@@ -239,18 +254,18 @@ class SessionLifecycle(Owner):
     def close_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            self._lease.global_step.close_worker(worker)
+            self._handle.global_step.close_worker(worker)
 
     def drop(self) -> None:
         """The session was dropped: the others that share the model go on without it."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            self._lease.global_step.drop_worker(worker)
-        self._lease.drop()
+            self._handle.global_step.drop_worker(worker)
+        self._handle.drop()
 
     def stop_workers(self, reason: StopReason) -> StopReason:
         """Stop the others that share the model; returns the first reason, which stands."""
-        return self._lease.global_step.stop_workers(reason, self._worker)
+        return self._handle.global_step.stop_workers(reason, self._worker)
 
     async def _drop_lost(self) -> None:
         """Let go of a lost raw session, so that `create` makes a new one."""
@@ -293,9 +308,9 @@ class SessionLifecycle(Owner):
             return self.raw
         lost, self._lost = self._lost, None
         restore = self._restore if self._hooks.restore is not None else None
-        raw = await self._lease.acquire(self.engine, self._grace_secs, lost, restore)
+        raw = await self._handle.acquire(self.engine, self._grace_secs, lost, restore)
         if self._state is State.CLOSED:
-            await self._lease.release(raw, self.engine, self._grace_secs)
+            await self._handle.release(raw, self.engine, self._grace_secs)
             self.enter(State.CREATING)  # raises
         self.raw = raw
         self._thread = raw.call_lock.join(raw.global_step)
@@ -304,7 +319,7 @@ class SessionLifecycle(Owner):
     async def _restore(self, raw: RawSession) -> RestoredStep:
         restore = self._hooks.restore
         assert restore is not None
-        step: RestoredStep = await self._lease.drive(restore(raw), self._hooks.culprit)
+        step: RestoredStep = await self._handle.drive(restore(raw), self._hooks.culprit)
         return step
 
     async def create(self) -> RawSession:
@@ -315,12 +330,12 @@ class SessionLifecycle(Owner):
         self.enter(State.CREATING)
         try:
             raw = await self._acquire()
-            coord = self.coord = self._lease.new_coordinator()
+            coord = self.coord = self._handle.new_coordinator()
             coord.attach(self)
             if self.stops.is_asked:
                 coord.request_stop(self.stops.error, reason=self.stops.reason)
-            self._lease.start_threads(raw, coord)
-            await self._lease.drive(
+            self._handle.start_threads(raw, coord)
+            await self._handle.drive(
                 self._hooks.after_create_session(raw, coord), self._hooks.culprit
             )
         except BaseException as error:
@@ -422,7 +437,7 @@ class SessionLifecycle(Owner):
         self.stops.note(reason)
         if not isinstance(error, GeneratorExit) and self.engine.failure_in(error) is not None:
             noted = self.stops.reason
-            self._lease.fail(noted if noted is not None and noted.error is error else reason)
+            self._handle.fail(noted if noted is not None and noted.error is error else reason)
 
     def note_end(self, end: BaseException) -> None:
         """The block was left by what counts as a clean end."""
@@ -442,16 +457,16 @@ class SessionLifecycle(Owner):
 
     def add_input(self, each: SessionInput) -> None:
         """Loops in the body of the block begin to read."""
-        self._lease.add_input(each)
+        self._handle.add_input(each)
 
     @property
     def training(self) -> object:
         """The training that this session is part of, for comparison with others."""
-        return self._lease.global_step.training
+        return self._handle.global_step.training
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool:
         """Have an input closed by the last session that shares the creator; False: close it now."""
-        return self._lease.keep_open(close)
+        return self._handle.keep_open(close)
 
     def stop_for(self, reason: StopReason) -> None:
         """Stop for what stops another worker, without an error of one's own."""
@@ -472,8 +487,8 @@ class SessionLifecycle(Owner):
         self._leave_call_lock()
         self.raw = self._lost = self.coord = self.session = None
         self.stops.is_over = True
-        self._lease.listener = None
-        await self._lease.release(raw, self.engine, self._grace_secs)
+        self._handle.listener = None
+        await self._handle.release(raw, self.engine, self._grace_secs)
 
     async def _recover_from(self, error: Exception, failures: int, recovery: Recovery) -> None:
         """Drop the raw session and wait as long as the next attempt should be waited for."""
@@ -525,7 +540,7 @@ class SessionLifecycle(Owner):
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
         """A coroutine of a side task, in what surrounds the session."""
-        return self._lease.drive(coroutine, culprit)
+        return self._handle.drive(coroutine, culprit)
 
     def stop_changed(self, is_set: bool) -> None:
         """The coordinator was asked to stop, or its stop was cleared; in any thread."""

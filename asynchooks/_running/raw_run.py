@@ -19,7 +19,7 @@ from .._errors import ModelRestored
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
 from .._step.waiters import Runs
-from ..backends._creator import Lease
+from ..backends._creator import SessionHandle
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
 from .lifecycle import SessionLifecycle
@@ -41,8 +41,8 @@ class RawRuns:
         "_call_lock",
         "_engine",
         "_fetches",
+        "_handle",
         "_is_outdated",
-        "_lease",
         "_lifecycle",
         "_plain_times",
         "_probe",
@@ -59,14 +59,14 @@ class RawRuns:
         engine: Engine,
         runner: StepRunner,
         step: GlobalStep,
-        lease: Lease,
+        handle: SessionHandle,
         lifecycle: SessionLifecycle,
     ) -> None:
         self._engine = engine
         self._tick = engine.tick
         self._runner = runner
         self._step = step
-        self._lease = lease
+        self._handle = handle
         self._lifecycle = lifecycle
         self._plain_times: StepTimes | None = None  # of plain methods, once there is one
         self._thread = threading.get_ident()  # of the event loop
@@ -204,10 +204,10 @@ class RawRuns:
         if raw is not None:
             times.always_in_thread = raw.step_times.always_in_thread
         probe = self._runner.probe(times, kind)
-        lock = self._lease.creator.call_lock if raw is None else raw.call_lock
+        lock = self._handle.creator.call_lock if raw is None else raw.call_lock
         if probe.in_thread and not lock.is_needed:
             loss = None if raw is None else raw.loss
-            return self._runner.run_probed(lambda: self._lease.call(fn), probe, loss)
+            return self._runner.run_probed(lambda: self._handle.call(fn), probe, loss)
         if probe.in_thread or raw is None or not lock.is_free:
             return self._call_alone(fn, probe, lock, raw, stop)
         lock.here = self._thread  # instead of a hold: see `CallLock`
@@ -215,7 +215,7 @@ class RawRuns:
         is_alone = lock.is_free
         try:
             if is_alone:
-                self._lease.call(fn)
+                self._handle.call(fn)
         finally:
             lock.here = 0
             if not lock.is_free:
@@ -237,14 +237,14 @@ class RawRuns:
             self._engine, self._runner.grace_secs, stop=stop, loss=loss
         )
         try:
-            call = hold.around(lambda: self._lease.call(fn))
+            call = hold.around(lambda: self._handle.call(fn))
             return await self._runner.run_probed(call, probe, loss)
         finally:
             hold.abandon()  # unless it has ended
 
     async def call_begin(self, fn: Callable[[], Any]) -> Any:
         """Call a plain `begin` on the event loop, before there is a raw session."""
-        lock = self._lease.creator.call_lock
+        lock = self._handle.creator.call_lock
         hold = lock.take_nowait() or await lock.take(self._engine, self._runner.grace_secs)
         return hold.around(fn)()
 

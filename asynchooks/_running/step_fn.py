@@ -11,7 +11,7 @@ from .._engine.current import current_engine
 from .._engine.runner import StepRunner, is_async
 from .._engine.stop import Stop
 from .._errors import StopTraining, is_input_end
-from ..backends._creator import Lease
+from ..backends._creator import SessionHandle
 from ..backends._raw_session import RawSession
 
 RunWithHooks = Callable[[Any, Any, Any, Any], Awaitable[Any]]
@@ -75,7 +75,7 @@ async def call_step_fn(
     context: StepContext,
     raw: RawSession,
     runner: StepRunner,
-    lease: Lease,
+    handle: SessionHandle,
     stop: Stop,
 ) -> Any:
     """Call it in what surrounds the session; a sync one where blocking steps run.
@@ -96,14 +96,14 @@ async def call_step_fn(
             current_engine(), runner.grace_secs, stop=stop, loss=raw.loss
         )
         try:
-            whole = hold.around(lambda: lease.call(lambda: step_fn(context)))
+            whole = hold.around(lambda: handle.call(lambda: step_fn(context)))
             result = await runner.run(whole, raw.step_times, kind, raw.loss)
         finally:
             hold.abandon()  # unless it has ended
         return await result if isinstance(result, Awaitable) else result
 
     try:
-        return await lease.drive(call(), lambda: f"the step_fn {step_fn!r}")
+        return await handle.drive(call(), lambda: f"the step_fn {step_fn!r}")
     except BaseException as error:
         if is_input_end(error):
             raise StopTraining(f"the input ended in {step_fn!r}") from error

@@ -1,4 +1,4 @@
-"""Session creators, which make raw sessions, and the leases by which sessions hold them.
+"""Session creators, which make raw sessions, and the handles by which sessions hold them.
 
 Nothing here runs a step or calls a hook.
 """
@@ -46,9 +46,9 @@ class SessionCreator(ABC):
     def create_session(self) -> Any:
         """Make one `RawSession`; may be a coroutine."""
 
-    def lease(self, num_workers: int | None = None) -> Lease:
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
         """The hold of one `MonitoredSession`, made together with it."""
-        return Lease(self, GlobalStep(num_workers=num_workers))
+        return SessionHandle(self, GlobalStep(num_workers=num_workers))
 
 
 PATIENCE_SECS = 30.0
@@ -115,7 +115,7 @@ async def completed(engine: Engine, fn: Callable[[], Awaitable[None]]) -> None:
 
 
 class Listener(Protocol):
-    """The session that has a lease, as the other sessions see it."""
+    """The session that has a handle, as the other sessions see it."""
 
     def stop_for(self, reason: StopReason) -> None: ...
 
@@ -131,7 +131,7 @@ Restore = Callable[[RawSession], Awaitable[RestoredStep]]
 """Brings back what was saved of a new raw session's model; returns its step."""
 
 
-class Lease:
+class SessionHandle:
     """One `MonitoredSession`'s hold on its creator, and what surrounds its hooks.
 
     The session makes it in its constructor, asks it for raw sessions and closes it at its end. It

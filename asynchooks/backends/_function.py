@@ -15,7 +15,7 @@ from .._engine.runner import is_async
 from .._errors import FeedError, FetchError, StepFunctionError, shown
 from .._step.gate import ADVANCED
 from .._step.global_step import GlobalStep
-from ._creator import Lease, SessionCreator
+from ._creator import SessionCreator, SessionHandle
 from ._raw_session import RawSession
 
 StepFunction = Callable[..., Any]
@@ -77,10 +77,10 @@ class FunctionSessionCreator(SessionCreator):
     def call_lock(self) -> CallLock:
         return self._call_lock
 
-    def lease(self, num_workers: int | None = None) -> Lease:
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
         if self._global_step is not None:
-            return Lease(self, self._global_step)
-        return super().lease(num_workers)
+            return SessionHandle(self, self._global_step)
+        return super().handle(num_workers)
 
     def create_session(self) -> FunctionSession:
         return FunctionSession(self._step_fn, self._initial_step, self._call_lock)

@@ -17,10 +17,10 @@ from .._stopping.coordinator import Coordinator, Owner
 from .._stopping.session_stop import InputHold, SessionInput
 from ._creator import (
     PATIENCE_SECS,
-    Lease,
     Restore,
     RestoredStep,
     SessionCreator,
+    SessionHandle,
     check_creator,
     close_raw,
     completed,
@@ -78,10 +78,10 @@ class SharedSessionCreator(SessionCreator):
     def create_session(self) -> Any:
         return self._creator.create_session()
 
-    def lease(self, num_workers: int | None = None) -> Lease:
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
         if self._common is None:
-            self._common = _Common(self._creator.lease(self._num_workers))
-        return _SharedLease(self, self._common)
+            self._common = _Common(self._creator.handle(self._num_workers))
+        return _SharedHandle(self, self._common)
 
     def __repr__(self) -> str:
         workers = "" if self._num_workers is None else f", num_workers={self._num_workers}"
@@ -91,11 +91,11 @@ class SharedSessionCreator(SessionCreator):
 class _Common(Owner):
     """What the workers share; only tasks of their event loop touch it."""
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
+    def __init__(self, handle: SessionHandle) -> None:
+        self.handle = handle
         self.lock = Lock("the shared session")  # for opening, recreating and closing it
         self.late_lock = Lock("a checkpoint to be restored")  # taken before the other one
-        self.users: dict[_SharedLease, None] = {}  # in order of opening
+        self.users: dict[_SharedHandle, None] = {}  # in order of opening
         self.failure: StopReason | None = None  # of the first user that failed
         self.raw: RawSession | None = None
         self.replaced: RawSession | None = None  # the one before it, given up
@@ -114,9 +114,9 @@ class _Common(Owner):
         self.worker_coords = [each for each in self.worker_coords if not each.joined]
         self.worker_coords.append(worker_coord)
         if self.coord is None:
-            self.coord = self.lease.new_coordinator()
+            self.coord = self.handle.new_coordinator()
             self.coord.attach(self)
-            self.lease.start_threads(raw, self.coord)
+            self.handle.start_threads(raw, self.coord)
         elif self.coord.error is not None:
             worker_coord.request_stop(self.coord.error, reason=self.coord.stop_reason)
 
@@ -145,7 +145,7 @@ class _Common(Owner):
         """A raw session, restored from a checkpoint if there is one; call it with the lock."""
         self.is_restored = False
         noted = None if restore is None else self._noting(restore)
-        self.raw = raw = await self.lease.acquire(engine, grace_secs, restore=noted)
+        self.raw = raw = await self.handle.acquire(engine, grace_secs, restore=noted)
         if self.replaced is not None:
             self.replaced.successor, self.replaced = raw, None
         self.has_created = True
@@ -200,13 +200,13 @@ class _Common(Owner):
             raise first
 
 
-class _SharedLease(Lease):
+class _SharedHandle(SessionHandle):
     """One worker's share."""
 
     __slots__ = ("_common", "_has_arrived", "_has_opened", "_has_raw", "_restore")
 
     def __init__(self, creator: SharedSessionCreator, common: _Common) -> None:
-        super().__init__(creator, common.lease.global_step)
+        super().__init__(creator, common.handle.global_step)
         self._common = common
         self._has_opened = False
         self._has_arrived = False  # its hooks have begun
@@ -215,11 +215,11 @@ class _SharedLease(Lease):
 
     @property
     def graph(self) -> Any:
-        return self._common.lease.graph
+        return self._common.handle.graph
 
     @property
     def has_global_step(self) -> bool:
-        return self._common.lease.has_global_step
+        return self._common.handle.has_global_step
 
     @asynccontextmanager
     async def opening(self, engine: Engine, grace_secs: float) -> AsyncIterator[None]:
@@ -229,7 +229,7 @@ class _SharedLease(Lease):
             self._stop_for(self._common.failure)
         async with self._common.lock:
             self._has_opened = True
-            async with self._common.lease.opening(engine, grace_secs):
+            async with self._common.handle.opening(engine, grace_secs):
                 yield
 
     async def acquire(
@@ -372,12 +372,12 @@ class _SharedLease(Lease):
 
     def close(self) -> None:
         if self._has_opened:
-            self._common.lease.close()
+            self._common.handle.close()
 
     def drive(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
-        return self._common.lease.drive(coroutine, culprit)
+        return self._common.handle.drive(coroutine, culprit)
 
     def fail(self, reason: StopReason) -> None:
         if self._common.failure is None:
@@ -400,10 +400,10 @@ class _SharedLease(Lease):
         return True
 
     def call(self, fn: Callable[[], Any]) -> Any:
-        return self._common.lease.call(fn)
+        return self._common.handle.call(fn)
 
     def start_threads(self, raw: RawSession, coord: Coordinator) -> None:
         self._common.start_threads(raw, coord)
 
     def new_coordinator(self) -> Coordinator:
-        return self._common.lease.new_coordinator()
+        return self._common.handle.new_coordinator()

@@ -179,5 +179,5 @@ async def test_thousand_workers_share_a_function() -> None:
         for _ in range(1000):
             group.start_soon(worker)
     assert creator._common is not None
-    assert creator._common.lease.global_step.value == 3000
+    assert creator._common.handle.global_step.value == 3000
     assert not creator._common.users

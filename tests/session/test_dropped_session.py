@@ -123,7 +123,7 @@ async def test_who_waits_for_its_steps_ends(num_workers: int | None) -> None:
                 await settle()
             with pytest.warns(ResourceWarning):
                 del first
-    assert creator.lease().global_step.statistics().workers_open == 0
+    assert creator.handle().global_step.statistics().workers_open == 0
 
 
 async def test_the_last_one_that_closes_closes_the_model_without_it() -> None:

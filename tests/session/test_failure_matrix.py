@@ -142,7 +142,7 @@ async def check(moment: str, fault: Kind, place: int) -> None:
     else:
         assert [hook.told for hook in hooks] == begun
     assert raw.is_closed or moment == "begin"
-    statistics = creator.lease().global_step.statistics()
+    statistics = creator.handle().global_step.statistics()
     assert (statistics.tickets, statistics.workers_open) == (0, 0)
 
 
@@ -197,7 +197,7 @@ async def test_many_workers_with_many_faults(faults: list[tuple[str, Kind | None
             assert hook.told <= hook.begun == 1 or hook.begun == 0
             assert hook.told + hook.ended >= hook.begun
     assert all(raw.is_closed for raw in raws)
-    statistics = creator.lease().global_step.statistics()
+    statistics = creator.handle().global_step.statistics()
     assert (statistics.tickets, statistics.workers_open) == (0, 0)
 
 

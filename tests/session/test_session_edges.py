@@ -406,7 +406,7 @@ async def test_a_shared_creator_with_a_number_serves_a_second_round() -> None:
             group.start_soon(worker, first + 5, first + 10)
             await settle()
             group.start_soon(worker, first, first + 10)
-    assert creator.lease().global_step.value == 20
+    assert creator.handle().global_step.value == 20
 
 
 async def test_a_function_that_went_back_with_a_recovery_takes_the_step_back() -> None:

@@ -36,7 +36,7 @@ async def nothing_left() -> AsyncIterator[None]:
 
 def check_gate(creator: SharedSessionCreator) -> None:
     """All of the gate was given back, and nobody waits for it."""
-    left = creator.lease().global_step.statistics()
+    left = creator.handle().global_step.statistics()
     assert (left.tickets, left.is_exclusive, left.workers_open) == (0, False, 0)
     assert (left.tasks_waiting_for_step, left.tasks_waiting_for_ticket) == (0, 0)
 

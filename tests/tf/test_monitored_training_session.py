@@ -156,7 +156,7 @@ async def test_a_worker_without_a_chief_gives_up_after_max_wait_secs(tmp_path: P
 
 def test_a_worker_waits_two_hours_by_default_and_its_creator_alone_half_an_hour() -> None:
     with counting_model().graph.as_default():
-        creator = MonitoredTrainingSession(is_chief=False)._lease.creator
+        creator = MonitoredTrainingSession(is_chief=False)._handle.creator
         assert isinstance(creator, WorkerSessionCreator)
         assert creator.max_wait_secs == 7200
         assert WorkerSessionCreator().max_wait_secs == 1800

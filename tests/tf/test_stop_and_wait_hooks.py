@@ -147,7 +147,7 @@ async def test_a_reused_hook_keeps_its_last_step() -> None:
 
 
 def observer_creator(observer: MonitoredSession) -> SharedSessionCreator:
-    creator = observer._lease.creator
+    creator = observer._handle.creator
     assert isinstance(creator, SharedSessionCreator)
     return creator
 

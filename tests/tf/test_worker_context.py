@@ -108,7 +108,7 @@ def test_hooks_and_creator_are_tensorflows(
             monkeypatch, hooks=[theirs[0]], chief_only_hooks=[theirs[1]], **given
         )
         session = MonitoredTrainingSession(hooks=[theirs[0]], chief_only_hooks=[theirs[1]], **given)
-        ours: Any = session._lease.creator
+        ours: Any = session._handle.creator
         assert type(ours).__name__ == type(creator).__name__
         assert (ours._master, ours._config) == (creator._master, creator._config)
         assert described(session._hooks.hooks) == described(hooks)
@@ -133,7 +133,7 @@ def test_checkpoints_are_saved_where_summaries_are_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "index"), TASKS)
 def test_a_session_without_a_creator_is_of_the_task(kind: str, index: int) -> None:
     with task(PARAMETER_SERVER, kind, index):
-        creator: Any = MonitoredSession([])._lease.creator
+        creator: Any = MonitoredSession([])._handle.creator
     is_chief = kind == "chief"
     expected = asynchooks.ChiefSessionCreator if is_chief else asynchooks.WorkerSessionCreator
     assert type(creator) is expected
@@ -160,7 +160,7 @@ def test_other_threads_have_no_context(tmp_path: Path) -> None:
 
         def make() -> None:
             with tf.Graph().as_default():
-                made.append(MonitoredTrainingSession()._lease.creator.master)  # type: ignore[attr-defined]
+                made.append(MonitoredTrainingSession()._handle.creator.master)  # type: ignore[attr-defined]
 
         thread = threading.Thread(target=make)
         thread.start()

@@ -160,7 +160,7 @@ async def working(
         """Say what becomes of the source of steps."""
         state = None
         while True:
-            now = creator.lease().global_step.statistics().source
+            now = creator.handle().global_step.statistics().source
             if now is not state:
                 state = now
                 say(f"source {None if now is None else now.name}")
@@ -168,7 +168,7 @@ async def working(
 
     async def wait_beside() -> None:
         """Wait for a step that does not come, as nobody's worker."""
-        step = creator.lease().global_step
+        step = creator.handle().global_step
         with anyio.CancelScope() as scope:
             group.start_soon(cancel_when_lost, scope)
             await step.wait_for(10**9)
@@ -176,7 +176,7 @@ async def working(
 
     async def cancel_when_lost(scope: anyio.CancelScope) -> None:
         try:
-            await creator.lease().global_step.wait_for(10**9, fails_on_loss=True)
+            await creator.handle().global_step.wait_for(10**9, fails_on_loss=True)
         except StepSourceLostError as error:
             say(f"told {error}")
         begun = time.monotonic()

@@ -9,7 +9,7 @@ from ..._engine.base import Engine, Sentinel
 from ..._engine.call_lock import CallLock
 from ..._errors import PreemptionError
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
-from ...backends._creator import Lease, Restore
+from ...backends._creator import Restore, SessionHandle
 from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
 from ...backends._raw_session import RawSession
 from ._source import Action, Begun, DaskSource
@@ -44,14 +44,14 @@ class DaskSessionCreator(FunctionSessionCreator):
         self._find_source = find_source
         self._step = global_step
 
-    def lease(self, num_workers: int | None = None) -> Lease:
-        return DaskLease(self, self._step, self._find_source)
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
+        return DaskHandle(self, self._step, self._find_source)
 
     def create_session(self) -> DaskSession:
         return DaskSession(self._find_source(), self._step_fn, self._initial_step, self._call_lock)
 
 
-class DaskLease(Lease):
+class DaskHandle(SessionHandle):
     """A session's hold on a step that the scheduler keeps."""
 
     __slots__ = ("_find_source", "_first_step", "_last", "_restored")

@@ -13,7 +13,7 @@ from tensorflow.python.distribute import distribute_coordinator_context
 
 from ..._check import number
 from ..._errors import add_note, call_text
-from ...backends._creator import Lease
+from ...backends._creator import SessionHandle
 from ..checkpoint._format import durable_checkpoints, is_durable
 from ._handle import GraphHandle, GraphSessionCreator, WorkerHandle
 
@@ -129,7 +129,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
             )
         return None
 
-    def lease(self, num_workers: int | None = None) -> Lease:
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
         return GraphHandle(self, *self._place(), num_workers)
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
         # TensorFlow would sleep between its attempts: with no time to wait it makes one
         super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
 
-    def lease(self, num_workers: int | None = None) -> Lease:
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
         return WorkerHandle(self, *self._place(), num_workers, self.max_wait_secs)
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from ..._engine.threads import Outcome, run_blocking
 from ..._errors import LateVariableError, is_preemption
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ..._stopping.coordinator import Coordinator
-from ...backends._creator import Lease, SessionCreator
+from ...backends._creator import SessionCreator, SessionHandle
 from ...backends._raw_session import RawSession
 from ..cluster._failure_detector import ProcessIds
 from ..cluster._membership_client import Notification, ReadyListener
@@ -131,7 +131,7 @@ class GraphState:
         return state
 
 
-class GraphHandle(Lease):
+class GraphHandle(SessionHandle):
     """A hold on a graph: finalized while it is run, and as before when the last one ends."""
 
     _is_chief = True
