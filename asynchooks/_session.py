@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -116,9 +117,9 @@ class MonitoredSession(AsyncOnly):
         self._step: GlobalStep | None = None
         self._worker: Worker | None = None  # there from opening on
         self._phase = Phase.NEW
-        self._is_driven = False
+        self._enters_graph = False
         self._has_ended = False  # a run has said so
-        self._asked: Any = None  # what the last run fetched for caller and hooks
+        self._last_fetches: Any = None  # of the last run, for caller and hooks
         self._one_run = OneRun()
 
     def __repr__(self) -> str:
@@ -178,12 +179,12 @@ class MonitoredSession(AsyncOnly):
         one_run = self._one_run
         if one_run.is_under_way or self._phase is not _OPEN:
             one_run.check(self._phase, "run")
-        if self._is_driven:
+        if self._enters_graph:
             return await self._enter_run(fetches, feed_dict, options, run_metadata)
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
             raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
         hooks, lifecycle, failures = self._hooks, self._lifecycle, 0
-        while True:
+        while True:  # one attempt after the other, as long as the raw session is lost
             one_run.is_under_way = True
             raw = merged = context = call = hooks.current = None
             args = (fetches, feed_dict, options, run_metadata)
@@ -192,6 +193,7 @@ class MonitoredSession(AsyncOnly):
                 if raw is None or raw.is_retired:
                     raw = None
                     raw = await lifecycle.revive(is_nested=one_run.is_in_step_fn)
+
                 if options is not None or run_metadata is not None:
                     merged = MergedRun(raw, SessionRunArgs(*args[:3]), run_metadata, hooks.hooks)
                 if hooks.are_in_runs:
@@ -208,13 +210,15 @@ class MonitoredSession(AsyncOnly):
                             merged = hooks.merge(call, request, context, raw, merged)
                     call = hooks.current = None
                 if merged is not None:
-                    args = merged.finish(self._asked)
-                    self._asked = args[0]
+                    args = merged.finish(self._last_fetches)
+                    self._last_fetches = args[0]
+
                 outputs = self._raw_runs.here(raw, args)
                 if outputs is NOT_HERE:
                     outputs = await self._raw_runs.anywhere(raw, args)
                 if type(outputs) is Unfinished:
                     outputs = await outputs.finish()
+
                 values, results = lifecycle.unasked, _NO_RESULTS
                 if merged is not None:
                     outputs, results = merged.split(outputs)
@@ -236,12 +240,12 @@ class MonitoredSession(AsyncOnly):
                         call = hooks.current = None
                         lifecycle.stop_by_hook(context._pending)
             except BaseException as error:
-                said: BaseException = error
+                explained: BaseException = error
                 if context is not None and context._pending is not None:
                     context._pending.end_exclusive()
                 if raw is not None:
-                    said = lifecycle.judge(hooks.explained(error, merged, call), error)
-                leaving = await self._recover(said, failures)
+                    explained = lifecycle.judge(hooks.explained(error, merged, call), error)
+                leaving = await self._recover(explained, failures)
                 if leaving is not None and lifecycle.has_run:
                     if call is None:  # cancelled, while a thread made the step
                         hooks.made_step()
@@ -250,6 +254,7 @@ class MonitoredSession(AsyncOnly):
                     raise
                 if leaving is not None:
                     raise leaving from leaving.__cause__
+                # else the raw session is let go of, and the next attempt creates another one
                 failures += type(error) is not ModelRestored
             else:
                 return outputs
@@ -424,21 +429,22 @@ class MonitoredSession(AsyncOnly):
         return leaving
 
     async def _enter_run(self, *args: Any) -> Any:
-        """A run whose hooks may look at the default graph: entered once, not for each hook."""
-        self._is_driven = False  # not once more, until this run has ended
+        """A run whose hooks may look at the default graph, which is entered once for all."""
+        self._enters_graph = False  # until this run has ended
         try:
             return await self._handle.drive(MonitoredSession.run(self, *args), self._hooks.culprit)
         except BaseException as error:
             shorten_traceback(error)
             raise
         finally:
-            self._is_driven = True
+            self._enters_graph = True
 
     @holds_loop(lambda session: "the step_fn")
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._lifecycle.create()
         context = StepContext(raw.exposed, self._run_in_step_fn)
-        return await call_step_fn(step_fn, context, raw, self._runner, self._handle, self._stop)
+        call_blocking = partial(self._raw_runs.call_step_fn, raw)
+        return await call_step_fn(step_fn, context, call_blocking, self._handle.drive)
 
     async def _run_in_step_fn(self, *args: Any) -> Any:
         self._one_run.is_under_way = False  # the step_fn makes room for it
@@ -471,7 +477,7 @@ class MonitoredSession(AsyncOnly):
         )
         self._hooks.call_plain = self._raw_runs.call_plain
         self._lifecycle.raw_runs = self._raw_runs
-        self._is_driven = self._hooks.needs_graph_entered and self._handle.graph is not None
+        self._enters_graph = self._hooks.needs_graph_entered and self._handle.graph is not None
         try:
             async with self._handle.opening(self._engine, self._grace_secs):
                 await self._handle.drive(
@@ -565,7 +571,7 @@ class MonitoredSession(AsyncOnly):
                 self._lifecycle, self._hooks, self._handle, self._engine, self._grace_secs, error
             )
         finally:
-            self._asked = None
+            self._last_fetches = None
             self._raw_runs.forget()
             self._runner.close()
             self._handle.close()

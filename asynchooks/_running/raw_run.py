@@ -224,6 +224,11 @@ class RawRuns:
                 self._runner.learn(probe, self._tick() - begun)
         return None if is_alone else self._call_alone(fn, probe, lock, raw, stop)
 
+    async def call_step_fn(self, raw: RawSession, fn: Callable[[], Any], kind: Hashable) -> Any:
+        """Call a sync step_fn where blocking steps run; a stop ends the wait for another call."""
+        probe = self._runner.probe(raw.step_times, kind)
+        return await self._call_alone(fn, probe, raw.call_lock, raw, self._lifecycle.stops.stop)
+
     async def _call_alone(
         self,
         fn: Callable[[], Any],

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NoReturn
 
-from .._engine.current import current_engine
-from .._engine.runner import StepRunner, is_async
-from .._engine.stop import Stop
+from .._engine.runner import is_async
 from .._errors import StopTraining, is_input_end
-from ..backends._creator import SessionHandle
-from ..backends._raw_session import RawSession
+from .._stopping.tasks import Drive
 
 RunWithHooks = Callable[[Any, Any, Any, Any], Awaitable[Any]]
 
@@ -73,12 +70,13 @@ def _parameter_names(step_fn: Callable[..., Any]) -> list[str]:
 async def call_step_fn(
     step_fn: Callable[[StepContext], Any],
     context: StepContext,
-    raw: RawSession,
-    runner: StepRunner,
-    handle: SessionHandle,
-    stop: Stop,
+    call_blocking: Callable[[Callable[[], Any], Hashable], Awaitable[Any]],
+    drive: Drive,
 ) -> Any:
-    """Call it in what surrounds the session; a sync one where blocking steps run.
+    """Call it in what surrounds the session.
+
+    Args:
+        call_blocking: calls a sync one where steps run; calls of one key take about the same time.
 
     Raises:
         StopTraining: its input ended, it asked to stop, or the stop came while another call was
@@ -91,19 +89,11 @@ async def call_step_fn(
             return await step_fn(context)
         # itself it may not be hashable
         kind: Any = getattr(step_fn, "__code__", type(step_fn))
-        lock = raw.call_lock
-        hold = lock.take_nowait() or await lock.take(
-            current_engine(), runner.grace_secs, stop=stop, loss=raw.loss
-        )
-        try:
-            whole = hold.around(lambda: handle.call(lambda: step_fn(context)))
-            result = await runner.run(whole, raw.step_times, kind, raw.loss)
-        finally:
-            hold.abandon()  # unless it has ended
+        result = await call_blocking(lambda: step_fn(context), kind)
         return await result if isinstance(result, Awaitable) else result
 
     try:
-        return await handle.drive(call(), lambda: f"the step_fn {step_fn!r}")
+        return await drive(call(), lambda: f"the step_fn {step_fn!r}")
     except BaseException as error:
         if is_input_end(error):
             raise StopTraining(f"the input ended in {step_fn!r}") from error

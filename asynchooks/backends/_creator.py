@@ -62,11 +62,11 @@ def not_alone() -> None:
 async def take_alone(
     step: GlobalStep, raw: RawSession, act: str = "restored", patience_secs: float | None = None
 ) -> Callable[[], None]:
-    """Stand alone with the model, as a model may outlive its raw session; returns what ends it.
+    """Exclusive access to the model, which may outlive its raw session; returns what ends it.
 
-    Not for ever: a step under way may wait for the caller; then that is `not_alone`. But
-    beside a call in a thread that is not thread-safe nothing may be saved or restored: a copy could
-    hold half of an update, or end the process.
+    Not for ever: a step under way may wait for the caller; then that is `not_alone`. But beside a
+    call in a thread that is not thread-safe nothing may be saved or restored: a copy could hold
+    half of an update, or end the process.
 
     Args:
         act: what is done with a checkpoint meanwhile, for people.
@@ -134,8 +134,7 @@ Restore = Callable[[RawSession], Awaitable[RestoredStep]]
 class SessionHandle:
     """One `MonitoredSession`'s hold on its creator, and what surrounds its hooks.
 
-    The session makes it in its constructor, asks it for raw sessions and closes it at its end. It
-    may be opened again afterwards.
+    The session makes it in its constructor and closes it at its end.
     """
 
     graph: Any = None
