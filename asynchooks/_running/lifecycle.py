@@ -79,23 +79,8 @@ class SessionLifecycle(Owner):
     """
 
     __slots__ = (
-        "_grace_secs",
-        "_handle",
-        "_hooks",
-        "_lost",
-        "_recovery",
-        "_state",
-        "_thread",
-        "_worker",
-        "coord",
-        "engine",
-        "has_run",
-        "raw",
-        "raw_runs",
-        "ready",
-        "session",
-        "stops",
-        "unasked",
+        "_grace_secs", "_handle", "_hooks", "_lost", "_recovery", "_state", "_thread", "_worker",
+        "coord", "engine", "has_run", "raw", "raw_runs", "ready", "session", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(
@@ -365,14 +350,12 @@ class SessionLifecycle(Owner):
             error: what came out of the run, explained.
             raised: what was raised, which becomes the cause of another one.
         """
-        held = None if self.coord is None else self.coord.error
-        is_cause = is_preemption(held) and not is_preemption(error)
-        is_cause = is_cause and isinstance(error, Exception)
-        if type(error) is StopTraining and (
-            self.stops.stop.is_set or not self.stops.run_stop.is_set
-        ):
-            is_cause = False  # no wait that the preemption ended
-        leaving = held if is_cause and isinstance(held, Exception) else error
+        held, stops, leaving = None if self.coord is None else self.coord.error, self.stops, error
+        if is_preemption(held) and isinstance(error, Exception) and not is_preemption(error):
+            # a preemption ends the waits of a run, and no other ones
+            ended_wait = stops.run_stop.is_set and not stops.stop.is_set
+            if isinstance(held, Exception) and (type(error) is not StopTraining or ended_wait):
+                leaving = held
         if leaving is not raised and leaving.__cause__ is None:
             leaving.__cause__ = raised
         return leaving
@@ -383,12 +366,15 @@ class SessionLifecycle(Owner):
             return None
         return await _interruption(self.recovering(self.create))
 
+    @property
+    def _held(self) -> BaseException | None:
+        """What leaves before any other error: a side task's, the coordinator's; no preemption."""
+        held = self.stops.error if self.coord is None else self.coord.error
+        return self.stops.failure or (None if self._is_curable(held) else held)
+
     def first_error(self, error: BaseException) -> BaseException:
-        """The error that leaves: the coordinator's, if it holds one that is no preemption."""
-        held = self.stops.failure
-        if held is None:
-            held = self.stops.error if self.coord is None else self.coord.error
-            held = None if self._is_curable(held) else held
+        """The error that leaves: one that is held goes first."""
+        held = self._held
         if held is None or held is error:
             return error
         held.__context__ = error
@@ -418,10 +404,7 @@ class SessionLifecycle(Owner):
                 is_ended = again is None
         if coord is not None and self._is_curable(coord.error):
             logger.error("A preemption was reported while the session ended: %r", coord.error)
-        if error is not None:
-            return self.first_error(error)
-        held = self.stops.error if coord is None else coord.error
-        return self.stops.failure or (None if self._is_curable(held) else held)
+        return self._held if error is None else self.first_error(error)
 
     async def _end_tasks(self, until: float, *, cancel: bool) -> None:
         """Those of the raw session and its threads, and the session's own."""

@@ -38,20 +38,8 @@ class RawRuns:
     """
 
     __slots__ = (
-        "_call_lock",
-        "_engine",
-        "_fetches",
-        "_handle",
-        "_is_outdated",
-        "_lifecycle",
-        "_plain_times",
-        "_probe",
-        "_raw",
-        "_runner",
-        "_step",
-        "_thread",
-        "_tick",
-        "_ticket",
+        "_call_lock", "_engine", "_fetches", "_handle", "_is_outdated", "_lifecycle",
+        "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
     )  # fmt: skip
 
     def __init__(

@@ -69,18 +69,8 @@ class Coordinator:
     """
 
     __slots__ = (
-        "_changed",
-        "_clean_types",
-        "_error",
-        "_is_detached",
-        "_joined",
-        "_lock",
-        "_loss",
-        "_owner",
-        "_reason",
-        "_tasks",
-        "_threads",
-        "stop",
+        "_changed", "_clean_types", "_error", "_is_detached", "_joined", "_lock", "_loss", "_owner",
+        "_reason", "_tasks", "_threads", "stop",
     )  # fmt: skip
 
     def __init__(

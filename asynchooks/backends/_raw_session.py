@@ -217,10 +217,9 @@ class RawSession(ABC):
             self._num_runs += 1
 
     def leave_run(self) -> None:
-        with self._lock:
-            self._num_runs -= 1
-            if not self.is_retired or self._num_runs:
-                return
+        """A run ends; the last one on a retired session closes it."""
+        if not self.leave():
+            return
         if is_async(self.close):
             current_engine().start(self.close)
         else:
