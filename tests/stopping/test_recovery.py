@@ -23,6 +23,7 @@ from asynchooks import (
     StepContext,
     StopAtStepHook,
 )
+from asynchooks._errors import leave_as_itself
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, settle
@@ -405,3 +406,28 @@ async def test_hooks_of_a_retry_see_no_error_that_is_being_handled() -> None:
     async with MonitoredSession([Looks()], ScriptedSessionCreator([lost, good])) as session:
         assert await session.run("x") == 1
     assert seen == [None, None]
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+async def test_an_error_that_happened_elsewhere_is_not_taken_for_the_loss_of_the_session(
+    is_marked: bool,
+) -> None:
+    """Such as that of a write in the background, raised in a run whose session was replaced."""
+    error = OSError("the disk is full")
+
+    class Raises(SessionRunHook):
+        num_calls = 0
+
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            self.num_calls += 1
+            if self.num_calls == 1:
+                run_context.session.retire()  # as another worker does that shares it
+                raise leave_as_itself(error) if is_marked else error
+
+    async with MonitoredSession([Raises()], counting_creator(), recovery=Recovery()) as session:
+        if is_marked:
+            with pytest.raises(OSError, match="the disk is full") as caught:
+                await session.run([])
+            assert caught.value is error
+        await session.run([])
+        assert session.global_step.value == 1

@@ -434,3 +434,24 @@ async def test_a_plain_function_as_a_side_task_is_an_error_that_says_so() -> Non
         async with MonitoredSession([], counting_creator()) as session:
             session.start_soon(plain)
             await settle()
+
+
+async def test_a_side_task_that_fails_after_its_session_is_only_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynchooks._stopping.tasks._CANCEL_SECS", 0.01)
+    may_end = anyio.Event()
+
+    async def stubborn() -> None:
+        with anyio.CancelScope(shield=True):
+            await may_end.wait()
+        raise OSError("too late")
+
+    async with MonitoredSession([], counting_creator(), stop_grace_period_secs=0.01) as session:
+        session.start_soon(stubborn)
+        await settle()
+    reason = session.stop_reason
+    may_end.set()
+    await settle()
+    assert "A side task failed after its session had ended" in caplog.text
+    assert session.stop_reason is reason
