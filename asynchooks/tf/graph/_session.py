@@ -60,6 +60,7 @@ class GraphSession(RawSession):
             self.loss = heartbeat.loss
             self.step_times = StepTimes(always_in_thread=True)
         self._session = session
+        session.asynchooks_raw = self  # for `raw_session_of`, which hooks that restore it ask first
         self._graph: tf.Graph = session.graph
         self._callables = Callables(session, is_remote=heartbeat is not None)
         with self._graph.as_default():
@@ -76,7 +77,6 @@ class GraphSession(RawSession):
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = self._session.global_step = global_step
         global_step.admission.read_by(self.read_step)
-        self._session.asynchooks_raw = self  # for `raw_session_of`
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
