@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from ._check import instance
 from ._engine.base import AsyncOnly, Engine
 from ._engine.current import current_engine
-from ._engine.runner import StepRunner, StepRunnerName, check_runner
 from ._engine.stacks import holds_loop
 from ._engine.stop import Stop, StopReason, reason_for
+from ._engine.threads import StepRunner, StepRunnerName, check_runner
 from ._errors import ModelRestored, StopTraining, is_clean_end, shorten_traceback
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ._running.dispatch import HookList, values_of

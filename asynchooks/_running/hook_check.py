@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .._engine.runner import is_async
+from .._engine.threads import is_async
 from .._errors import tensorflow_train
 from .._hook import AnyHook, SessionRunHook
 from ..backends._creator import SessionCreator

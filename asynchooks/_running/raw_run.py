@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 from .._engine.base import Engine, Sentinel
-from .._engine.call_lock import NO_LOCK, CallLock
-from .._engine.runner import INLINE_SECS, Probe, StepRunner, StepTimes
 from .._engine.stop import Stop
-from .._engine.threads import Outcome, close_unrun
+from .._engine.sync import NO_LOCK, CallLock
+from .._engine.threads import INLINE_SECS, Outcome, Probe, StepRunner, StepTimes, close_unrun
 from .._errors import ModelRestored
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep

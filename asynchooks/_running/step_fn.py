@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NoReturn
 
-from .._engine.runner import is_async
+from .._engine.threads import is_async
 from .._errors import StopTraining, is_input_end
 from .._stopping.tasks import Drive
 

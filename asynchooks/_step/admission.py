@@ -13,9 +13,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot
-from .._engine.call_lock import NO_LOCK, CallLock
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
+from .._engine.sync import NO_LOCK, CallLock
 from .._errors import StepUnreachableError, StopTraining
 from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 from .source import Demand, SourceState, StepSource

@@ -14,10 +14,9 @@ from types import NotImplementedType
 from typing import Any, Protocol
 
 from .._engine.base import Engine
-from .._engine.call_lock import NO_LOCK, CallLock
-from .._engine.runner import is_async
 from .._engine.stop import StopReason
-from .._engine.threads import Outcome, run_blocking
+from .._engine.sync import NO_LOCK, CallLock
+from .._engine.threads import Outcome, is_async, run_blocking
 from .._step.global_step import GlobalStep, GlobalStepStatistics
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionInput

@@ -10,8 +10,8 @@ from typing import Any
 
 from .._check import function, instance, integer
 from .._engine.base import Sentinel
-from .._engine.call_lock import NO_LOCK, CallLock
-from .._engine.runner import is_async
+from .._engine.sync import NO_LOCK, CallLock
+from .._engine.threads import is_async
 from .._errors import FeedError, FetchError, StepFunctionError, shown
 from .._step.gate import ADVANCED
 from .._step.global_step import GlobalStep

@@ -8,11 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any
 
-from .._engine.call_lock import NO_LOCK, CallLock
 from .._engine.current import current_engine
-from .._engine.runner import StepTimes, is_async
 from .._engine.stop import Loss
-from .._engine.threads import Outcome, drop, run_blocking
+from .._engine.sync import NO_LOCK, CallLock
+from .._engine.threads import Outcome, StepTimes, drop, is_async, run_blocking
 from .._errors import FetchError, PreemptionError
 from .._step.global_step import GlobalStep
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from .._check import integer
 from .._engine.base import Engine
-from .._engine.call_lock import CallLock
 from .._engine.stop import StopReason
-from .._engine.sync import Condition, Lock
+from .._engine.sync import CallLock, Condition, Lock
 from .._errors import add_note
 from .._stopping.coordinator import Coordinator, Owner
 from .._stopping.session_stop import InputHold, SessionInput

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, overload
 
 from .. import _check as check
 from .._engine.base import Engine, Slot
-from .._engine.runner import is_async
-from .._engine.threads import WorkThread, close_unrun
+from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
 from ._prefetch import Buffered, Worker
 from ._sources import Source, stage_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
 from .._engine.current import current_engine
-from .._engine.runner import is_async
+from .._engine.threads import is_async
 from .._errors import is_input_end, out_of_range_types
 from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession

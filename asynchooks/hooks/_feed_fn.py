@@ -6,7 +6,7 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from .._engine.runner import is_async
+from .._engine.threads import is_async
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ..backends._raw_session import raw_session_of
 

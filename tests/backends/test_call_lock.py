@@ -30,8 +30,8 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine import call_lock as _call_lock
-from asynchooks._engine.call_lock import CallLock
+from asynchooks._engine import sync as _sync
+from asynchooks._engine.sync import CallLock
 from asynchooks.backends import _creator as _session_creator
 
 from ..support.helpers import settle
@@ -506,7 +506,7 @@ async def test_a_checkpoint_waits_on_for_a_call_in_a_thread_and_says_so(
 async def test_who_waits_for_long_is_told_of_the_remedy_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_call_lock, "_PATIENCE_SECS", 0.01)
+    monkeypatch.setattr(_sync, "_PATIENCE_SECS", 0.01)
     gated = Gated()
     shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     async with (

@@ -19,7 +19,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine.runner import StepRunnerName
+from asynchooks._engine.threads import StepRunnerName
 from asynchooks.tf import sync_hook
 
 from .models import ChiefSessionCreator, Moments, aborted, monitored, raising

@@ -11,7 +11,7 @@ import pytest
 
 import asynchooks
 from asynchooks import EvaluationHook, SessionRunArgs, SessionRunHook
-from asynchooks._engine.runner import StepRunnerName
+from asynchooks._engine.threads import StepRunnerName
 from asynchooks.tf.graph._session import GraphSession
 
 from .models import monitored

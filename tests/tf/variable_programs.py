@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import asynchooks
 from asynchooks import EvaluationHook, MonitoredSession, SessionRunHook
-from asynchooks._engine.runner import StepRunnerName
+from asynchooks._engine.threads import StepRunnerName
 
 v1 = tf.compat.v1
 

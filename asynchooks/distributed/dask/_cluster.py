@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ..._engine.base import AsyncOnly
 from ..._engine.current import current_engine
-from ..._engine.old_objects import OldObjects
+from ..._engine.real_time import OldObjects
 from ..._step.global_step import GlobalStep
 from ..._step.source import SourceState
 from ...backends._function import StepFunction

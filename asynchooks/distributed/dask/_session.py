@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ..._engine.base import Engine, Sentinel
-from ..._engine.call_lock import CallLock
+from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ...backends._creator import Restore, SessionHandle

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..._engine.base import TIMED_OUT, Sentinel, Slot
-from ..._engine.runner import StepRunnerName
+from ..._engine.threads import StepRunnerName
 from ..._hook import SessionRunHook
 from ..._session import MonitoredSession
 from ..._step.global_step import GlobalStep

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ..._check import instance
 from ..._engine.current import current_engine
-from ..._engine.runner import is_async
 from ..._engine.stop import Stop
+from ..._engine.threads import is_async
 from ..._errors import StopTraining, add_note, is_input_end
 from ..._hook import (
     SessionRunArgs,

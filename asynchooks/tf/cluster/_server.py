@@ -18,7 +18,7 @@ from weakref import WeakSet, WeakValueDictionary
 import tensorflow as tf
 
 from ..._engine.base import Engine, Slot
-from ..._engine.old_objects import OldObjects
+from ..._engine.real_time import OldObjects
 from ..._engine.stop import Loss
 from ..._step.global_step import GlobalStep
 from ._failure_detector import ProcessIds

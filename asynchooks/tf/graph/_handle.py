@@ -15,10 +15,9 @@ import tensorflow as tf
 from ..._check import instance, seconds
 from ..._engine.base import Engine, Slot
 from ..._engine.current import current_engine
-from ..._engine.runner import is_async
 from ..._engine.stop import EndsAtStop, Loss
 from ..._engine.sync import Lock
-from ..._engine.threads import Outcome, run_blocking
+from ..._engine.threads import Outcome, is_async, run_blocking
 from ..._errors import LateVariableError, is_preemption
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ..._stopping.coordinator import Coordinator

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from ..._engine.runner import StepTimes
 from ..._engine.stop import StopReason
-from ..._engine.threads import Outcome, drop
+from ..._engine.threads import Outcome, StepTimes, drop
 from ..._errors import is_preemption
 from ..._step.gate import UNREAD
 from ..._step.global_step import GlobalStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from ..._engine.runner import StepRunnerName
+from ..._engine.threads import StepRunnerName
 from ..._hook import AnyHook
 from ..._running.hook_check import checked
 from ..._session import MonitoredSession

@@ -13,8 +13,7 @@ import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCreator
 from asynchooks._engine.current import current_engine
-from asynchooks._engine.runner import StepRunner, StepTimes, check_runner, is_async
-from asynchooks._engine.threads import WorkThread
+from asynchooks._engine.threads import StepRunner, StepTimes, WorkThread, check_runner, is_async
 
 from ..support.helpers import settle
 
