@@ -1,8 +1,8 @@
 """The engine: the one seam through which asynchooks suspends, wakes and starts tasks.
 
-Everything above waits by `park` and is woken by `wake`; nobody reads a clock but by `now`. Real
-time runs on asyncio or trio; a simulation installs an engine of its own with `use_engine` and
-the rest of the package does not notice. Nothing here knows of steps, hooks or sessions.
+Everything above waits by `park`, is woken by `wake` and reads the clock by `now`. Real time runs
+on asyncio or trio; a simulation installs an engine of its own with `use_engine`, and the rest of
+the package does not notice. Nothing here knows of steps, hooks or sessions.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import wraps
 from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -25,7 +21,7 @@ T = TypeVar("T")
 
 
 class Sentinel:
-    """A value that is told apart by identity alone, with a readable name."""
+    """A value that is compared by identity alone, with a readable name."""
 
     __slots__ = ("_name",)
 
@@ -46,7 +42,7 @@ class Slot:
     """One task's place to be woken, once. The first value wins.
 
     Args:
-        engine: who parks the task here, and therefore who may wake it.
+        engine: parks the task here, and wakes it.
         what: what is waited for, for people ("global step 100").
     """
 
@@ -122,7 +118,7 @@ class ShieldedScope(Protocol):
 
 
 class EngineTask(ABC):
-    """A task started by an engine; it belongs to whoever started it."""
+    """A task started by an engine."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -141,7 +137,7 @@ class Engine(ABC):
     now: Callable[[], float]
     """Seconds on a clock that never goes back; from any thread. A method, or the clock's own."""
     turn_due_at: float = -math.inf
-    """When, by `tick`, `turn` would let somebody run; a busy task need not call it before."""
+    """When, by `tick`, `turn` would let others run; a busy task need not call it before."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -168,8 +164,8 @@ class Engine(ABC):
         """As `wake`, in a signal handler, which may have interrupted anything."""
         self.wake(slot, value)
 
-    def hear_signals(self) -> Callable[[], None]:
-        """Let a signal that any thread of the process gets wake a loop that sleeps; how to end it.
+    def wake_on_signals(self) -> Callable[[], None]:
+        """Let a signal that any thread of the process gets wake the loop; returns what ends that.
 
         Without it the loop may sleep on until its next timer, and Python's handler waits for that.
         Only in the main thread.
@@ -186,18 +182,18 @@ class Engine(ABC):
 
     @abstractmethod
     async def turn(self) -> None:
-        """Let others run: whoever was woken always, all others when their share is due."""
+        """Let others run: tasks that were woken always, all others when their share is due."""
 
     async def checkpoint(self) -> None:
         """Let all that are ready run once; a cancellation comes in here."""
         await self.turn()
 
     def failure_in(self, error: BaseException) -> BaseException | None:
-        """What of an error that the running task just caught is a failure; None: it must go on.
+        """The part of an error just caught that is a failure; None: the error must be raised again.
 
-        What must go on is a cancellation of this very task, and what a coroutine gets that is
-        thrown away. Anything else has failed, whatever its type: an exit, an error of another
-        library that is no Exception, the cancellation of something that was awaited.
+        No failure is a cancellation of the running task, nor what a coroutine gets that is thrown
+        away. Anything else is one, whatever its type: an exit, an error of another library that is
+        no Exception, the cancellation of something that was awaited.
         """
         if isinstance(error, BaseExceptionGroup):  # of a nursery of trio's own it may hold both
             cancelled, rest = error.split(lambda each: self._is_cancellation(each))
@@ -206,7 +202,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _is_cancellation(self, error: BaseException) -> bool:
-        """Whether the running task got this error because it is being cancelled."""
+        """Whether the running task caught this error because it is being cancelled."""
 
     def current_task(self) -> object | None:
         """The running task, compared by identity; None where the engine does not know it."""
@@ -219,7 +215,7 @@ class Engine(ABC):
     def running_tasks(self) -> list[tuple[str, object]]:
         """(Name, outermost coroutine) of each task of the event loop, for people; from any thread.
 
-        From another thread it is a glimpse: tasks may come and go meanwhile. Empty where the
-        engine does not know its tasks.
+        From another thread tasks may come and go meanwhile. Empty where the engine does not know
+        its tasks.
         """
         return []

@@ -46,10 +46,11 @@ class RealTimeEngine(Engine):
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._mail: deque[tuple[Slot, Any]] = deque()  # wakes of other threads
-        self._is_rung = False
+        self._thread_wakes: deque[tuple[Slot, Any]] = deque()  # of other threads
+        self._is_scheduled = False
         self._resuming: set[Slot] = set()  # parked, woken, and have not run yet
-        # Who shares the loop's slice: yields in this pass over the ready tasks, and the last's.
+        # The tasks that share the loop's slice: those that yielded in this pass over
+        # the ready ones.
         # A turn costs 5-8 us, so it is paid by elapsed time. The slice belongs to the loop: with
         # one per session, 1,000 busy sessions made a timer 15 s late.
         self._pass = 0
@@ -69,11 +70,11 @@ class RealTimeEngine(Engine):
             self.wake_from_signal(slot, value)
 
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
-        self._mail.append((slot, value))
+        self._thread_wakes.append((slot, value))
         self.turn_due_at = -math.inf
-        if not self._is_rung:  # else the loop is on its way to look, and clears this first
-            self._is_rung = True
-            self._ring()
+        if not self._is_scheduled:  # else `_deliver` has not begun, and clears this first
+            self._is_scheduled = True
+            self._schedule()
 
     async def park(self, slot: Slot, until: float = math.inf) -> Any:
         if not slot.is_woken:
@@ -98,7 +99,7 @@ class RealTimeEngine(Engine):
         is_due = self.tick() - self._resumed_at >= self._share
         # trio shuffles the ready tasks, so those that were woken may need a second pass
         for _ in range(2 + is_due):
-            if not (is_due or self._resuming or self._mail):
+            if not (is_due or self._resuming or self._thread_wakes):
                 break
             is_due = False
             seen = self._pass
@@ -115,9 +116,9 @@ class RealTimeEngine(Engine):
         await self._checkpoint()
 
     def _find_due(self) -> None:
-        """Say when the next turn is due; at once, if somebody was woken, who may be in the mail."""
+        """Find when the next turn is due; at once, if a task was woken, also by another thread."""
         self.turn_due_at = self._resumed_at + self._share
-        if self._resuming or self._mail:  # looked at last: a thread may be writing just now
+        if self._resuming or self._thread_wakes:  # looked at last: a thread may be writing just now
             self.turn_due_at = -math.inf
 
     def _wake_here(self, slot: Slot, value: Any) -> None:
@@ -131,16 +132,16 @@ class RealTimeEngine(Engine):
             self._resume(slot.waiter)
 
     def _deliver(self) -> None:
-        self._is_rung = False
-        while self._mail:
-            self._wake_here(*self._mail.popleft())
+        self._is_scheduled = False
+        while self._thread_wakes:
+            self._wake_here(*self._thread_wakes.popleft())
 
-    def _drop_mail(self) -> None:
-        self._is_rung = False
-        self._mail.clear()
+    def _drop_wakes(self) -> None:
+        self._is_scheduled = False
+        self._thread_wakes.clear()
 
     @abstractmethod
-    def _ring(self) -> None:
+    def _schedule(self) -> None:
         """Have the event loop call `_deliver` soon; dropped when the loop is closed."""
 
     @abstractmethod
@@ -195,7 +196,7 @@ class _RealTimeTask(EngineTask):
 
 
 class AsyncioEngine(RealTimeEngine):
-    """Real time on asyncio (or uvloop), with bare futures: a thread may wake them by mail."""
+    """Real time on asyncio (or uvloop), with bare futures: a thread may wake them."""
 
     def __init__(self) -> None:
         import asyncio
@@ -222,8 +223,7 @@ class AsyncioEngine(RealTimeEngine):
         task = self._current_task()  # else what it awaits was cancelled, and said so
         return task is None or task.cancelling() > 0
 
-    def hear_signals(self) -> Callable[[], None]:
-
+    def wake_on_signals(self) -> Callable[[], None]:
         return wake_on_signals(self._loop())
 
     def expect_exit(self, error: BaseException) -> BaseException:
@@ -273,15 +273,15 @@ class AsyncioEngine(RealTimeEngine):
         if not waiter.done():
             waiter.set_result(None)
 
-    def _ring(self) -> None:
+    def _schedule(self) -> None:
         loop = self._loop()
         try:
             if loop is None:
-                self._drop_mail()
+                self._drop_wakes()
             else:
                 loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: no task is left to be woken
-            self._drop_mail()
+            self._drop_wakes()
 
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         task: Any = self._loop().create_task(fn(*args))
@@ -349,15 +349,15 @@ class TrioEngine(RealTimeEngine):
     def _resume(self, waiter: Any) -> None:
         self._reschedule(waiter)
 
-    def _ring(self) -> None:
+    def _schedule(self) -> None:
         token = self._token()
         try:
             if token is None:
-                self._drop_mail()
+                self._drop_wakes()
             else:
                 token.run_sync_soon(self._deliver)
         except self._trio.RunFinishedError:
-            self._drop_mail()
+            self._drop_wakes()
 
     def _spawn(self, fn: Callable[..., Awaitable[None]], *args: Any) -> None:
         from contextvars import copy_context
@@ -379,7 +379,7 @@ def new_engine() -> Engine:
 
 
 def wake_on_signals(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """Let Python's signals wake the loop, unless somebody hears them already; returns how to end.
+    """Let Python's signals wake the loop, unless they wake one already; returns what ends that.
 
     Only in the main thread. A loop that cannot watch a socket (Windows' proactor, which looks at
     signals by itself) is left alone.
@@ -392,7 +392,7 @@ def wake_on_signals(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         with suppress(NotImplementedError, RuntimeError):  # RuntimeError: the loop is closed
             loop.remove_reader(ours)
         current = signal.set_wakeup_fd(-1)
-        if current != theirs.fileno():  # somebody took over
+        if current != theirs.fileno():  # replaced meanwhile
             signal.set_wakeup_fd(current)
         ours.close()
         theirs.close()

@@ -1,7 +1,4 @@
-"""What every task and thread is doing now, as text for a log.
-
-It decides nothing about when that is worth a look, logs nothing, and never raises.
-"""
+"""The stacks of all tasks and threads, as text for a log. It logs nothing, and never raises."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def _step_into(awaited: object) -> tuple[FrameType | None, object]:
         is_driver = awaited.gi_yieldfrom is None and awaited.gi_suspended
         return awaited.gi_frame, _driven_by(awaited) if is_driver else awaited.gi_yieldfrom
     # `async for` and `coroutine.__await__()` put an object between that shows what it holds
-    # to nobody but the garbage collector
+    # to the garbage collector alone
     return None, next((each for each in gc.get_referents(awaited) if _is_suspendable(each)), None)
 
 
@@ -91,8 +88,8 @@ def _tasks(running_tasks: Callable[[], Iterable[tuple[str, object]]]) -> str:
         for name, coroutine in running_tasks():
             names_by_stack.setdefault(_stack_of(coroutine), []).append(name)
         return _joined(_task_entries(names_by_stack), "tasks", len(names_by_stack))
-    except Exception as error:  # a dump is a last resort: what can be told is told
-        return f"the tasks cannot be told: {error!r}"
+    except Exception as error:  # a dump is a last resort: report what is possible
+        return f"the tasks cannot be listed: {error!r}"
 
 
 def _task_entries(names_by_stack: dict[str, list[str]]) -> Iterator[str]:
@@ -106,7 +103,7 @@ def _stack_of(coroutine: object) -> str:
     try:
         return _formatted(frames_of(coroutine))
     except Exception as error:  # e.g. it was resumed in another thread meanwhile
-        return f"  (cannot be told: {error!r})\n"
+        return f"  (cannot be shown: {error!r})\n"
 
 
 def _threads() -> str:
@@ -120,14 +117,14 @@ def _threads() -> str:
         )
         return _joined(entries, "threads", len(stacks))
     except Exception as error:
-        return f"the threads cannot be told: {error!r}"
+        return f"the threads cannot be listed: {error!r}"
 
 
 def _thread_stack(frame: FrameType) -> str:
     try:
         return _formatted([*walk(frame)][::-1])
     except Exception as error:
-        return f"  (cannot be told: {error!r})\n"
+        return f"  (cannot be shown: {error!r})\n"
 
 
 def walk(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:

@@ -1,6 +1,6 @@
-"""A stop that waiting tasks end at: a thread-safe flag and the slots to wake.
+"""Stops: a thread-safe flag that ends waits, and the reason why training stopped.
 
-It knows nothing of why training stops or of what happens then.
+What happens at a stop stands elsewhere.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .base import STOPPED, Slot
 
 
 class Stop:
-    """A flag that can be waited beside. Every method may be called from any thread.
+    """A flag that ends waits: it wakes slots. Every method may be called from any thread.
 
     Without a lock: a slot is added before the flag is looked at, and looked for after it is set;
-    a list is changed and copied in one piece (as long as one lock guards all of Python). While
-    the flag is set, every slot has been woken.
+    a list is changed and copied in one piece (under the GIL). While the flag is set, every slot
+    has been woken.
     """
 
     __slots__ = ("_slots", "is_set")
@@ -48,7 +48,7 @@ class Stop:
 
 
 class Loss(Stop):
-    """Set when nobody will answer any more: a blocking call is then waited for in vain."""
+    """Set when a backend is lost: a blocking call on it would be waited for in vain."""
 
     __slots__ = ("_reason",)
 
@@ -107,9 +107,9 @@ class StopReason:
     All workers that are stopped by one cause have the same.
 
     Args:
-        who: "TimeLimitHook", "the side task 'watch'", "the block", ...
+        who: what asked for it: "TimeLimitHook", "the side task 'watch'", "the block", ...
         why: in a few words.
-        error: what leaves the session for it, if that is an error.
+        error: the error that leaves the session for it, if any.
 
     Example:
         async with MonitoredSession([StopAtStepHook(last_step=9)], creator) as session:

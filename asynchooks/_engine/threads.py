@@ -78,7 +78,7 @@ def call(fn: Callable[[], Any]) -> Outcome:
 
 
 class WorkThread:
-    """A daemon thread that calls one function at a time for one owner, who closes it.
+    """A daemon thread that calls one function at a time for one owner; the owner closes it.
 
     Daemon, so that a step that never ends cannot hold the process's exit.
     """

@@ -1,1 +1,1 @@
-"""The awaitable count of training steps, and who may run the next one."""
+"""The awaitable count of training steps, and the gate that admits them."""

@@ -185,13 +185,13 @@ def test_what_cannot_be_told_never_raises() -> None:
     def fails() -> list[tuple[str, object]]:
         raise RuntimeError("the set has changed")
 
-    assert "tasks cannot be told: RuntimeError('the set has changed')" in _stacks.report(fails)
+    assert "tasks cannot be listed: RuntimeError('the set has changed')" in _stacks.report(fails)
     with suspended(outermost()) as coroutine:
         text = _stacks.report(lambda: [("bad", Hostile()), ("good", coroutine)])
     assert "task bad:\n" in text
     assert "in innermost" in text
     hostile: Any = Hostile()
-    assert "the tasks cannot be told" in _stacks.report(lambda: [(hostile, None)])
+    assert "the tasks cannot be listed" in _stacks.report(lambda: [(hostile, None)])
 
 
 anything = st.recursive(

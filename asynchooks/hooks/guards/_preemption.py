@@ -160,7 +160,7 @@ class PreemptionHook(SessionRunHook):
             )  # fmt: skip
             return
         self._deadline = None if engine.is_virtual else Deadline(self._deadline_secs)
-        watch.stop_hearing = engine.hear_signals()
+        watch.stop_hearing = engine.wake_on_signals()
         self._handlers = SignalHandlers(self._on_signal)  # those of before may be in use below
         self._handlers.install(self._signals)
 
