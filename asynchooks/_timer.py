@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
+from ._check import a_number, number
 from ._engine.current import now
 
+is_number = a_number
 _END_OF_SECS = 1e15
 """Beyond, differences of a clock's floats lose their fractions of a second."""
 
 
-def is_number(value: object) -> bool:
-    """Whether it is a number that an interval may be."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 class SecondOrStepTimer:
-    """Tells whether a hook is due, at most once every so many seconds or steps.
+    """Whether a hook is due, at most once every so many seconds or steps.
 
     The hook that uses it makes it. Seconds are those of the engine (real or simulated) that the
     caller runs in, and the system's where there is none.
@@ -41,11 +37,7 @@ class SecondOrStepTimer:
                 f"got every_secs={every_secs} and every_steps={every_steps}; give exactly one"
             )
         interval = every_steps if every_secs is None else every_secs
-        assert interval is not None
-        if not is_number(interval):
-            raise TypeError(f"a timer's interval is {interval!r}; give a number >= 0")
-        if not interval >= 0:
-            raise ValueError(f"a timer's interval is {interval}; give a number >= 0")
+        number("a timer's interval", interval, least=0, finite=False, expected="a number >= 0")
         self._every_secs = every_secs
         self._every_steps = every_steps
         self.reset()
@@ -113,7 +105,7 @@ class SecondOrStepTimer:
 
 
 def _is_elapsed(secs: object) -> bool:
-    return is_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
+    return a_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
 
 
 def _is_whole(step: object) -> bool:
