@@ -1,7 +1,4 @@
-"""Real time: the engines of asyncio and trio, and how their busy tasks share the event loop.
-
-Nothing here knows of steps, hooks or sessions.
-"""
+"""Real time: the engines of asyncio and trio, and how their busy tasks share the event loop."""
 
 from __future__ import annotations
 
@@ -142,7 +139,7 @@ class RealTimeEngine(Engine):
 
     @abstractmethod
     def _schedule(self) -> None:
-        """Have the event loop call `_deliver` soon; dropped when the loop is closed."""
+        """Have the event loop call `_deliver` soon; drop the wakes if the loop is closed."""
 
     @abstractmethod
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
@@ -204,7 +201,6 @@ class AsyncioEngine(RealTimeEngine):
         super().__init__()
         self._sleep = asyncio.sleep
         self._all_tasks = asyncio.all_tasks
-        self._current_task = asyncio.current_task
         self.current_task = asyncio.current_task  # type: ignore[method-assign]
         self._cancelled_error = asyncio.CancelledError
         loop = asyncio.get_running_loop()
@@ -220,7 +216,7 @@ class AsyncioEngine(RealTimeEngine):
     def _is_cancellation(self, error: BaseException) -> bool:
         if not isinstance(error, self._cancelled_error):
             return False
-        task = self._current_task()  # else what it awaits was cancelled, and said so
+        task: Any = self.current_task()  # else what it awaits was cancelled, and said so
         return task is None or task.cancelling() > 0
 
     def wake_on_signals(self) -> Callable[[], None]:
@@ -303,7 +299,6 @@ class TrioEngine(RealTimeEngine):
         super().__init__()
         self._trio = trio
         self._cancelled = trio.Cancelled
-        self._current_task = trio.lowlevel.current_task
         self.current_task = trio.lowlevel.current_task  # type: ignore[method-assign]
         self._reschedule = trio.lowlevel.reschedule
         self._wait = trio.lowlevel.wait_task_rescheduled
@@ -324,7 +319,7 @@ class TrioEngine(RealTimeEngine):
         return isinstance(error, self._cancelled)
 
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
-        slot.waiter = self._current_task()
+        slot.waiter = self.current_task()
         waiter: Awaitable[Any] = self._wait(MethodType(self._abort, slot))
         return waiter if until == math.inf else self._suspend_until(slot, until, waiter)
 

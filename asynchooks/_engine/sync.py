@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from .._errors import OverlappingCallError, StopTraining
@@ -62,12 +61,7 @@ class Lock:
                 self._queue.remove(slot)
             raise
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.leave()
 
     def leave(self) -> None:
@@ -126,11 +120,7 @@ class Hold:
         self.is_over = False
 
     def begin(self) -> None:
-        """The call begins, in this thread.
-
-        Raises:
-            OverlappingCallError: it was abandoned before, and the lock has been given to others.
-        """
+        """The call begins, in this thread; OverlappingCallError if it was abandoned before."""
         lock = self._lock
         if lock is None:
             return
@@ -147,8 +137,7 @@ class Hold:
     def abandon(self) -> bool:
         """Its task waits for the call no more: others wait for its end for a while only.
 
-        Returns:
-            Whether it has begun; else it will not, and is over.
+        Returns whether it has begun; else it will not, and is over.
         """
         lock = self._lock
         if lock is None or self.is_over:
@@ -267,15 +256,14 @@ class CallLock:
             hold = self._holder = Hold(self)
             return hold
 
-    def _enter(self, hold: Hold) -> bool:
-        """Take the lock now, or else stand in the queue; returns whether it was taken."""
+    def _enter(self, hold: Hold) -> None:
+        """Take the lock now, or else stand in the queue."""
         with self.mutex:
             self.is_free = False
             if self._holder is None and not self._queue and not self.here:
                 self._holder = hold
-                return True
-            self._queue.append(hold)
-            return False
+            else:
+                self._queue.append(hold)
 
     async def take(
         self,
@@ -289,8 +277,8 @@ class CallLock:
 
         Args:
             grace_secs: seconds, >= 0, for which it waits for a call that was abandoned.
-            stop: what ends the wait, as the call is not worth making then.
-            loss: what says that the call under way will never return.
+            stop: ends the wait, as the call is not worth making then.
+            loss: says that the call under way will never return.
 
         Raises:
             OverlappingCallError: a call that was abandoned has not returned.

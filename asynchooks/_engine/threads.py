@@ -156,7 +156,7 @@ class WorkThread:
         return outcome.unwrap()
 
     def _abandon(self, job: _Job) -> None:
-        thread = self._dismiss()
+        thread = self.drop()
         if thread is not None:
             self.left_alone.add(thread)
         job.abandon()
@@ -167,21 +167,17 @@ class WorkThread:
 
         A call that another task has under way goes on, and is the thread's last.
         """
-        is_busy, thread = self._is_busy, self._dismiss()
+        is_busy, thread = self._is_busy, self.drop()
         if thread is not None and not is_busy:
             # it has nothing left to do; a thread that the end of the process meets within a
             # library's code makes the process abort
             thread.join()
 
-    def drop(self) -> None:
+    def drop(self) -> threading.Thread | None:
         """Let the thread end after its present call; from any thread, also the garbage collector's.
 
         It is not joined: that might be this very thread.
         """
-        self._dismiss()
-
-    def _dismiss(self) -> threading.Thread | None:
-        """Let the thread end after its present call."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
@@ -260,15 +256,13 @@ class Probe:
     """What "auto" knows of one kind of step: `in_thread` says where it is run."""
 
     __slots__ = (
-        "fastest", "forgives", "in_thread", "is_called", "is_warm", "next_probe", "num_slow",
-        "since_probe", "waiting",
+        "fastest", "forgives", "in_thread", "is_called", "is_timed", "is_warm", "next_probe",
+        "num_slow", "since_probe", "waiting",
     )  # fmt: skip
 
-    is_timed = True
-    """Whether the next place depends on how long calls take."""
-
-    def __init__(self, forgives: bool = True) -> None:
+    def __init__(self, forgives: bool = True, *, is_timed: bool = True) -> None:
         self.forgives = forgives
+        self.is_timed = is_timed  # whether the next place depends on how long calls take
         # the first call is slow, as it compiles; until it has returned the others wait a while
         self.is_called = False
         self.is_warm = False
@@ -281,6 +275,8 @@ class Probe:
 
     def learn(self, inline_secs: float) -> None:
         """Take note of a call on the event loop."""
+        if not self.is_timed:
+            return
         was_in_thread = self.in_thread
         if inline_secs > INLINE_SECS:
             self.num_slow += 1
@@ -298,21 +294,9 @@ class Probe:
         self.fastest = math.inf
 
 
-class _Inline(Probe):
-    """On the event loop, however long it takes."""
-
-    is_timed = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_warm, self.in_thread = True, False
-
-    def learn(self, inline_secs: float) -> None:
-        """Nothing to learn."""
-
-
-_INLINE, _IN_THREAD = _Inline(), Probe()
-_IN_THREAD.is_warm = True
+_INLINE, _IN_THREAD = Probe(is_timed=False), Probe()
+_INLINE.is_warm = _IN_THREAD.is_warm = True
+_INLINE.in_thread = False
 
 
 class StepTimes:
@@ -360,7 +344,7 @@ class StepRunner:
         self.last_in_thread: Probe | None = None  # the kind that ran last in the thread, if open
 
     def probe(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> Probe:
-        """What is known of this kind of step, and so where the next one is to run."""
+        """What is known of this kind of step: where the next one is to run."""
         if self._name == "inline" or not blocks:
             return _INLINE
         if self._name == "thread" or times.always_in_thread:
@@ -387,11 +371,7 @@ class StepRunner:
     async def run(
         self, fn: Callable[[], Any], times: StepTimes, key: Hashable, loss: Loss | None = None
     ) -> Any:
-        """Call `fn` and return its value; steps of one `key` take about the same time.
-
-        Args:
-            loss: ends the wait for a call in a thread that will never return.
-        """
+        """Call `fn` and return its value; steps of one `key` take about the same time."""
         return await self.run_probed(fn, self.probe(times, key), loss)
 
     def run_probed(
@@ -404,6 +384,7 @@ class StepRunner:
         """As `run`, with what is known of the step at hand.
 
         Args:
+            loss: ends the wait for a call in a thread that will never return.
             when_late: gets the outcome of a call in a thread after a cancellation.
         """
         if probe is _IN_THREAD:
@@ -456,10 +437,10 @@ class StepRunner:
 
 def check_runner(name: object) -> StepRunnerName:
     """The name of a step runner, or an error that lists them."""
-    for known in get_args(StepRunnerName):
-        if name == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"step_runner is {name!r}; give one of {', '.join(get_args(StepRunnerName))}")
+    if name not in get_args(StepRunnerName):
+        known = ", ".join(get_args(StepRunnerName))
+        raise ValueError(f"step_runner is {name!r}; give one of {known}")
+    return name  # type: ignore[return-value]
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

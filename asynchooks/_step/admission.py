@@ -27,7 +27,7 @@ logger = logging.getLogger("asynchooks")
 UNREACHABLE = Sentinel("UNREACHABLE")
 """What a waiter is woken with when its step can no longer come."""
 LOST = Sentinel("LOST")
-"""What one that `fails_on_loss` is woken with when no news of other processes arrives."""
+"""What one that `fails_on_loss` is woken with when no updates of other processes arrive."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class GlobalStepStatistics:
     workers_opened: int
     workers_open: int
     source: SourceState | None
-    """Whether news of other processes arrives; None where no other process moves the step."""
+    """Whether updates of other processes arrive; None where no other process moves the step."""
 
 
 class Admission:
@@ -78,7 +78,7 @@ class Admission:
         )
 
     def description(self, step: int) -> str:
-        """What waits for this step wait for; one text for all of one step: 64 bytes a waiter."""
+        """What a slot waits for, in words; with the lock held. Waiters of a step share one text."""
         if self._described[0] != step:
             self._described = step, f"{self.name} {step}"
         return self._described[1]
@@ -173,8 +173,7 @@ class Admission:
     def suspend_here(self, epoch: int, spare: Ticket | None = None) -> Ticket:
         """A ticket to settle, for a step that `begin_here` began and that is a coroutine.
 
-        Args:
-            spare: as of `take_ticket_nowait`.
+        `spare` is as of `take_ticket_nowait`.
         """
         gate = self.gate
         with self.lock:  # it goes on while others run
@@ -210,14 +209,7 @@ class Admission:
     async def take_ticket(self, stop: Stop | None = None) -> Ticket:
         """The right to run one step, in order of asking; `settle` it after the run.
 
-        Cancellation safe.
-
-        Args:
-            stop: ends the wait.
-
-        Raises:
-            StopTraining: the limit is reached, or a stop was requested meanwhile.
-            StepUnreachableError: as `take_ticket_nowait`.
+        Cancellation safe. It raises as `take_ticket_nowait`, and StopTraining at the stop.
         """
         ticket = self.take_ticket_nowait()
         if ticket is not None:
@@ -286,8 +278,7 @@ class Admission:
     ) -> None:
         """Have the step of unread runs read by this function, in the thread that asks for it.
 
-        Args:
-            instead_of: the one to replace; if it is another by now, that stays.
+        If it is to replace a function that is not the present one, nothing changes.
         """
         if instead_of is None or self.gate.reader == instead_of:
             self.gate.reader = read
@@ -336,10 +327,9 @@ class Admission:
 
     @contextmanager
     def held_here(self, what: str) -> Iterator[None]:
-        """Within the block the running task may not wait for the exclusive side, which it has.
+        """Within the block (`what`, for people) the running task has the exclusive side.
 
-        Args:
-            what: it is in, for people: "global_step.exclusive()".
+        It may not wait for that, nor for a run.
         """
         gate, task = self.gate, current_engine().current_task()
         holder = gate.holder = None if task is None else (task, what)

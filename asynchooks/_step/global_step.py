@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from .._check import integer
+from .._check import integer, number
 from .._engine.base import STOPPED, TIMED_OUT, Engine, Sentinel, Slot, async_block
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop, StopReason
@@ -158,22 +158,22 @@ class GlobalStep:
         Args:
             step: the global step to wait for; one that is reached already returns at once.
             timeout: seconds, >= 0, on the engine's clock; None waits as long as it takes.
-            fails_on_loss: whether to end when other processes move the step and no news of them
-                arrives for now; else the wait goes on when it does again.
+            fails_on_loss: whether to end when other processes move the step and no updates of
+                them arrive for now; else the wait goes on when they do again.
 
         Raises:
             TypeError, ValueError: `step` is no integer, or `timeout` is negative.
-            StepSourceLostError: no news arrives, and `fails_on_loss` is set.
+            StepSourceLostError: no updates arrive, and `fails_on_loss` is set.
             StopTraining: the session that this handle belongs to was asked to stop.
             TimeoutError: the step did not come in time.
             StepUnreachableError: no session is left that could bring it.
         """
         engine = current_engine()
         if type(step) is not int:
-            expected = "the global step to wait for, an integer"
-            step = integer("step", step, expected=expected)
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout is {timeout!r}; give seconds >= 0, or None")
+            step = integer("step", step, expected="the global step to wait for, an integer")
+        if timeout is not None:
+            expected = "seconds >= 0, or None"
+            number("timeout", timeout, least=0, finite=False, expected=expected)
         waiter = self._join(engine, step, timeout is not None, fails_on_loss)
         if isinstance(waiter, int):
             return waiter
@@ -239,9 +239,9 @@ class GlobalStep:
             if gate.value >= step:  # since a moment ago, by a run that took no lock
                 waiters.leave(waiter)
                 return gate.value
-            unreachable = waiters.take_unreachable()
+            news = admission.unreachable()
             all_wait = worker is not None and gate.source is None and waiters.all_wait
-        self._wake_unreachable(unreachable, step, all_wait)
+        self._wake_or_warn(news, step, all_wait)
         if gate.is_unread:  # by a thread that did not know of this waiter yet
             admission.refresh()
         if is_next:
@@ -264,20 +264,20 @@ class GlobalStep:
                 waiter.slot = slot = Slot(engine, waiter.slot.what)
                 if not body.runs_elsewhere:
                     waiters.count(waiter, body)
-                unreachable = waiters.take_unreachable()
+                news = admission.unreachable()
                 all_wait = gate.source is None and waiters.all_wait
-            self._wake_unreachable(unreachable, step, all_wait)
+            self._wake_or_warn(news, step, all_wait)
             with EndsAtStop(slot, self.stop):
                 return await engine.park(slot)
         finally:
             body.end_body_wait()
 
-    def _wake_unreachable(self, waiters: list[Waiter], step: int, all_wait: bool) -> None:
-        if all_wait and not waiters:
+    def _wake_or_warn(self, news: list[tuple[Slot, object]], step: int, all_wait: bool) -> None:
+        if all_wait and not news:
             logger.warning(
                 "All open workers wait for %s %d or another step: %r", self.name, step, self
             )
-        wake_all([(each.slot, UNREACHABLE) for each in waiters])
+        wake_all(news)
 
     def _look_again(self) -> None:
         """Notify the source, if there is one, that `demand` has changed; without the lock."""
@@ -405,13 +405,10 @@ class GlobalStep:
     def stop_workers(self, reason: StopReason, apart_from: Worker | None = None) -> StopReason:
         """Stop all open workers, and those that open before the last of them has closed.
 
-        Runs that are under way complete. From any thread.
+        Runs that are under way complete. From any thread. Returns the first reason, which stands.
 
         Args:
             apart_from: one that is stopping already; the others are stopped once.
-
-        Returns:
-            The first reason, which stands.
         """
         waiters = self.admission.waiters
         with self.admission.lock:
@@ -527,8 +524,7 @@ class GlobalStep:
             instead_of: the source so far, if another one may have taken its place by now: then
                 nothing changes.
         """
-        expected = "the steps that a run makes, >= 1"
-        stride = integer("stride", stride, least=1, expected=expected)
+        stride = integer("stride", stride, least=1, expected="the steps that a run makes, >= 1")
         self.admission.feed_from(source, stride, instead_of)
 
     def demand(self) -> Demand:
@@ -585,7 +581,7 @@ class GlobalStep:
     def set_source_state(
         self, state: SourceState | None, reason: str = "", *, source: StepSource | None = None
     ) -> None:
-        """Say whether news of other processes arrives, and why not; from any thread.
+        """Say whether updates of other processes arrive, and why not; from any thread.
 
         Once the source is closed every wait for a step ends, and for a ticket; it may come back.
 

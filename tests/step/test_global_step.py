@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -424,3 +425,16 @@ def test_statistics_say_all_that_is_under_way() -> None:
     assert (statistics.stride, statistics.tickets) == (2, 1)
     assert (statistics.workers_opened, statistics.workers_open) == (1, 1)
     assert "at 6, limit 9, epoch 0, workers: 1 open, 1 opened of 3 expected" in repr(step)
+
+
+def test_a_slot_says_which_step_it_waits_for() -> None:
+    admission = GlobalStep(name="step").admission
+    assert [admission.description(i) for i in (7, 9, 9, 3, 0)] == [
+        f"step {i}" for i in (7, 9, 9, 3, 0)
+    ]
+
+
+@pytest.mark.parametrize("timeout", ["1", True, -1, math.nan])
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
+    with pytest.raises((TypeError, ValueError), match="timeout is .*; give seconds >= 0, or None"):
+        await GlobalStep().wait_for(7, timeout=timeout)
