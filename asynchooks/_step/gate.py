@@ -70,10 +70,10 @@ class Gate:
 
     __slots__ = (
         "abandoned", "askers", "credits", "engine", "epoch", "grants", "holder", "is_closed",
-        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "keeps_limit", "kept_from",
-        "lease_until", "limit", "low_water", "needs_credits", "num_forgets", "num_lost",
-        "num_void", "read_runs", "reader", "source", "stride", "terms", "tickets", "unread_runs",
-        "value", "value_here",
+        "is_cut_off", "is_exclusive", "is_free", "is_running_here", "kept_from", "lease_until",
+        "limit", "low_water", "needs_credits", "num_forgets", "num_lost", "num_void",
+        "published_only", "read_runs", "reader", "source", "stride", "terms", "tickets",
+        "unread_runs", "value", "value_here",
     )  # fmt: skip
 
     def __init__(self, value: int) -> None:
@@ -84,7 +84,7 @@ class Gate:
         self.epoch = 0
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
-        self.keeps_limit = False  # runs never move it beyond the limit: the publisher sees to that
+        self.published_only = False  # runs do not count, and `publish` respects the limit
         self.source: StepSource | None = None  # through which other processes move the step
         # below a limit each run takes a credit, which the source granted to this process
         self.needs_credits = False
@@ -130,7 +130,7 @@ class Gate:
         tickets = self.tickets  # before the value: one counts until its step is in the value
         stride, limit = self.stride, self.limit
         if stride is None or limit is None or self.unread_runs != self.read_runs:
-            return self.keeps_limit and limit is not None and self.value < limit
+            return self.published_only and limit is not None and self.value < limit
         return self.value + (tickets + 1) * stride <= limit
 
     def decide(self, is_exclusive: bool) -> Answer:
@@ -143,7 +143,7 @@ class Gate:
             return Answer.REFUSED
         if self.is_exclusive:
             return Answer.WAIT
-        if self.limit is None or self.keeps_limit:
+        if self.limit is None or self.published_only:
             return Answer.GRANTED
         hangs = tickets == self.abandoned  # every run under way was abandoned: waiting is in vain
         if self.needs_credits:
@@ -187,7 +187,8 @@ class Gate:
     def feed_from(self, source: StepSource | None, stride: int) -> None:
         """Have another source, or none; the credits of the last one are void."""
         self.source = source
-        self.needs_credits = source is not None and source.rations and not self.keeps_limit
+        grants = source is not None and source.grants_credits
+        self.needs_credits = grants and not self.published_only
         self.void_credits()
         self.lease_until = math.inf
         if source is not None:
@@ -247,7 +248,7 @@ class Gate:
         else:
             after = self.learn(after)
         if before is not None and after - before > (self.stride or 0):
-            if self.keeps_limit or self.source is not None:  # others have moved it, too
+            if self.published_only or self.source is not None:  # others have moved it, too
                 return
             self.stride = after - before
 

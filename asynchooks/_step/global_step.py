@@ -43,9 +43,9 @@ class GlobalStep:
         num_workers: how many sessions will open, when known: then a wait that can no longer end
             is noticed as soon as all of them wait.
         name: what it is called in logs and event files.
-        moved_elsewhere: whether other processes move it, too: then no wait for it is hopeless.
-        keeps_limit: whether only `publish` moves it, and never beyond the limit: runs do not count
-            then, and none waits for another near the limit. A ParameterServer does so.
+        multi_process: whether other processes move it, too: then no wait for it is hopeless.
+        published_only: whether only `publish` moves it, and never beyond the limit: runs do not
+            count then, and none waits for another near the limit. For a ParameterServer.
 
     Raises:
         TypeError, ValueError: `value` or `num_workers` is no integer, or the latter is below 1.
@@ -74,15 +74,15 @@ class GlobalStep:
         *,
         num_workers: int | None = None,
         name: str = "global_step",
-        moved_elsewhere: bool = False,
-        keeps_limit: bool = False,
+        multi_process: bool = False,
+        published_only: bool = False,
     ) -> None:
         value = integer("value", value, expected="an integer number of steps")
         if num_workers is not None:
             expected = "at least 1, or None if unknown"
             num_workers = integer("num_workers", num_workers, least=1, expected=expected)
-        self.admission = Admission(value, name, math.inf if moved_elsewhere else num_workers)
-        self.admission.gate.keeps_limit = keeps_limit
+        self.admission = Admission(value, name, math.inf if multi_process else num_workers)
+        self.admission.gate.published_only = published_only
         self.stop = self.worker = self.body = None
 
     @property
@@ -128,14 +128,14 @@ class GlobalStep:
         return self.admission.waiters.training
 
     @property
-    def moved_elsewhere(self) -> bool:
+    def multi_process(self) -> bool:
         """Whether other processes move it, too."""
         return self.admission.waiters.num_workers == math.inf
 
     @property
-    def keeps_limit(self) -> bool:
-        """Whether only `publish` moves it, never beyond the limit."""
-        return self.admission.gate.keeps_limit
+    def published_only(self) -> bool:
+        """Whether only `publish` moves it, never beyond the limit; runs do not count."""
+        return self.admission.gate.published_only
 
     @property
     def is_running_here(self) -> bool:
@@ -182,7 +182,7 @@ class GlobalStep:
         try:
             if (
                 body is not None and timeout is None and self.worker is None
-                and not admission.gate.keeps_limit and body.is_in_body(engine)
+                and not admission.gate.published_only and body.is_in_body(engine)
             ):  # fmt: skip
                 value = await self._wait_as_body(body, engine, waiter, step)
             else:
@@ -215,7 +215,7 @@ class GlobalStep:
             admission.refresh()
         worker = self.worker
         # a wait that ends by itself, or by another process's update, keeps no worker from training
-        is_bounded = has_timeout or gate.keeps_limit
+        is_bounded = has_timeout or gate.published_only
         in_step = None
         if not is_bounded and gate.value < step and gate.tickets:
             in_step = self._worker_in_step(engine)
@@ -519,7 +519,7 @@ class GlobalStep:
         """Have a source bring the steps that other processes make; None: it brings no more.
 
         Args:
-            source: what brings them, and the tickets below a limit if it `rations` them.
+            source: what brings them, and tickets below a limit if it `grants_credits`.
             stride: by how much one run moves the step, >= 1.
             instead_of: the source so far, if another one may have taken its place by now: then
                 nothing changes.

@@ -59,11 +59,11 @@ class StepSource(ABC):
             def look_again(self):
                 print("wanted:", step.demand())
 
-        step = GlobalStep(moved_elsewhere=True)
+        step = GlobalStep(multi_process=True)
         step.feed_from(Echo())
     """
 
-    rations = False
+    grants_credits = False
     """Whether it grants tickets below a limit; else a limit binds the runs of this process only."""
 
     @abstractmethod

@@ -36,7 +36,7 @@ class FunctionSessionCreator(SessionCreator):
             named outputs. A sync one runs on the event loop or in a thread, as the session's
             `step_runner` says. Calls of async ones interleave where they wait.
         initial_step: the global step before the first run, >= 0.
-        global_step: the step to count on, in place of a new one. With `keeps_limit` its runs do
+        global_step: the step to count on, in place of a new one. With `published_only` its runs do
             not move it, whatever the outputs hold.
         thread_safe: whether calls of a sync `step_fn` may overlap in several threads. By default
             they never do, in whichever sessions of this creator: one worker's call, its plain
@@ -120,8 +120,8 @@ class FunctionSession(RawSession):
         self.global_step = global_step
         self._epoch = global_step.epoch
         self._may_go_back = self.replaces_lost or self._epoch > 0
-        self._counts = not global_step.keeps_limit
-        self._look_at_step(self._counts and not global_step.moved_elsewhere)
+        self._counts = not global_step.published_only
+        self._look_at_step(self._counts and not global_step.multi_process)
         if not self._counts:
             self._may_go_back = True  # so that `run_step` asks `_step_after`
 
@@ -217,7 +217,7 @@ class FunctionSession(RawSession):
                 return ADVANCED
             if not self._has_said_step:
                 self._has_said_step = True
-                self._look_at_step(not self.global_step.moved_elsewhere)
+                self._look_at_step(not self.global_step.multi_process)
             if may_go_back and step < self.global_step.value:
                 self.global_step.restart(step)
                 self._epoch = self.global_step.epoch

@@ -71,7 +71,7 @@ class StepCounterHook(SessionRunHook):
             seconds, steps = self._timer.update_last_triggered_step(step)
             if seconds and steps is not None:  # a clock that has not moved gives no rate
                 self._record(steps / seconds, step)
-        stands = step == self._last_step and not run_context.global_step.keeps_limit
+        stands = step == self._last_step and not run_context.global_step.published_only
         if stands and self._num_warnings < _MAX_WARNINGS:  # by a protocol it may well stand still
             self._num_warnings += 1
             logger.warning(

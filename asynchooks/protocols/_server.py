@@ -86,7 +86,7 @@ class ParameterServer(Membership):
             gradients with different rates the mean is weighted by them.
         update: in place of plain SGD, a function of (parameters, mean gradient, learning rate)
             that returns new parameters, which are made read-only.
-        global_step: counts the updates, from its present value; made with `keeps_limit=True`.
+        global_step: counts the updates, from its present value; made with `published_only=True`.
 
     Raises:
         ValueError, TypeError: an argument does not fit (says which).
@@ -116,11 +116,11 @@ class ParameterServer(Membership):
         self.num_workers = as_count("num_workers", num_workers, "workers", least=1)
         protocol.check(num_workers)
         if global_step is None:
-            global_step = GlobalStep(num_workers=num_workers, keeps_limit=True)
-        if not global_step.keeps_limit:
+            global_step = GlobalStep(num_workers=num_workers, published_only=True)
+        if not global_step.published_only:
             raise ValueError(
                 f"global_step is {global_step!r}, near whose limit workers would wait for each "
-                "other; make it by GlobalStep(keeps_limit=True)"
+                "other; make it by GlobalStep(published_only=True)"
             )
         self.protocol = protocol
         self._num_gradients: Any = protocol.num_gradients

@@ -614,7 +614,7 @@ async def test_coroutine_steps_interleave_as_they_like() -> None:
 
 async def test_calls_of_different_functions_on_one_step_overlap() -> None:
     both = threading.Barrier(2)
-    step = GlobalStep(keeps_limit=True)
+    step = GlobalStep(published_only=True)
 
     async def worker(i: int) -> None:
         def wait() -> dict[str, int]:

@@ -190,7 +190,7 @@ async def test_a_session_that_opens_late_learns_the_limit(
 async def test_a_cluster_that_keeps_the_limit_does_not_count_runs(
     scheduler: Scheduler, training: str
 ) -> None:
-    async with DaskCluster(scheduler.address, training, keeps_limit=True) as cluster:
+    async with DaskCluster(scheduler.address, training, published_only=True) as cluster:
         hooks = [StopAtStepHook(last_step=2)]
         async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
             for _ in range(5):

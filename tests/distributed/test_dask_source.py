@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 def a_source(*, limit: int | None = 10, num_granted: int = 0) -> DaskSource:
-    step = GlobalStep(moved_elsewhere=True)
+    step = GlobalStep(multi_process=True)
     source = DaskSource(step, lambda: None)
     step.feed_from(source)
     step.open_worker()

@@ -203,7 +203,7 @@ async def test_a_training_at_the_scheduler_shows_the_updates_and_sets_a_limit(
             host_parameter_server(
                 own, np.ones(2), Asynchronous(), num_workers=1, training="shown"
             ) as server,
-            DaskCluster(own, "shown", keeps_limit=True) as cluster,
+            DaskCluster(own, "shown", published_only=True) as cluster,
         ):
             for version in range(3):
                 await server.push(0, np.ones(2), version)

@@ -266,7 +266,7 @@ def test_a_native_cancellation_that_comes_with_the_value_loses_neither() -> None
     asyncio.run(main())
 
 
-async def test_threads_that_wake_at_the_same_moment_are_all_heard() -> None:
+async def test_wakes_of_threads_at_the_same_moment_all_arrive() -> None:
     engine = current_engine()
     assert isinstance(engine, RealTimeEngine)
     both_wrote = threading.Barrier(2)

@@ -181,7 +181,7 @@ class Hostile:
         raise ValueError(name)
 
 
-def test_what_cannot_be_told_never_raises() -> None:
+def test_what_cannot_be_shown_never_raises() -> None:
     def fails() -> list[tuple[str, object]]:
         raise RuntimeError("the set has changed")
 

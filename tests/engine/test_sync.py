@@ -1,4 +1,4 @@
-"""The lock for openings: first come, first served, whoever is cancelled."""
+"""The lock for openings: first come, first served, whatever is cancelled."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_a_lock_that_comes_together_with_a_cancellation_is_passed_on() -> None:
 
         await lock.__aenter__()
         cancelled = asyncio.create_task(enter("cancelled"))
-        heir = asyncio.create_task(enter("heir"))
+        successor = asyncio.create_task(enter("successor"))
         await asyncio.sleep(0)
         await lock.__aexit__(None, None, None)
         cancelled.cancel()
-        await asyncio.wait_for(heir, 5)
-        assert log == ["heir"]
+        await asyncio.wait_for(successor, 5)
+        assert log == ["successor"]
 
     asyncio.run(main())

@@ -48,7 +48,7 @@ def slow() -> None:
         pass
 
 
-async def test_inline_and_thread_stay_where_they_are_told() -> None:
+async def test_inline_and_thread_stay_where_they_are() -> None:
     assert await threads_of("inline", fast, 3) == [False] * 3
     assert await threads_of("thread", fast, 3) == [True] * 3
 
@@ -69,7 +69,7 @@ async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast
     assert left[-1] is False
 
 
-async def test_kinds_of_steps_are_told_apart() -> None:
+async def test_kinds_of_steps_are_measured_separately() -> None:
     here = threading.get_ident()
     runner, times = StepRunner(current_engine(), "auto", 1), StepTimes()
     for _ in range(3):

@@ -179,7 +179,7 @@ def test_a_simulation_knows_its_own_task_too(backend: Any) -> None:
     assert log == [2.0]
 
 
-async def test_a_plain_with_is_told_of_async_with() -> None:
+async def test_a_plain_with_is_refused() -> None:
     async with MonitoredSession([], counting_creator()) as session:
         with pytest.raises(TypeError, match=r"`async with global_step\.exclusive\(\):`, not by"):
             with session.global_step.exclusive():  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ def test_a_stride_that_is_no_number_of_steps_is_refused(stride: int) -> None:
 
 
 def test_a_new_source_is_live_knows_the_stride_and_is_called() -> None:
-    step, source = GlobalStep(moved_elsewhere=True), Heard()
+    step, source = GlobalStep(multi_process=True), Heard()
     step.feed_from(source, 3)
     assert (step.statistics().source, step.statistics().stride) == (SourceState.LIVE, 3)
     assert source.looks() == 1
@@ -64,7 +64,7 @@ async def test_the_lowest_step_that_is_waited_for_comes_before_the_limit() -> No
     assert step.demand().next_step == float("inf")
 
 
-def test_who_waits_for_an_exclusive_block_is_not_short() -> None:
+def test_askers_that_wait_for_an_exclusive_block_are_not_short() -> None:
     step, _ = fed(limit=10)
     step.grant(1, epoch=0)
     ticket = step.admission.take_ticket_nowait()
@@ -146,8 +146,8 @@ def test_what_was_granted_ends_with_its_source_its_epoch_and_its_last_session() 
     assert step.admission.take_ticket_nowait() is None
 
 
-def test_without_a_source_that_rations_nothing_is_granted() -> None:
-    step, source = GlobalStep(), Heard(rations=False)
+def test_without_a_source_that_grants_credits_nothing_is_granted() -> None:
+    step, source = GlobalStep(), Heard(grants_credits=False)
     step.feed_from(source)
     step.raise_limit(5)
     assert not step.grant(1, epoch=0)
@@ -155,7 +155,7 @@ def test_without_a_source_that_rations_nothing_is_granted() -> None:
     assert (step.demand().num_short, step.demand().num_spare) == (0, 0)
 
 
-def test_whoever_is_in_line_when_the_source_leaves_is_answered_by_the_steps_own_rule() -> None:
+def test_askers_in_line_when_the_source_leaves_are_answered_by_the_steps_own_rule() -> None:
     step, _ = fed(limit=2)
     askers = [in_line(step) for _ in range(3)]
     step.feed_from(None)
@@ -163,8 +163,8 @@ def test_whoever_is_in_line_when_the_source_leaves_is_answered_by_the_steps_own_
     assert step.statistics().source is None
 
 
-def test_whoever_keeps_the_limit_itself_needs_no_tickets() -> None:
-    step, source = GlobalStep(moved_elsewhere=True, keeps_limit=True), Heard()
+def test_a_step_moved_by_publish_alone_needs_no_credits() -> None:
+    step, source = GlobalStep(multi_process=True, published_only=True), Heard()
     step.feed_from(source)
     step.raise_limit(5)
     source.looks()
@@ -172,7 +172,7 @@ def test_whoever_keeps_the_limit_itself_needs_no_tickets() -> None:
     assert (source.looks(), step.demand().num_spare) == (0, 0)
 
 
-def test_when_the_last_session_closes_whoever_stands_in_line_may_run() -> None:
+def test_when_the_last_session_closes_askers_in_line_may_run() -> None:
     step, _ = fed(limit=5)
     asker = in_line(step)
     step.close_worker(next(iter(step.admission.waiters.workers)))

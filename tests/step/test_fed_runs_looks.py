@@ -39,7 +39,7 @@ def test_without_a_limit_the_source_is_not_called_by_runs() -> None:
 
 
 def test_nor_is_one_that_does_not_ration() -> None:
-    step, source = GlobalStep(moved_elsewhere=True), Heard(rations=False)
+    step, source = GlobalStep(multi_process=True), Heard(grants_credits=False)
     step.feed_from(source)
     step.raise_limit(1)
     source.looks()
@@ -118,7 +118,7 @@ async def test_the_source_is_called_for_a_step_below_all_others_and_for_no_other
 def test_it_is_called_for_a_limit_that_is_watched_and_for_a_new_epoch_and_a_closed_session() -> (
     None
 ):
-    step, source = GlobalStep(moved_elsewhere=True), Heard(rations=False)
+    step, source = GlobalStep(multi_process=True), Heard(grants_credits=False)
     worker = step.open_worker()
     step.feed_from(source)
     slots = [Slot(Trampoline(), "a test") for _ in range(3)]

@@ -139,7 +139,7 @@ def test_a_run_that_does_not_move_the_step_teaches_no_stride() -> None:
     assert gate.stride is None
 
 
-def test_a_run_beside_another_teaches_no_stride() -> None:
+def test_a_run_during_another_teaches_no_stride() -> None:
     gate = Gate(0)
     first, second = gate.grant(), gate.grant()
     gate.settle(first, 2)
@@ -147,7 +147,7 @@ def test_a_run_beside_another_teaches_no_stride() -> None:
     assert gate.stride is None
 
 
-def test_without_a_limit_everybody_is_granted() -> None:
+def test_without_a_limit_every_asker_is_granted() -> None:
     gate = Gate(0)
     for _ in range(5):
         assert gate.decide(is_exclusive=False) is Answer.GRANTED
@@ -189,7 +189,7 @@ def test_runs_of_older_epochs_are_reckoned_with_until_they_end() -> None:
     gate.restart(0)
     assert (gate.tickets, gate.num_void) == (0, 2)
     gate.forget_lost()
-    assert gate.num_void == 2, "somebody waits for them: they will end"
+    assert gate.num_void == 2, "they are waited for: they will end"
     gate.settle(second, None)
     gate.settle(third, None)
     assert gate.num_void == 0
@@ -252,7 +252,7 @@ def test_at_the_limit_runs_are_refused(value: int, answer: Answer) -> None:
 
 def gate_that_keeps_its_limit(value: int) -> Gate:
     gate = Gate(value)
-    gate.limit, gate.keeps_limit = 10, True
+    gate.limit, gate.published_only = 10, True
     return gate
 
 

@@ -53,8 +53,8 @@ def test_a_step_that_is_none_is_refused() -> None:
 
 
 def test_a_step_says_whether_it_keeps_its_limit() -> None:
-    assert GlobalStep(keeps_limit=True).keeps_limit
-    assert not GlobalStep().keeps_limit
+    assert GlobalStep(published_only=True).published_only
+    assert not GlobalStep().published_only
 
 
 async def _loss_later() -> dict[str, float]:
@@ -69,7 +69,7 @@ async def _loss_later() -> dict[str, float]:
     ids=["sync", "async", "counting"],
 )
 async def test_runs_do_not_move_a_step_that_keeps_its_limit(step_fn: Any, step_runner: Any) -> None:
-    step = GlobalStep(keeps_limit=True)
+    step = GlobalStep(published_only=True)
     creator = FunctionSessionCreator(step_fn, global_step=step)
     hooks = [StopAtStepHook(last_step=3)]
     values = []
@@ -86,7 +86,7 @@ async def test_runs_do_not_move_a_step_that_keeps_its_limit(step_fn: Any, step_r
 
 
 async def test_runs_that_keep_the_limit_are_under_way_together_up_to_it() -> None:
-    step, may_end, num_begun = GlobalStep(keeps_limit=True), anyio.Event(), 0
+    step, may_end, num_begun = GlobalStep(published_only=True), anyio.Event(), 0
 
     async def wait() -> dict[str, float]:
         nonlocal num_begun
@@ -112,7 +112,7 @@ async def test_runs_that_keep_the_limit_are_under_way_together_up_to_it() -> Non
 
 
 async def test_a_lost_session_goes_on_from_the_step_that_others_have_moved() -> None:
-    step, num_runs, seen = GlobalStep(keeps_limit=True), 0, []
+    step, num_runs, seen = GlobalStep(published_only=True), 0, []
 
     def lose_once() -> dict[str, float]:
         nonlocal num_runs

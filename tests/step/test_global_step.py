@@ -144,7 +144,7 @@ async def test_with_the_number_unknown_a_step_is_lost_when_all_others_have_close
     async with anyio.create_task_group() as group:
         group.start_soon(into, box, step.bound(Stop(), waiter).wait_for, 7)
         await settle()
-        assert box.error is None  # nobody else has come yet
+        assert box.error is None  # no other has opened yet
         first, second = step.open_worker(), step.open_worker()
         step.close_worker(first)
         await settle()
@@ -165,7 +165,7 @@ async def test_with_the_number_known_a_step_is_lost_when_all_have_come_and_wait(
     assert [type(box.error) for box in boxes] == [StepUnreachableError] * 2
 
 
-async def test_with_the_number_known_those_who_have_not_come_are_awaited() -> None:
+async def test_with_the_number_known_workers_that_have_not_opened_are_awaited() -> None:
     step, box = GlobalStep(num_workers=3), Box()
     first, second = step.open_worker(), step.open_worker()
     async with anyio.create_task_group() as group:
@@ -178,7 +178,7 @@ async def test_with_the_number_known_those_who_have_not_come_are_awaited() -> No
     assert box.value == 7
 
 
-async def test_an_onlooker_is_told_when_the_last_worker_closes() -> None:
+async def test_a_wait_outside_of_workers_fails_when_the_last_one_closes() -> None:
     step, box = GlobalStep(), Box()
     worker = step.open_worker()
     async with anyio.create_task_group() as group:
@@ -210,19 +210,19 @@ async def test_a_cancelled_asker_passes_its_ticket_on() -> None:
     step = GlobalStep()
     step.raise_limit(5)
     first = await step.admission.take_ticket()
-    heir = Box()
+    successor = Box()
     async with anyio.create_task_group() as group:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as inner:
                 inner.start_soon(step.admission.take_ticket)
                 await settle()
-                group.start_soon(into, heir, step.admission.take_ticket)
+                group.start_soon(into, successor, step.admission.take_ticket)
                 await settle()
                 scope.cancel()
                 step.admission.settle(first, 0)  # granted to a task that is being cancelled
         await settle()
-        assert heir.value is not None
-    step.admission.settle(heir.value, 1)
+        assert successor.value is not None
+    step.admission.settle(successor.value, 1)
     assert step.statistics().tickets == 0
 
 
@@ -380,7 +380,7 @@ def test_a_gate_without_workers_stays_open() -> None:
 
 
 @given(st.lists(st.integers(0, 20), max_size=30), st.lists(st.integers(0, 25), max_size=30))
-async def test_everybody_due_wakes_once_and_nobody_else(
+async def test_every_waiter_that_is_due_wakes_once_and_no_other(
     targets: list[int], published: list[int]
 ) -> None:
     step, woken = GlobalStep(), []

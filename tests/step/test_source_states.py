@@ -1,4 +1,4 @@
-"""A source of steps that is live, lost, closed or gone: who is told, and what is logged."""
+"""A source of steps that is live, lost, closed or gone: which waits fail, and what is logged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_change_of_the_state_is_logged_once_and_a_loss_as_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "asynchooks")
-    step = GlobalStep(moved_elsewhere=True, name="steps")
+    step = GlobalStep(multi_process=True, name="steps")
     assert step.statistics().source is None
     step.feed_from(Heard())
     changes = [(LIVE, ""), (LOST, "no answer"), (LOST, "still none"), (LIVE, ""), (CLOSED, "over"),
@@ -46,9 +46,9 @@ def test_each_change_of_the_state_is_logged_once_and_a_loss_as_a_warning(
     ]
 
 
-async def test_at_a_loss_those_who_asked_are_told_and_the_others_wait_on() -> None:
+async def test_at_a_loss_waits_fail_that_ask_for_it_and_the_others_go_on() -> None:
     step, _ = fed()
-    patient, told = Box(), Box()
+    patient, failed = Box(), Box()
 
     async def wait_fail(box: Box) -> None:
         try:
@@ -58,17 +58,17 @@ async def test_at_a_loss_those_who_asked_are_told_and_the_others_wait_on() -> No
 
     async with anyio.create_task_group() as group:
         group.start_soon(into, patient, step.wait_for, 5)
-        group.start_soon(wait_fail, told)
+        group.start_soon(wait_fail, failed)
         await settle()
         step.set_source_state(LOST)
         await settle()
-        assert "no news of other processes arrives while waiting" in str(told.error)
+        assert "no news of other processes arrives while waiting" in str(failed.error)
         assert step.statistics().tasks_waiting_for_step == 1
         with pytest.raises(StepSourceLostError, match="global_step 6"):
             await step.wait_for(6, fails_on_loss=True)
         assert await step.wait_for(0, fails_on_loss=True) == 0
         step.set_source_state(LIVE)
-        group.start_soon(wait_fail, told)
+        group.start_soon(wait_fail, failed)
         await settle()
         step.publish(5)
     assert patient.value == 5
@@ -130,7 +130,7 @@ async def test_tickets_that_are_there_are_used_up_after_the_source_has_closed() 
     assert step.admission.take_ticket_nowait() is None
 
 
-async def test_whoever_waits_for_a_ticket_is_told_that_the_source_has_closed() -> None:
+async def test_a_wait_for_a_ticket_fails_when_the_source_closes() -> None:
     step, _ = fed(limit=5)
     box = Box()
     async with anyio.create_task_group() as group:
@@ -142,7 +142,7 @@ async def test_whoever_waits_for_a_ticket_is_told_that_the_source_has_closed() -
     assert step.statistics().tasks_waiting_for_ticket == 0
 
 
-async def test_a_lost_source_lets_those_wait_who_need_tickets() -> None:
+async def test_a_lost_source_lets_tasks_wait_for_tickets() -> None:
     step, _ = fed(limit=5)
     box = Box()
     async with anyio.create_task_group() as group:
@@ -164,8 +164,8 @@ async def test_an_exclusive_block_needs_no_source() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
-def test_in_virtual_time_they_are_told_at_the_moment_of_the_loss(backend: Any) -> None:
-    simulation, told = Simulation(0, backend), []
+def test_in_virtual_time_they_fail_at_the_moment_of_the_loss(backend: Any) -> None:
+    simulation, failed = Simulation(0, backend), []
 
     async def main() -> None:
         step, _ = fed()
@@ -180,13 +180,13 @@ def test_in_virtual_time_they_are_told_at_the_moment_of_the_loss(backend: Any) -
         for fails in (True, False):
             with pytest.raises((StepSourceLostError, StepUnreachableError)) as caught:
                 await step.wait_for(9, timeout=60, fails_on_loss=fails)
-            told.append((simulation.now, caught.type))
+            failed.append((simulation.now, caught.type))
 
     simulation.run(main)
-    assert told == [(2.5, StepSourceLostError), (5.0, StepUnreachableError)]
+    assert failed == [(2.5, StepSourceLostError), (5.0, StepUnreachableError)]
 
 
-async def test_the_state_may_be_told_by_several_threads_at_once() -> None:
+async def test_several_threads_may_set_the_state_at_once() -> None:
     step, _ = fed()
     box = Box()
 

@@ -14,7 +14,7 @@ from ..support.virtual_kernel import AnyioKernel, Trampoline
 
 
 def check(world: World) -> None:
-    assert world.is_over, "everybody waits, and nobody is left to wake them"
+    assert world.is_over, "all wait, and none is left to wake them"
     assert world.limit <= world.central.step < world.limit + world.central.stride
     assert world.num_waited == len(world.workers)
     for each in world.processes:

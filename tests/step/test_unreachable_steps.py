@@ -1,4 +1,4 @@
-"""Waits for a step that nobody is left to make: in an async step, and in the bodies of blocks."""
+"""Waits for a step that no session is left to make: in async steps, and in bodies of blocks."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_step_that_the_others_leave_alone_waits_in_vain() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_step_with_a_timeout_waits_for_whoever_publishes() -> None:
+async def test_a_wait_with_a_timeout_in_a_step_is_not_refused() -> None:
     async def step() -> dict[str, Any]:
         return {"reached": await session.global_step.wait_for(3, timeout=60.0)}
 
@@ -143,7 +143,7 @@ async def test_a_step_with_a_timeout_waits_for_whoever_publishes() -> None:
 
 
 @on_every_engine
-def test_bodies_that_all_wait_are_told_after_a_while(backend: Any) -> None:
+def test_waits_of_all_bodies_fail_after_a_while(backend: Any) -> None:
     simulation, log = Simulation(backend=backend), []
     creator = SharedSessionCreator(counting_creator(), num_workers=2)
 
@@ -166,7 +166,7 @@ def test_bodies_that_all_wait_are_told_after_a_while(backend: Any) -> None:
 
 
 @on_every_engine
-def test_a_body_that_is_left_alone_is_told(backend: Any) -> None:
+def test_the_wait_of_a_body_that_is_left_alone_fails(backend: Any) -> None:
     simulation, log = Simulation(backend=backend), []
     creator = SharedSessionCreator(counting_creator())
 
@@ -218,7 +218,7 @@ def test_a_body_may_wait_for_the_tasks_that_run_its_sessions_steps(backend: Any)
 
 
 @on_every_engine
-def test_a_body_is_not_told_while_another_task_is_in_a_run(backend: Any) -> None:
+def test_the_wait_of_a_body_goes_on_while_another_task_is_in_a_run(backend: Any) -> None:
     simulation, reached = Simulation(backend=backend), []
 
     async def step() -> dict[str, Any]:
@@ -249,6 +249,24 @@ def test_a_body_with_a_timeout_gets_its_timeout(backend: Any) -> None:
             assert simulation.now == 100.0
             await session.run([])
             assert await session.global_step.wait_for(1) == 1
+
+    simulation.run(main)
+
+
+@on_every_engine
+def test_a_body_waits_on_for_a_step_that_is_moved_by_publish_alone(backend: Any) -> None:
+    simulation, step = Simulation(backend=backend), GlobalStep(num_workers=1, published_only=True)
+    creator = FunctionSessionCreator(lambda: {"loss": 1.0}, global_step=step)
+
+    async def publish() -> None:
+        await simulation.sleep(100.0)
+        step.publish(1)
+
+    async def main() -> None:
+        async with MonitoredSession([], creator) as session:
+            task = simulation.start(publish)
+            assert await session.global_step.wait_for(1) == 1
+            await task.wait()
 
     simulation.run(main)
 

@@ -175,7 +175,7 @@ def test_raising_the_limit_reads(where: str) -> None:
         step.admission.take_ticket_nowait()
 
 
-async def test_who_stands_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
+async def test_an_asker_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
     step, counter = opened()
     box, ticket = Box(), step.admission.take_ticket_nowait()
     assert ticket is not None
@@ -194,7 +194,7 @@ async def test_who_stands_in_line_while_a_step_is_unread_is_answered_when_it_is_
 
 
 @PLACES
-async def test_a_reader_that_raises_leaves_the_last_value_and_hangs_nobody(
+async def test_a_reader_that_raises_leaves_the_last_value_and_ends_every_wait(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "asynchooks")

@@ -18,7 +18,7 @@ def slot() -> Slot:
 
 
 @pytest.mark.parametrize("num_workers", [None, 2])
-def test_one_whose_time_ran_out_may_still_train(num_workers: int | None) -> None:
+def test_a_worker_that_timed_out_may_still_train(num_workers: int | None) -> None:
     waiters = Waiters(num_workers)
     first, second = Worker(), Worker()
     waiters.open(first)
@@ -34,7 +34,7 @@ def test_one_whose_time_ran_out_may_still_train(num_workers: int | None) -> None
     assert len(waiters.take_unreachable()) == 1
 
 
-def test_nobody_is_lost_before_anybody_has_come() -> None:
+def test_no_waiter_is_lost_before_a_worker_has_opened() -> None:
     waiters = Waiters(None)
     waiters.add(5, slot(), None)
     assert waiters.take_unreachable() == []
@@ -71,7 +71,7 @@ def test_those_due_come_in_order_and_the_count_is_right(actions: list[tuple[str,
         assert len(waiters) == len(inside)
 
 
-def test_those_who_asked_are_told_in_order_and_the_others_stay() -> None:
+def test_waiters_that_fail_on_loss_are_taken_in_order_and_the_others_stay() -> None:
     waiters, worker = Waiters(None), Worker()
     waiters.open(worker)
     late, patient, early = (waiters.add(step, slot(), worker) for step in (9, 5, 3))
@@ -82,7 +82,7 @@ def test_those_who_asked_are_told_in_order_and_the_others_stay() -> None:
     assert waiters.take_due(5) == [patient]
 
 
-def test_one_that_has_left_is_not_told() -> None:
+def test_one_that_has_left_is_not_taken() -> None:
     waiters = Waiters(None)
     first, second = waiters.add(1, slot(), None), waiters.add(2, slot(), None)
     waiters.add(3, slot(), None)

@@ -19,8 +19,8 @@ from asynchooks.distributed import Demand, SourceState, StepSource
 class Heard(StepSource):
     """A source that brings nothing and counts how often it was called."""
 
-    def __init__(self, *, rations: bool = True) -> None:
-        self.rations = rations
+    def __init__(self, *, grants_credits: bool = True) -> None:
+        self.grants_credits = grants_credits
         self.num_looks = 0
 
     def look_again(self) -> None:
@@ -33,8 +33,8 @@ class Heard(StepSource):
 
 
 def fed(value: int = 0, *, limit: int | None = None, stride: int = 1) -> tuple[GlobalStep, Heard]:
-    """A step with one worker that a source feeds, and rations."""
-    step, source = GlobalStep(value, moved_elsewhere=True), Heard()
+    """A step with one worker that a source feeds with steps and credits."""
+    step, source = GlobalStep(value, multi_process=True), Heard()
     step.open_worker()
     step.feed_from(source, stride)
     if limit is not None:
@@ -92,14 +92,14 @@ class Process(StepSource):
             what is wanted whenever it is called, and never looks by itself.
     """
 
-    rations = True
+    grants_credits = True
 
     def __init__(self, central: Central, seed: int, *, says_when: bool) -> None:
         self.engine: Engine = current_engine()
         self.central = central
         self.random = random.Random(seed)
         self.rationing = CreditPolicy() if says_when else None
-        self.step = GlobalStep(moved_elsewhere=True)
+        self.step = GlobalStep(multi_process=True)
         self.epoch = 0  # the central one, as last heard
         self.is_due = self.is_closed = False
         self.slot = Slot(self.engine, "something to do")

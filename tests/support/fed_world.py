@@ -110,7 +110,7 @@ class World:
             await pause(self.random.choice([0.0, 0.3]))
 
     async def lose_patience(self) -> None:
-        """Somebody asks for a ticket, and leaves; perhaps at the moment when it comes."""
+        """A task asks for a ticket, and leaves; perhaps at the moment when it comes."""
         process = self.random.choice(self.processes)
         task = current_engine().start(self.try_to_run, process)
         await pause(self.random.choice([0.0, 0.001, 0.02, 0.1]))

@@ -64,7 +64,7 @@ class DaskCluster(AsyncOnly):
         client: a `distributed.Client` that is connected, asynchronous or not, or the address of
             the scheduler ("tcp://host:8786"). The caller closes the client, afterwards.
         name: which training; processes that give the same one train together.
-        keeps_limit: whether runs do not count: the publisher respects the limit. Same for all.
+        published_only: whether runs do not count: the publisher respects the limit. Same for all.
         heartbeat_secs: seconds of silence after which the scheduler counts as lost, > 0; a third
             of it lies between two heartbeats.
         lease_secs: seconds of silence after which a process loses its tickets, >= heartbeat_secs.
@@ -91,7 +91,7 @@ class DaskCluster(AsyncOnly):
         client: Any,
         name: str = "training",
         *,
-        keeps_limit: bool = False,
+        published_only: bool = False,
         heartbeat_secs: float = 3.0,
         lease_secs: float = 30.0,
         timeout_secs: float = 10.0,
@@ -116,7 +116,7 @@ class DaskCluster(AsyncOnly):
         self._client = client
         self._times = heartbeat_secs, lease_secs
         self._timeout_secs = timeout_secs
-        self._step = GlobalStep(moved_elsewhere=True, keeps_limit=keeps_limit)
+        self._step = GlobalStep(multi_process=True, published_only=published_only)
         self._source: DaskSource | None = None
         self._stream: DaskStream | None = None
         self._loop: DaskLoop

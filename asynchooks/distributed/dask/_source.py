@@ -52,7 +52,7 @@ class DaskSource(StepSource):
 
     def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
         self.step = global_step
-        self.rations = not global_step.keeps_limit
+        self.grants_credits = not global_step.published_only
         self.uid = uuid.uuid4().hex
         self.epoch = ""  # the scheduler's name of it; empty before the first news
         self.limit: int | None = None
@@ -244,7 +244,7 @@ class DaskSource(StepSource):
 
     def _next_move(self) -> Move:
         demand = self.step.demand()
-        move = self._policy.next_move(demand, now()) if self.rations else Move()
+        move = self._policy.next_move(demand, now()) if self.grants_credits else Move()
         if move.give_back:
             self.step.grant(-move.give_back, epoch=demand.epoch)
         return move
@@ -269,6 +269,6 @@ class DaskSource(StepSource):
             restart_of=restarts[0].restart_of if restarts else "",
             is_done=any(each.is_done for each in actions),
             next_step=demand.next_step, limit=max(limits, default=None),
-            num_held=max(0, num_held) if self.rations else 0,
+            num_held=max(0, num_held) if self.grants_credits else 0,
             num_granted=self._granted, num_wanted=num_wanted,
         )  # fmt: skip

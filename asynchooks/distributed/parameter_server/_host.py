@@ -53,7 +53,7 @@ class StepMirror:
         """
         from ..dask._cluster import DaskCluster
 
-        cluster = DaskCluster(scheduler, self._training, keeps_limit=True)
+        cluster = DaskCluster(scheduler, self._training, published_only=True)
         await cluster.open()
         if cluster.global_step.value != self._step.value:
             await cluster.restart(self._step.value)
@@ -122,7 +122,7 @@ class Host:
         training: str | None,
         options: dict[str, Any],
     ) -> None:
-        step = GlobalStep(moved_elsewhere=True, keeps_limit=True)
+        step = GlobalStep(multi_process=True, published_only=True)
         self._server = ParameterServer(
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )

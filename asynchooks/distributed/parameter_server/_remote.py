@@ -66,7 +66,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         self.address = address
         self._client = client
         self._open_secs = open_secs
-        self.global_step = GlobalStep(moved_elsewhere=True, keeps_limit=True)
+        self.global_step = GlobalStep(multi_process=True, published_only=True)
         self._opened: ServerClient | None = None
         self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
         self._begun: dict[int, Snapshot] = {}  # the result of `begin_step`, until it is pulled

@@ -83,7 +83,7 @@ class Cluster:
             num_workers=num_workers,
             learning_rate=learning_rate,
             update=update,
-            global_step=GlobalStep(num_workers=num_workers, keeps_limit=True),
+            global_step=GlobalStep(num_workers=num_workers, published_only=True),
         )
         self.server.when_over = self._end_clock
         self.nothing = _zeros_like(self.server.parameters)

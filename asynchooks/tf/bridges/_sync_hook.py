@@ -88,7 +88,7 @@ class _SyncHook(v1.train.SessionRunHook, Owner):  # type: ignore[misc, name-defi
             raw = GraphSession(session)
             value = raw.read_step() or 0
             name = step_name(self._graph)
-            raw.attach(last or GlobalStep(value, name=name, moved_elsewhere=True))
+            raw.attach(last or GlobalStep(value, name=name, multi_process=True))
             if last is not None:
                 last.restart(value)
         else:

@@ -48,7 +48,7 @@ class Membership(StepSource):
         on_silence: called with an error message when the server does not answer.
     """
 
-    rations = True
+    grants_credits = True
 
     def __init__(
         self,

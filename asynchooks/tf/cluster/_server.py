@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, master: str, step_name: str) -> None:
         self.master = master
-        self.global_step = GlobalStep(name=step_name, moved_elsewhere=True)
+        self.global_step = GlobalStep(name=step_name, multi_process=True)
         self._heartbeats: WeakSet[Heartbeat] = WeakSet()  # of the sessions that are open
         self._epoch_lock = threading.Lock()
         self.epoch = 0  # of the table; 0: none has begun, or its chief does not use asynchooks

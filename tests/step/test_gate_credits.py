@@ -1,4 +1,4 @@
-"""The gate where a source rations the runs below the limit, as a state machine."""
+"""The gate where runs below the limit need credits, as a state machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from asynchooks._step.gate import Answer, Gate
 from .test_gate import asker
 
 
-def rationed(value: int = 0, *, allowance: int = 0, stride: int = 1) -> Gate:
+def with_credits(value: int = 0, *, granted: int = 0, stride: int = 1) -> Gate:
     gate = Gate(value)
     gate.limit, gate.needs_credits, gate.stride = 10, True, stride
-    gate.add_credits(allowance)
+    gate.add_credits(granted)
     return gate
 
 
-def test_below_the_limit_a_rationed_run_needs_an_allowance_and_each_takes_one() -> None:
-    gate = rationed(allowance=2)
+def test_below_the_limit_each_run_takes_a_credit() -> None:
+    gate = with_credits(granted=2)
     for _ in range(2):
         assert gate.decide(is_exclusive=False) is Answer.GRANTED
         gate.grant()
@@ -27,12 +27,12 @@ def test_below_the_limit_a_rationed_run_needs_an_allowance_and_each_takes_one() 
     assert gate.decide(is_exclusive=False) is Answer.REFUSED
 
 
-def test_a_rationed_gate_is_never_far_from_its_limit() -> None:
-    assert not rationed(allowance=9).is_far_from_limit()
+def test_a_gate_that_needs_credits_is_never_far_from_its_limit() -> None:
+    assert not with_credits(granted=9).is_far_from_limit()
 
 
-def test_it_is_short_from_half_of_what_was_allowed_and_not_at_the_limit_nor_without_one() -> None:
-    gate = rationed(allowance=5)
+def test_it_is_short_from_half_of_the_credits_and_not_at_the_limit_nor_without_one() -> None:
+    gate = with_credits(granted=5)
     seen = []
     for _ in range(5):
         gate.grant()
@@ -40,14 +40,14 @@ def test_it_is_short_from_half_of_what_was_allowed_and_not_at_the_limit_nor_with
     assert seen == [False, False, True, True, True]
     gate.learn(10)
     assert not gate.is_short
-    gate = rationed()
+    gate = with_credits()
     assert gate.is_short
     gate.limit = None
     assert not gate.is_short
 
 
 def test_what_a_ticket_took_is_given_back_once_and_not_after_it_became_void() -> None:
-    gate = rationed(allowance=2)
+    gate = with_credits(granted=2)
     first, second = gate.grant(), gate.grant()
     gate.take_back(first)
     assert (gate.credits, gate.tickets) == (1, 1)
@@ -57,8 +57,8 @@ def test_what_a_ticket_took_is_given_back_once_and_not_after_it_became_void() ->
 
 
 @pytest.mark.parametrize("limit", [None, 10])
-def test_a_ticket_that_took_no_allowance_gives_none_back(limit: int | None) -> None:
-    gate = rationed()
+def test_a_ticket_that_took_no_credit_gives_none_back(limit: int | None) -> None:
+    gate = with_credits()
     gate.limit = limit
     ticket = gate.grant()
     gate.limit = 10
@@ -67,8 +67,8 @@ def test_a_ticket_that_took_no_allowance_gives_none_back(limit: int | None) -> N
     assert gate.credits == 1
 
 
-def test_a_restart_voids_the_allowance() -> None:
-    gate = rationed(allowance=3)
+def test_a_restart_voids_the_credits() -> None:
+    gate = with_credits(granted=3)
     ticket = gate.grant()
     gate.restart(4)
     gate.take_back(ticket)
@@ -82,21 +82,21 @@ def test_a_restart_voids_the_allowance() -> None:
 def test_abandoned_runs_that_could_bring_the_limit_are_not_waited_for(
     value: int, abandoned: int, answer: Answer
 ) -> None:
-    gate = rationed(value, allowance=abandoned, stride=2)
+    gate = with_credits(value, granted=abandoned, stride=2)
     for _ in range(abandoned):
         gate.abandon(gate.grant())
     assert gate.decide(is_exclusive=False) is answer
 
 
 def test_one_run_that_goes_on_is_waited_for() -> None:
-    gate = rationed(8, allowance=2)
+    gate = with_credits(8, granted=2)
     gate.abandon(gate.grant())
     gate.grant()
     assert gate.decide(is_exclusive=False) is Answer.WAIT
 
 
-def test_who_is_cut_off_hears_so_when_the_allowance_is_used_up() -> None:
-    gate = rationed(allowance=1)
+def test_an_asker_is_cut_off_when_the_credits_are_used_up() -> None:
+    gate = with_credits(granted=1)
     gate.is_cut_off = True
     waiting = [asker(), asker(is_exclusive=True), asker()]
     gate.askers.extend(waiting)

@@ -21,7 +21,7 @@ class World:
     """Workers of one event loop, driven in a random order; threads go on during a step there.
 
     Each worker runs its next step on the event loop, or takes a ticket for a run in a thread or
-    for a coroutine. Somebody asks for exclusive access now and then.
+    for a coroutine. A task asks for exclusive access now and then.
     """
 
     def __init__(self, limit: int, stride: int, workers: int, seed: int, unread: bool) -> None:

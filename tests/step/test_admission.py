@@ -67,7 +67,7 @@ def _reach_the_limit(step: GlobalStep) -> None:
 
 REASONS: dict[str, Callable[[GlobalStep], object]] = {
     "exclusive": _take_exclusive,
-    "somebody stands in line": _stand_in_line,
+    "an asker stands in line": _stand_in_line,
     "a limit, and no stride": lambda step: step.raise_limit(1000),
     "near the limit": _go_near_the_limit,
     "near the limit with a ticket out": _go_near_the_limit_with_a_ticket_out,
@@ -190,7 +190,7 @@ async def test_a_coroutine_that_a_restart_overtook_leaves_no_ticket_behind() -> 
 
 
 class Interrupted(Gate):
-    """A gate that somebody joins just when a step here says that it begins."""
+    """A gate that an asker joins just when a step here says that it begins."""
 
     __slots__ = ("asker", "flag")
 
@@ -204,11 +204,11 @@ class Interrupted(Gate):
         if value:
             self.asker = Asker(Slot(Trampoline(), "a test"), is_exclusive=True)
             self.askers.append(self.asker)
-            assert self.answer_askers() == []  # told to wait for the step that begins
+            assert self.answer_askers() == []  # it is to wait for the step that begins
             self.find_free()
 
 
-def test_whoever_comes_just_before_a_step_here_is_served_instead() -> None:
+def test_an_asker_that_comes_just_before_a_step_here_is_served_instead() -> None:
     step = GlobalStep()
     gate = step.admission.gate = Interrupted(0)
     step.open_worker(Trampoline())
@@ -258,7 +258,7 @@ def test_steps_here_teach_the_stride_the_largest_one() -> None:
     assert strides == [None, 3, 3, 5, 5]
 
 
-def test_a_step_here_beside_another_run_teaches_no_stride_to_either() -> None:
+def test_a_step_here_during_another_run_teaches_no_stride_to_either() -> None:
     step = opened()
     beside = step.admission.take_ticket_nowait()
     assert beside is not None
