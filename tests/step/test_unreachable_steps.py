@@ -142,6 +142,24 @@ async def test_a_wait_with_a_timeout_in_a_step_is_not_refused() -> None:
             session.global_step.publish(3)
 
 
+@pytest.mark.anyio
+async def test_an_async_step_may_wait_for_a_step_that_is_moved_by_publish_alone() -> None:
+    async def step() -> dict[str, Any]:
+        return {"reached": await counter.wait_for(1)}
+
+    counter, reached = GlobalStep(published_only=True), []
+
+    async def run() -> None:
+        reached.append(await session.run("reached"))
+
+    creator = FunctionSessionCreator(step, global_step=counter)
+    async with MonitoredSession([], creator) as session, anyio.create_task_group() as group:
+        group.start_soon(run)
+        await settle()
+        counter.publish(1)
+    assert reached == [1]
+
+
 @on_every_engine
 def test_waits_of_all_bodies_fail_after_a_while(backend: Any) -> None:
     simulation, log = Simulation(backend=backend), []
