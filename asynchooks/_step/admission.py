@@ -113,14 +113,14 @@ class Admission:
         """Whether a step without a ticket is under way."""
         return self.gate.is_running_here
 
-    def begin_here(self, door: CallLock = NO_LOCK) -> int | None:
+    def begin_here(self, call_lock: CallLock = NO_LOCK) -> int | None:
         """Begin a step on the event loop of all workers without a ticket; `end_here` ends it.
 
         It takes no lock: an asker from elsewhere sees `is_running_here`, or is seen. (All that is
         so under the GIL. The lock took an eighth of a run.)
 
         Args:
-            door: says that no other call is under way that the step must not overlap.
+            call_lock: says that no other call is under way that the step must not overlap.
 
         Returns:
             The epoch that the step counts in; None if it has to wait, for a ticket or for others.
@@ -131,7 +131,7 @@ class Admission:
         gate.is_running_here = True
         epoch = gate.epoch
         # another thread joined the queue meanwhile, and may wait for the end of this step
-        if not gate.is_free or not door.is_free:
+        if not gate.is_free or not call_lock.is_free:
             with self.change():
                 gate.is_running_here = False
             return None

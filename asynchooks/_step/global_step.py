@@ -180,6 +180,8 @@ class GlobalStep:
         admission, body = self.admission, self.body
         until = math.inf if timeout is None else engine.now() + timeout
         try:
+            if admission.waiters.is_first(waiter):
+                self._look_again()
             if (
                 body is not None and timeout is None and self.worker is None
                 and not admission.gate.published_only and body.is_in_body(engine)
@@ -232,7 +234,6 @@ class GlobalStep:
                     "and no other session is open that could move it, so it would wait for "
                     "itself, for ever. Wait outside of the step function, between two runs"
                 )
-            is_next = step < waiters.next_step
             worker = worker or in_step
             waiter = waiters.add(step, Slot(engine, admission.description(step)), worker)
             waiter.fails_on_loss = fails_on_loss
@@ -244,8 +245,6 @@ class GlobalStep:
         self._wake_or_warn(news, step, all_wait)
         if gate.is_unread:  # by a thread that did not know of this waiter yet
             admission.refresh()
-        if is_next:
-            self._look_again()
         return waiter
 
     async def _wait_as_body(self, body: Worker, engine: Engine, waiter: Waiter, step: int) -> Any:

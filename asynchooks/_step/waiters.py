@@ -159,6 +159,10 @@ class Waiters:
         waiter.worker = worker
         self.set_idle(worker, True)
 
+    def is_first(self, waiter: Waiter) -> bool:
+        """Whether all others wait for later steps, or asked later; without the lock."""
+        return any(each is waiter for _, _, each in self._heap[:1])  # copied in one piece
+
     def leave(self, waiter: Waiter) -> None:
         """The waiter waits no more, whether it was woken or not."""
         if waiter.is_gone:
