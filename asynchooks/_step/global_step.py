@@ -180,7 +180,7 @@ class GlobalStep:
         admission, body = self.admission, self.body
         until = math.inf if timeout is None else engine.now() + timeout
         try:
-            if admission.waiters.is_first(waiter):
+            if admission.gate.source is not None and admission.waiters.is_first(waiter):
                 self._look_again()
             if (
                 body is not None and timeout is None and self.worker is None
