@@ -1,42 +1,33 @@
-"""The command line `asynchooks`. It knows its sub-commands, and what their errors exit with.
-
-What a sub-command takes and does is said in a file of its own.
-"""
+"""The command line `asynchooks`: finds the sub-command, and turns errors into exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
-from ._cli import launch as _launch_command
-from ._cli import simulate as _simulate_command
+from ._cli import launch, simulate
 from ._errors import SimulationError
 from ._version import version
 
 INTERRUPTED = 130
-"""What a shell says of a process that Ctrl-C ended: 128 and the number of the signal."""
-
-
-class Run(Protocol):
-    """What arguments ask for; its `run` returns the exit code."""
-
-    def run(self) -> int: ...
+"""A shell's exit code of a process that Ctrl-C ended: 128 and the number of the signal."""
 
 
 class Command(Protocol):
-    """What the module of a sub-command has."""
+    """The module of a sub-command."""
 
     SUMMARY: str
     DESCRIPTION: str
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
 
-    def checked(self, options: argparse.Namespace, /) -> Run: ...
+    def checked(self, options: argparse.Namespace, /) -> Callable[[], int]:
+        """The function to run, which returns the exit code."""
 
 
-COMMANDS: dict[str, Command] = {"simulate": _simulate_command, "launch": _launch_command}
+COMMANDS: dict[str, Command] = {"simulate": simulate, "launch": launch}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,28 +51,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.set_defaults(prog=command.prog)
         module.add_arguments(command)
     options = parser.parse_args(argv)
-    prog: str = options.prog
     try:
         try:
-            checked = COMMANDS[options.command].checked(options)
+            run = COMMANDS[options.command].checked(options)
         except (ValueError, OSError, ImportError) as error:
-            return _say(prog, error, 2)
+            return _fail(options.prog, error, 2)
         try:
-            return checked.run()
+            return run()
         except (SimulationError, OSError) as error:
-            return _say(prog, error, 1)
+            return _fail(options.prog, error, 1)
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
+        print(f"{options.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
+def _fail(prog: str, error: Exception, code: int) -> int:
+    print(f"{prog}: error: {error}", file=sys.stderr)
+    return code
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is what --help is for."""
+    """Reports an error in one line, without the usage, which --help shows."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def _say(prog: str, error: Exception, code: int) -> int:
-    print(f"{prog}: error: {error}", file=sys.stderr)
-    return code

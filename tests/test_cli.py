@@ -55,7 +55,7 @@ def test_the_table_has_a_row_for_each_protocol(capsys: pytest.CaptureFixture[str
     assert title.split()[:4] == ["protocol", "rate", "virtual", "s"]
     assert [row.split()[0] for row in rows] == ["async", "sync", "ksync:3", "ssp:3+discard:5"]
     assert {row.split()[3] for row in rows} == {"200"}
-    assert "idle" not in title, "nobody spent time on it"
+    assert "idle" not in title, "no worker spent time on it"
 
 
 def test_the_numbers_are_those_of_the_simulation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +228,7 @@ def test_trace_and_plot_are_written(capsys: pytest.CaptureFixture[str], tmp_path
         ("--learning-rates 0.1,,1", "argument --learning-rates: ''; give finite numbers >= 0 with"),
         ("--learning-rates 1 --learning-rate 1", "argument --learning-rate: not allowed with"),
         ("--max-secs-without-update 0", "argument --max-secs-without-update: '0'; give virtual"),
-        ("--compare async,sync --trace out.json", "--trace is of one protocol"),
+        ("--compare async,sync --trace out.json", "--trace takes one protocol"),
         ("--trace /missing/out.json", "argument --trace: '/missing/out.json' cannot be written"),
         ("--plot /missing/out.png", "argument --plot: .*there is no directory '/missing'; make it"),
         ("--plot out.txt", "argument --plot: 'out.txt' is no plot; end it with .png, .svg, .pdf"),

@@ -43,7 +43,7 @@ def refusal(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("--workers 0", "argument --workers: '0'; give a whole number >= 1"),
         ("--workers-per-process x", "--workers-per-process: 'x'; give a whole number >= 1"),
         ("--engine ray", r"argument --engine: invalid choice: 'ray' \(choose from .*dask"),
-        ("--engine dask --ps 1", "--ps is of TensorFlow, Dask has a scheduler; leave it out"),
+        ("--engine dask --ps 1", "--ps is for TensorFlow only, Dask has a scheduler; leave it out"),
         ("--grace -1", "argument --grace: '-1'; give seconds >= 0"),
         ("--grace nan", "argument --grace: 'nan'; give seconds >= 0"),
         ("--port-base 0", "argument --port-base: '0'; give a port from 1 to 65535"),
@@ -78,8 +78,8 @@ def test_ports_follow_the_first_and_a_taken_one_is_refused(
         taken = other.getsockname()[1]
         with pytest.raises(
             AssertionError,
-            match=rf"^worker:0 would listen on 127\.0\.0\.1:{taken}, which cannot be had \(Address "
-            r"already in use\); give another --port-base",
+            match=rf"^worker:0 cannot listen on 127\.0\.0\.1:{taken} \(Address already in "
+            r"use\); give another --port-base",
         ):
             raise AssertionError(refusal(capfd, "--port-base", str(taken - 1), script))
     assert main(["launch", "--port-base", str(taken - 1), script]) == 0
@@ -146,10 +146,10 @@ def test_a_script_for_dask_finds_its_scheduler_and_the_cluster_ends_with_it(
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split(" | ", 1) for line in done.stdout.splitlines()]
-    told = [text for name, text in lines if name == "script   "]
-    assert told[:2] == ["expected 2", "threads [3, 3]"]
-    assert told[3] == "sum 3"
-    pids = [int(pid) for pid in told[2].split()[1:]]
+    printed = [text for name, text in lines if name == "script   "]
+    assert printed[:2] == ["expected 2", "threads [3, 3]"]
+    assert printed[3] == "sum 3"
+    pids = [int(pid) for pid in printed[2].split()[1:]]
     assert len(pids) == 2
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert {name.strip() for name, _ in lines} == {"scheduler", "worker:0", "worker:1", "script"}

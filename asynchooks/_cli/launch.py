@@ -1,85 +1,55 @@
-"""`asynchooks launch`: its arguments, checked before anything starts, and the run itself.
-
-Nothing here starts a process: that is `launch/`.
-
-Started by hand on real machines, the same script needs no launcher: each process of TensorFlow
-gets TF_CONFIG, which says what the cluster is and which task of it this process is; a script for
-Dask gets DASK_SCHEDULER_ADDRESS, which `distributed.Client()` reads, and ASYNCHOOKS_NUM_WORKERS,
-how many worker processes there are to be.
-"""
+"""`asynchooks launch`: its arguments, checked before anything starts, and the run itself."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .arguments import argument, number, positive
-
-if TYPE_CHECKING:
-    from ..launch._cluster import Cluster
+from . import numeric, positive
 
 SUMMARY = "run a script as a cluster of processes on this machine"
 DESCRIPTION = (
-    "A parameter server, workers and their logs on this machine. With TensorFlow (default) each "
-    "process runs the script, and TF_CONFIG says which task it is; worker 0 is the chief. With "
-    "Dask a scheduler and workers are started, and the script runs once, with "
+    "Starts a cluster on this machine and merges the logs of its processes. With TensorFlow "
+    "(default), each process runs the script, and TF_CONFIG says which task it is; worker 0 is "
+    "the chief. With Dask, a scheduler and workers are started, and the script runs once, with "
     "DASK_SCHEDULER_ADDRESS, which distributed.Client() reads, and ASYNCHOOKS_NUM_WORKERS, the "
     "number of workers. Set by hand, these make the same script run on several machines, without "
-    "this launcher. The lines of all processes go to stdout, each behind the name of its task. "
-    "The first process that fails ends all, and its exit code is that of the launcher; Ctrl-C "
-    "ends all in order, another one a second later at once. "
-    "TensorFlow's server listens on all interfaces and does not authenticate its clients: for "
-    "trusted networks only."
+    "this launcher. The output of all processes goes to stdout; each line begins with the name of "
+    "its task. The first process that fails ends all others, and its exit code is that of the "
+    "launcher. Ctrl-C ends all processes in order; pressed again a second later, it kills them. "
+    "TensorFlow's server listens on all interfaces and does not authenticate its clients: use it "
+    "in trusted networks only."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what the sub-command takes."""
+    """Add the arguments of the sub-command."""
     add = parser.add_argument
     add("--engine", choices=("tensorflow", "dask"), default="tensorflow",
-        help="whose processes these are (default tensorflow)")  # fmt: skip
+        help="the library that connects the processes (default tensorflow)")  # fmt: skip
     add("--ps", type=positive, metavar="N",
-        help="processes that hold parameters, of TensorFlow (default 1)")  # fmt: skip
-    add("--workers", type=positive, default=1, metavar="N", help="worker processes (default 1)")
+        help="number of parameter servers, with TensorFlow (default 1)")  # fmt: skip
+    add("--workers", type=positive, default=1, metavar="N",
+        help="number of worker processes (default 1)")  # fmt: skip
     add("--workers-per-process", type=positive, default=1, metavar="N",
-        help="in TF_CONFIG, for the script; the threads of a Dask worker (default 1)")  # fmt: skip
-    add("--port-base", type=_port, metavar="PORT",
-        help="the first task's port, of Dask the scheduler's; further tasks have those that "
-        "follow (default: free ones)")  # fmt: skip
-    add("--grace", type=_secs, default=10.0, metavar="SECS",
-        help="until who does not heed a signal is killed (default 10)")  # fmt: skip
-    add("script", help="a Python file, which the Python of this command runs")
-    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script")
+        help="threads of each Dask worker; with TensorFlow, a number in TF_CONFIG for the script "
+        "(default 1)")  # fmt: skip
+    add("--port-base", type=numeric(int, 1, "a port from 1 to 65535", 65_535), metavar="PORT",
+        help="port of the first task, or of Dask's scheduler; other tasks use the ports that "
+        "follow (default: free ports)")  # fmt: skip
+    add("--grace", type=numeric(float, 0, "seconds >= 0"), default=10.0, metavar="SECS",
+        help="seconds from a signal until a process that still runs is killed "
+        "(default 10)")  # fmt: skip
+    add("script", help="a Python file; it runs with the Python of this command")
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What the arguments ask for; `checked` makes it."""
-
-    cluster: Cluster
-    grace_secs: float
-    prog: str
-
-    def run(self) -> int:
-        """Run the cluster until it has ended.
-
-        Returns:
-            The exit code: 0, that of what failed, or 128 and the number of a signal.
-
-        Raises:
-            OSError: a process could not be started, or stdout could not be written to.
-        """
-        from ..launch._launcher import launch
-
-        return launch(self.cluster, self.grace_secs, self.prog)
-
-
-def checked(options: argparse.Namespace) -> Launch:
-    """The command, if everything that it needs is there.
+def checked(options: argparse.Namespace) -> Callable[[], int]:
+    """The function that runs the cluster and returns the exit code; see `launch`.
 
     Raises:
         ValueError: arguments do not go together, or there are no process groups here.
@@ -93,29 +63,27 @@ def checked(options: argparse.Namespace) -> Launch:
             "process yourself, with TF_CONFIG (for Dask: DASK_SCHEDULER_ADDRESS) in its environment"
         )
     _check_script(options.script)
-    script = [options.script, *options.arguments]
-    from ..launch import _cluster
+    from ..launch._cluster import dask_cluster, tensorflow_cluster
 
+    script = [options.script, *options.arguments]
+    sizes = options.workers, options.workers_per_process, options.port_base
     if options.engine == "tensorflow":
-        cluster = _cluster.tensorflow_cluster(
-            script,
-            num_ps=options.ps or 1,
-            num_workers=options.workers,
-            workers_per_process=options.workers_per_process,
-            port_base=options.port_base,
-        )
+        cluster = tensorflow_cluster(script, options.ps or 1, *sizes)
+    elif options.ps is not None:
+        raise ValueError("--ps is for TensorFlow only, Dask has a scheduler; leave it out")
+    elif find_spec("distributed") is None:
+        raise ImportError("--engine dask needs distributed; pip install 'asynchooks[dask]'")
     else:
-        if options.ps is not None:
-            raise ValueError("--ps is of TensorFlow, Dask has a scheduler; leave it out")
-        if find_spec("distributed") is None:
-            raise ImportError("--engine dask needs distributed; pip install 'asynchooks[dask]'")
-        cluster = _cluster.dask_cluster(
-            script,
-            num_workers=options.workers,
-            workers_per_process=options.workers_per_process,
-            port_base=options.port_base,
-        )
-    return Launch(cluster, options.grace, options.prog)
+        cluster = dask_cluster(script, *sizes)
+
+    def run() -> int:
+        if sys.platform != "win32":  # refused above
+            from ..launch._launcher import launch
+
+            return launch(cluster, options.grace, options.prog)
+        raise NotImplementedError
+
+    return run
 
 
 def _check_script(script: str) -> None:
@@ -126,15 +94,3 @@ def _check_script(script: str) -> None:
         raise ValueError(f"script {script!r} is no file; give the path of a Python file")
     if not os.access(path, os.R_OK):
         raise PermissionError(f"script {script!r} cannot be read; change its mode")
-
-
-_secs = argument(lambda text: number(text, float, 0, "seconds >= 0"))
-
-
-@argument
-def _port(text: str) -> int:
-    allowed = "a port from 1 to 65535"
-    port: int = number(text, int, 1, allowed)
-    if port > 65_535:
-        raise ValueError(f"{text!r}; give {allowed}")
-    return port

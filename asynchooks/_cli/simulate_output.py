@@ -1,4 +1,4 @@
-"""What `asynchooks simulate` shows: a table, JSON, and its progress. It runs nothing."""
+"""The output of `asynchooks simulate`: a table, JSON, and its progress."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _LOOK_EVERY_SECS = 0.1
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one protocol with its best learning rate."""
+    """The result of one protocol with its best learning rate."""
 
     report: Report
     learning_rate: float
     tried: Mapping[float, float]
-    """The last loss by learning rate, of all that it was given."""
+    """The last loss by learning rate, of all learning rates that were tried."""
     shows_rate: bool
 
     def labelled_report(self) -> Report:
-        """With the rate in its protocol's name, where it is one of its own."""
+        """The report with the rate in its protocol's name, if it was given for it."""
         if not self.shows_rate:
             return self.report
         return replace(self.report, protocol=f"{self.report.protocol}@{self.learning_rate:g}")
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """Print a row for each result. Kinds of time that nobody spent have no column."""
+    """Print a row for each result. Kinds of time that no worker spent have no column."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -47,17 +47,8 @@ def print_table(results: Sequence[Result]) -> None:
     shares = [kind for kind in _SHARES if any(row[f"share_{kind}"] >= 5e-4 for row in rows)]
     table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
     table.add_column("protocol")
-    for title in (
-        "rate",
-        "virtual s",
-        "updates",
-        "per s",
-        "staleness",
-        "max",
-        "dropped",
-        *shares,
-        "loss",
-    ):
+    titles = "rate", "virtual s", "updates", "per s", "staleness", "max", "dropped"
+    for title in (*titles, *shares, "loss"):
         table.add_column(title, justify="right")
     for row, result in zip(rows, results, strict=True):
         table.add_row(
@@ -77,7 +68,7 @@ def print_table(results: Sequence[Result]) -> None:
 
 
 def print_json(seed: int, backend: str, results: Sequence[Result]) -> None:
-    """Print one object: seed, backend, and the reports, with what each staleness counts."""
+    """Print one object: seed, backend, and the reports with the counts of each staleness."""
     rows = [
         {
             **each.report.summary_row(),
@@ -91,7 +82,7 @@ def print_json(seed: int, backend: str, results: Sequence[Result]) -> None:
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows neither NaN nor infinity, which a loss may be: null."""
+    """The row with null in place of NaN and infinity, which JSON lacks."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in row.items()
@@ -100,24 +91,22 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def progress(name: str, done: Callable[[], float]) -> Iterator[None]:
-    """Show how far the block is on stderr, if that is a terminal and rich is there.
+    """Show the progress of the block on stderr, if that is a terminal and rich is installed.
 
     Args:
-        name: of what runs.
-        done: from 0 to 1; it is called in a thread, so that the block does nothing for it.
+        name: of the protocol.
+        done: returns the finished share, from 0 to 1; it is called in a thread.
     """
     if not (sys.stderr.isatty() and _has_rich()):
         yield
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import Progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
     console = Console(file=sys.stderr)
     has_ended = threading.Event()
-    # it is drawn by our thread alone: rich's own would look at nothing new
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    # drawn by our thread alone: rich's own does not ask for the progress
+    with Progress(console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task(name, total=1.0)
 
         def look() -> None:

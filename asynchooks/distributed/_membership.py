@@ -30,6 +30,13 @@ class State(NamedTuple):
         """Whether the step cannot advance any more."""
         return self.is_closed or (self.limit is not None and self.step >= self.limit)
 
+    def merged(self, other: State) -> State:
+        """The newest of two states: messages overtake each other."""
+        newer, older = (self, other) if other.number < self.number else (other, self)
+        if newer.epoch == older.epoch and newer.step < older.step:
+            return newer._replace(step=older.step)
+        return newer
+
 
 class Member:
     """One process of a training, from its first message until it leaves.

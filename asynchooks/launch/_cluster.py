@@ -1,7 +1,6 @@
-"""Which processes a cluster on this machine has. Nothing is started here.
+"""The processes of a cluster on this machine: their commands, environments and ports.
 
-All listen on 127.0.0.1, but for TensorFlow's server, which listens on all interfaces, without
-authentication.
+All listen on 127.0.0.1, but TensorFlow's server listens on all interfaces, without authentication.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Cluster:
     """All processes of a run.
 
     Args:
-        stages: in the order of their end, the reverse of that of their start. Training is over
+        stages: in the order in which they end; they start in the reverse order. Training is over
             when the first stage has ended; the others serve it.
-        linger_secs: seconds that the others get to end by themselves then, >= 0.
+        linger_secs: seconds, >= 0, that the others get then to end by themselves.
     """
 
     stages: Sequence[Sequence[Task]]
@@ -58,7 +57,6 @@ _LINGER_SECS = 5.0
 
 def tensorflow_cluster(
     script: Sequence[str],
-    *,
     num_ps: int,
     num_workers: int,
     workers_per_process: int = 1,
@@ -71,37 +69,34 @@ def tensorflow_cluster(
         num_ps: processes that hold parameters, >= 1.
         num_workers: processes that train, >= 1; worker 0 is the chief.
         workers_per_process: passed to the script in TF_CONFIG, >= 1.
-        port_base: the first port; the tasks have it and those that follow. None: free ones.
+        port_base: the port of the first task; the next tasks use the next ports. None: free ones.
 
     Raises:
         OSError: a port is taken.
         ValueError: there are fewer ports than tasks from the first on.
     """
     sizes = {"ps": num_ps, "worker": num_workers}
-    names = [f"{kind}:{index}" for kind, size in sizes.items() for index in range(size)]
-    addresses = dict(zip(names, _addresses(names, port_base), strict=True))
-    cluster = {
-        kind: [addresses[f"{kind}:{index}"] for index in range(size)]
-        for kind, size in sizes.items()
-    }
-    stages = []
-    for kind in ("worker", "ps"):
-        tasks = []
-        for index in range(sizes[kind]):
-            config = {
-                "cluster": cluster,
-                "task": {"type": kind, "index": index},
-                "workers_per_process": workers_per_process,
-            }
-            environment = {"TF_CONFIG": json.dumps(config)}
-            tasks.append(Task(f"{kind}:{index}", _python(*script), environment))
-        stages.append(tasks)
+    names = {kind: [f"{kind}:{index}" for index in range(size)] for kind, size in sizes.items()}
+    free = iter(_addresses([*names["ps"], *names["worker"]], port_base))
+    cluster = {kind: [next(free) for _ in each] for kind, each in names.items()}
+
+    def task(kind: str, index: int, name: str) -> Task:
+        config = {
+            "cluster": cluster,
+            "task": {"type": kind, "index": index},
+            "workers_per_process": workers_per_process,
+        }
+        return Task(name, _python(*script), {"TF_CONFIG": json.dumps(config)})
+
+    stages = [
+        [task(kind, index, name) for index, name in enumerate(names[kind])]
+        for kind in ("worker", "ps")
+    ]
     return Cluster(stages, _LINGER_SECS)
 
 
 def dask_cluster(
     script: Sequence[str],
-    *,
     num_workers: int,
     workers_per_process: int = 1,
     port_base: int | None = None,
@@ -163,19 +158,15 @@ def _addresses(names: Sequence[str], base: int | None) -> list[str]:
     with ExitStack() as probes:  # all open until the last is found, so that no two are the same
         for index, name in enumerate(names):
             probe = probes.enter_context(socket.socket())
-            if base is None:
-                port = 0
-            else:
-                port = base + index
-                # connections of an earlier run in TIME_WAIT do not keep the port
+            port = 0 if base is None else base + index
+            if port:  # connections of an earlier run in TIME_WAIT do not keep the port
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            address = f"{HOST}:{port}"
             try:
                 probe.bind((HOST, port))
             except OSError as error:
                 raise OSError(
-                    f"{name} would listen on {address}, which cannot be had "
-                    f"({error.strerror}); give another --port-base, or none for free ports"
+                    f"{name} cannot listen on {HOST}:{port} ({error.strerror}); give another "
+                    "--port-base, or leave it out for free ports"
                 ) from error
             addresses.append(f"{HOST}:{probe.getsockname()[1]}")
     return addresses

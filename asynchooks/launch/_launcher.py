@@ -1,11 +1,11 @@
-"""Starts a cluster, waits for it and ends it. The kind of its processes is not known here.
+"""Starts a cluster, waits for it and ends it; the kind of its processes does not matter here.
 
 Normal: the last stage starts first. When all of the first stage have exited with 0, the others get
 some seconds to end by themselves, then SIGTERM, stage by stage.
 Failure: the first process that exits with another code, or is killed, ends all others at once. Its
 last lines are written when all have ended, below the output of the others.
-Sentinel: SIGINT, SIGTERM and SIGHUP go to the first stage; the others get SIGTERM, each stage when
-that before it has ended. Another one, a second later or more, kills all at once.
+Signal: SIGINT, SIGTERM and SIGHUP go to the first stage; the others get SIGTERM, each stage when
+the one before it has ended. Another signal, a second later or more, kills all at once.
 A process that has not ended within the grace period after a signal is killed. When the launcher
 itself is killed, the guard kills all.
 """
@@ -15,17 +15,19 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
 from typing import IO
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from .._engine.base import Sentinel
 from .._engine.current import now
 from ._cluster import Cluster
 from ._output import Lines, Output
-from ._process import Guard, Process, adopted_orphans
+
+assert sys.platform != "win32", "_process needs process groups"
+from ._process import Guard, Process, adopted_orphans  # noqa: E402
 
 _DRAW_EVERY_SECS = 0.25
 _SAME_SIGNAL_SECS = 1.0
@@ -36,37 +38,11 @@ _UNREAD_SECS = 1.0
 """The same for their output: the launcher's stdout may not be read."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The first stage has exited with 0."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A process exited with another code, or a signal ended it."""
-
-    process: Process
-
-    def is_by(self, number: signal.Signals) -> bool:
-        """Whether that signal seems to be the cause, also where the process handled it."""
-        return self.process.status in (-number, 128 + number)
-
-
-@dataclass(frozen=True)
-class Signalled:
-    """The launcher got a signal."""
-
-    number: signal.Signals
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The launcher itself has failed; the error's last note names the reason."""
-
-    error: OSError
-
-
-Cause = Finished | Failed | Signalled | Broken
+FINISHED = Sentinel("FINISHED")
+"""All processes of the first stage have exited with 0."""
+Cause = Sentinel | Process | signal.Signals | OSError
+"""Why the cluster ends: `FINISHED`, the process that failed, a signal that the launcher got, or an
+error of the launcher itself, whose last note says what failed."""
 
 
 def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
@@ -122,7 +98,6 @@ class _Launcher:
                         group.cancel_scope.cancel()
                 finally:
                     self._guard.close()
-            assert self._cause is not None
             return _exit_code(self._cause, self._say)
         finally:
             self._output.close()
@@ -132,18 +107,18 @@ class _Launcher:
             await self._run_in_order(group)
         if not self._hurry.cancelled_caught:
             return
-        self._kill(self._all)
+        _send(self._all, signal.SIGKILL)
         with anyio.move_on_after(_KILLED_SECS):
-            await self._until(lambda: all(each.is_cleared for each in self._all))
+            await self._until_cleared(self._all)
         with anyio.move_on_after(_UNREAD_SECS):
             await self._until(lambda: not self._num_unread)
 
     async def _run_in_order(self, group: anyio.abc.TaskGroup) -> None:
         await self._start(group)
-        await self._until(lambda: self._is_decided or not _running(self._stages[0]))
+        await self._until(lambda: self._cause is not None or not _running(self._stages[0]))
         with anyio.move_on_after(self._cluster.linger_secs):
-            await self._until(lambda: self._is_decided or not _running(self._all))
-        self._decide(Finished())
+            await self._until(lambda: self._cause is not None or not _running(self._all))
+        self._decide(FINISHED)
         await self._end_in_order()
         await self._until(lambda: not self._num_unread)
 
@@ -152,13 +127,13 @@ class _Launcher:
         stages = list(zip(self._cluster.stages, self._stages, strict=True))
         for tasks, processes in reversed(stages):
             for task in tasks:
-                if self._is_decided:
+                if self._cause is not None:
                     return
                 try:
                     process = self._guard.start(task)
                 except OSError as error:
                     error.add_note(f"{task.name} could not be started")
-                    self._decide(Broken(error))
+                    self._decide(error)
                     return
                 processes.append(process)
                 self._num_unread += 1
@@ -171,7 +146,7 @@ class _Launcher:
             readers.start_soon(self._read, process, process.stderr)
             status = await process.wait()
             if status != 0:
-                self._decide(Failed(process))
+                self._decide(process)
             self._change()
             await process.clear(self._grace_secs)
             self._guard.forget(process)
@@ -193,51 +168,45 @@ class _Launcher:
             await self._output.show(process.name, lines)
         except OSError as error:
             error.add_note("stdout cannot be written to")
-            self._decide(Broken(error))
+            self._decide(error)
 
     async def _end_in_order(self) -> None:
         first, *others = self._stages
-        if isinstance(self._cause, (Failed, Broken)):
+        if isinstance(self._cause, (Process, OSError)):
             await self._end(self._all, signal.SIGTERM)
             return
-        if isinstance(self._cause, Signalled):
-            await self._end(first, self._cause.number)
+        if isinstance(self._cause, signal.Signals):
+            await self._end(first, self._cause)
         for stage in others:
             await self._end(stage, signal.SIGTERM)
 
     async def _end(self, processes: list[Process], number: signal.Signals) -> None:
-        for process in _running(processes):
-            process.signal(number)
+        _send(_running(processes), number)
         with anyio.move_on_after(self._grace_secs):
-            await self._until(lambda: all(each.is_cleared for each in processes))
+            await self._until_cleared(processes)
         late = [each for each in processes if not each.is_cleared]
         if late:
             names = ", ".join(each.name for each in late)
             self._say(f"{names}: not ended {self._grace_secs:g} s after {number.name}; killed")
-            self._kill(late)
-            await self._until(lambda: all(each.is_cleared for each in processes))
-
-    def _kill(self, processes: Iterable[Process]) -> None:
-        if sys.platform == "win32":
-            raise NotImplementedError
-        for process in processes:
-            process.signal(signal.SIGKILL)
+            _send(late, signal.SIGKILL)
+            await self._until_cleared(processes)
 
     async def _listen(self, received: AsyncIterator[signal.Signals]) -> None:
         async for number in received:
-            if isinstance(self._cause, Finished):
-                self._cause = Signalled(number)
+            cause = self._cause
+            if cause is FINISHED:
+                self._cause = number
                 self._hurry.cancel()
-            elif not self._is_decided:
-                self._decide(Signalled(number))
+            elif cause is None:
+                self._decide(number)
                 self._say(
                     f"{number.name}; all end in order, another one after {_SAME_SIGNAL_SECS:g} s "
                     "kills them"
                 )
             elif now() - self._decided_at >= _SAME_SIGNAL_SECS:
                 self._hurry.cancel()
-            elif isinstance(self._cause, Failed) and self._cause.is_by(number):
-                self._cause = Signalled(number)  # a process had received it a moment before
+            elif isinstance(cause, Process) and cause.status in (-number, 128 + number):
+                self._cause = number  # the process got it a moment before, and may have handled it
 
     async def _draw(self) -> None:
         while self._output.has_progress:
@@ -252,10 +221,6 @@ class _Launcher:
     def _all(self) -> list[Process]:
         return [process for stage in self._stages for process in stage]
 
-    @property
-    def _is_decided(self) -> bool:
-        return self._cause is not None
-
     def _decide(self, cause: Cause) -> None:
         """Set the cause of the end, unless there is one: later failures follow from the first."""
         if self._cause is None:
@@ -265,6 +230,9 @@ class _Launcher:
     def _change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+    async def _until_cleared(self, processes: list[Process]) -> None:
+        await self._until(lambda: all(each.is_cleared for each in processes))
 
     async def _until(self, fact: Callable[[], bool]) -> None:
         while not fact():
@@ -276,7 +244,7 @@ class _Launcher:
 
 def _numbers() -> list[signal.Signals]:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         numbers.append(signal.SIGHUP)
     return numbers
 
@@ -285,30 +253,30 @@ def _running(processes: Iterable[Process]) -> list[Process]:
     return [process for process in processes if process.status is None]
 
 
-def _exit_code(cause: Cause, say: Callable[[str, bytes], None]) -> int:
+def _send(processes: Iterable[Process], number: signal.Signals) -> None:
+    for process in processes:
+        process.signal(number)
+
+
+def _exit_code(cause: Cause | None, say: Callable[[str, bytes], None]) -> int:
     """The launcher's exit code; writes the cause.
 
     Raises:
         OSError: the launcher itself failed.
     """
-    if isinstance(cause, Broken):
-        raise OSError(f"{cause.error.__notes__[-1]} ({cause.error})") from cause.error
-    if isinstance(cause, Signalled):
-        is_ctrl_c = cause.number is signal.SIGINT
-        say("interrupted" if is_ctrl_c else f"ended by {cause.number.name}", b"")
-        return 128 + cause.number
-    if isinstance(cause, Failed):
-        return _of_failure(cause.process, say)
-    return 0
-
-
-def _of_failure(process: Process, say: Callable[[str, bytes], None]) -> int:
-    status = process.status
+    if isinstance(cause, OSError):
+        raise OSError(f"{cause.__notes__[-1]} ({cause})") from cause
+    if isinstance(cause, signal.Signals):
+        say("interrupted" if cause is signal.SIGINT else f"ended by {cause.name}", b"")
+        return 128 + cause
+    if not isinstance(cause, Process):
+        return 0
+    status = cause.status
     assert status is not None
     how = f"exit code {status}" if status > 0 else f"signal {_name(-status)}"
-    last = "its stderr ended so:" if process.last_lines else "it wrote nothing to stderr"
-    name = f"{process.name} (process {process.pid})"
-    say(f"error: {name} ended with {how}; {last}", b"\n".join(process.last_lines))
+    last = "its stderr ended so:" if cause.last_lines else "it wrote nothing to stderr"
+    lines = b"\n".join(cause.last_lines)
+    say(f"error: {cause.name} (process {cause.pid}) ended with {how}; {last}", lines)
     return status if status > 0 else 128 - status
 
 

@@ -1,6 +1,6 @@
 """The lines of all processes, merged on stdout, and a line of progress on stderr.
 
-Bytes are not decoded. Lines are not interpreted, but for the number of a step in them.
+Lines are bytes, not decoded; only the number of a step is looked for in them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEP = re.compile(rb"\b(?:global[ _])?step[\"']?[ =:]{1,3}(\d+)", re.IGNORECASE
 _GRACE_SECS = 0.5
 """For a write that is under way at the end; it may be stuck."""
 _READ_FOR_STEP = 4096
-"""Bytes of what came last: a step is looked for in these."""
+"""Bytes of the newest output in which a step is looked for."""
 
 
 class Lines:
@@ -60,7 +60,7 @@ class Output:
     """The launcher's output; the launcher makes it and closes it.
 
     A thread writes, one call at a time: a stopped terminal, or a slow reader, makes the processes
-    wait, but delays no signal.
+    wait, but does not delay a signal.
 
     Args:
         names: of all tasks; prefixes are as long as the longest.

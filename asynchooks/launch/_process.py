@@ -1,7 +1,7 @@
 """One process of a cluster, and its children. The launcher decides when it ends.
 
 Each has a session and a process group of its own: the terminal's Ctrl-C reaches the launcher
-alone, and the children of a process end with it. Windows has neither; `_launch_command` refuses it.
+alone, and the children of a process end with it. Windows has neither; the command refuses it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import anyio
 import anyio.lowlevel
 
 from ._cluster import Task
+
+assert sys.platform != "win32", "Windows has no process groups"
 
 _GUARD = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_guard.py"))]
 _CHUNK = 1 << 16
@@ -121,8 +123,6 @@ class Process:
         """Of its stderr."""
         self._popen = popen
         self._waits: set[anyio.CancelScope] = set()
-        if sys.platform == "win32":
-            raise NotImplementedError
         for pipe in (self.stdout, self.stderr):
             os.set_blocking(pipe.fileno(), False)
 
@@ -149,8 +149,6 @@ class Process:
 
     def _ended(self) -> int | None:
         """Its status; None while it runs. Where it can be, it is not reaped."""
-        if sys.platform == "win32":
-            raise NotImplementedError
         waitid: Any = getattr(os, "waitid", None)
         if waitid is None:  # macOS before Python 3.13: `clear` comes at once, its id is still free
             return self._popen.poll()
@@ -162,16 +160,12 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Send a signal to it and to its children."""
-        if sys.platform == "win32":
-            raise NotImplementedError
         if not self.is_cleared:
             with suppress(ProcessLookupError, PermissionError):  # on macOS for zombies
                 os.killpg(self.pid, number)
 
     async def clear(self, grace_secs: float) -> None:
         """After its end: end the children that it left, and reap it."""
-        if sys.platform == "win32":
-            raise NotImplementedError
         self.signal(signal.SIGTERM)
         self._popen.wait()
         for number, secs in ((0, grace_secs), (signal.SIGKILL, _KILLED_SECS)):
@@ -185,8 +179,6 @@ class Process:
             scope.cancel()
 
     def _is_gone(self) -> bool:
-        if sys.platform == "win32":
-            raise NotImplementedError
         try:
             # adopted children; as process 1 of a container it adopts them on any system
             while os.waitpid(-self.pid, os.WNOHANG) != (0, 0):

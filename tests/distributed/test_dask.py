@@ -111,7 +111,7 @@ async def test_waits_end_when_the_cluster_is_closed(scheduler: Scheduler, traini
         await cluster.aclose()
     await cluster.aclose()
     assert cluster.global_step.statistics().source is SourceState.CLOSED
-    with pytest.raises(StepUnreachableError, match="moved no more"):
+    with pytest.raises(StepUnreachableError, match="gets no more news"):
         await cluster.advance()
 
 

@@ -157,7 +157,7 @@ async def test_a_wait_for_an_answer_fails_when_there_will_be_none() -> None:
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:
-            with pytest.raises(StepUnreachableError, match="moved no more: cut off"):
+            with pytest.raises(StepUnreachableError, match="gets no more news: cut off"):
                 await source.do(Action(num_runs=1))
 
         group.start_soon(wait)

@@ -11,7 +11,7 @@ import pytest
 
 from asynchooks import StepSourceLostError
 from asynchooks.distributed._membership import State
-from asynchooks.distributed.dask._actor_calls import gone_workers
+from asynchooks.distributed.parameter_server._calls import gone_workers
 from asynchooks.distributed.parameter_server._host import Host
 from asynchooks.distributed.parameter_server._messages import News, Report
 from asynchooks.protocols import Synchronous

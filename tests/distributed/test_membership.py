@@ -46,6 +46,19 @@ def test_a_change_other_than_of_the_step_is_numbered_and_wakes_all() -> None:
         assert state.is_over == is_closed
 
 
+def test_of_two_states_the_one_of_the_newest_change_and_step_counts() -> None:
+    first, step, limit = State(0, 0, 4, None), State(0, 0, 6, None), State(1, 0, 5, 9)
+    epoch = State(2, 1, 2, 9)
+    for one, other, newest in [
+        (first, step, step),
+        (step, limit, State(1, 0, 6, 9)),
+        (first, limit, limit),
+        (limit, epoch, epoch),
+        (step, epoch, epoch),
+    ]:
+        assert one.merged(other) == other.merged(one) == newest
+
+
 def test_a_step_wakes_members_that_wait_for_it_until_the_news_are_sent() -> None:
     woken = Woken("near", "far", "idle")
     table, (near, far, _) = woken.table, woken.members
@@ -234,7 +247,8 @@ def test_step_and_tickets_never_exceed_the_limit(acts: list[tuple[int, str]]) ->
     table.update(0, 0, limit)
     for place, act in acts:
         member = woken.members[place]
-        if act == "ask":
+        is_present = table.members.get(member.name) is member
+        if act == "ask" and is_present:
             woken.ask(member, 3)
         elif act == "run" and member.held:
             member.held -= 1
@@ -243,7 +257,7 @@ def test_step_and_tickets_never_exceed_the_limit(acts: list[tuple[int, str]]) ->
             member.held, member.uncounted = 0, 0
         elif act == "leave":
             table.leave(member)
-        elif act == "join" and table.members.get(member.name) is not member:
+        elif act == "join" and not is_present:
             held, woken.members[place] = member.held, woken.join(member.name)
             table.resume(woken.members[place], held)
         assert table.state.step + table.num_held <= limit

@@ -109,6 +109,19 @@ def test_a_request_that_comes_again_after_a_cut_counts_once() -> None:
     assert training.news(process.member)["answer"] == (1, 3)
 
 
+def test_a_request_on_a_connection_that_was_replaced_counts_on_the_new_one_alone() -> None:
+    training = Training("a")
+    process = Process(training, "p")
+    old = process.member
+    new = process.join()
+    request = Request(1, training.epoch, num_runs=3, limit=9, num_wanted=1)
+    training.take(old, request)
+    assert (training.table.state.step, training.table.num_wanting) == (0, 0)
+    training.take(new, request)
+    assert training.table.state.step == 3
+    assert new.granted == 1
+
+
 def test_runs_of_an_earlier_epoch_do_not_count() -> None:
     training = Training("a")
     process = Process(training, "p")

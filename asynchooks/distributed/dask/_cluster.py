@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
+from ..._check import instance, integer, number, seconds
 from ..._engine.base import AsyncOnly
 from ..._engine.current import current_engine
 from ..._engine.real_time import OldObjects
@@ -73,7 +72,7 @@ class DaskCluster(AsyncOnly):
 
     Raises:
         ImportError: Dask is not installed.
-        TypeError: `client` is something else.
+        TypeError: `client` or a time is something else.
         ValueError: a name is empty, or a time is not in its range.
 
     Example:
@@ -96,26 +95,17 @@ class DaskCluster(AsyncOnly):
         lease_secs: float = 30.0,
         timeout_secs: float = 10.0,
     ) -> None:
-        if not isinstance(client, (str, distributed.Client)):
-            hint = "; give Client(cluster)" if hasattr(client, "scheduler_address") else ""
-            raise TypeError(
-                f"client is {client!r}; expected a distributed.Client or the address of a "
-                f"scheduler{hint}"
-            )
+        hint = "; give Client(cluster)" if hasattr(client, "scheduler_address") else ""
+        wanted = f"a distributed.Client or the address of a scheduler{hint}"
+        self._client = instance("client", client, (str, distributed.Client), wanted)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name is {name!r}; give a name that all processes use")
-        times = heartbeat_secs, lease_secs, timeout_secs
-        are_numbers = all(isinstance(each, (int, float)) for each in times)
-        if not are_numbers or not (0 < heartbeat_secs <= lease_secs < math.inf > timeout_secs > 0):
-            raise ValueError(
-                f"heartbeat_secs is {heartbeat_secs!r}, lease_secs {lease_secs!r}, timeout_secs "
-                f"{timeout_secs!r}; give seconds > 0, and a lease no shorter than a "
-                "heartbeat"
-            )
+        seconds("heartbeat_secs", heartbeat_secs)
+        wanted = f"finite seconds, no shorter than a heartbeat ({heartbeat_secs:g} s)"
+        number("lease_secs", lease_secs, least=heartbeat_secs, expected=wanted)
+        self._timeout_secs = seconds("timeout_secs", timeout_secs)
         self.name = name
-        self._client = client
         self._times = heartbeat_secs, lease_secs
-        self._timeout_secs = timeout_secs
         self._step = GlobalStep(multi_process=True, published_only=published_only)
         self._source: DaskSource | None = None
         self._stream: DaskStream | None = None
@@ -132,7 +122,7 @@ class DaskCluster(AsyncOnly):
 
     @property
     def source(self) -> DaskSource:
-        """What connects the step here with the scheduler.
+        """The source that connects the step here with the scheduler.
 
         Raises:
             RuntimeError: it is not open.
@@ -168,8 +158,8 @@ class DaskCluster(AsyncOnly):
         step, limit = self._step.value, self._source.limit
         if limit is not None and step >= limit:
             logger.warning(
-                "The training %r at %s has ended at step %d, its limit; sessions run no step. "
-                "call `await cluster.forget()` to begin again, or give another name",
+                "The training %r at %s has ended at step %d, its limit: sessions run no step. "
+                "Call `await cluster.forget()` to begin again, or give another name",
                 self.name, scheduler.address, step,
             )  # fmt: skip
         return self
@@ -190,12 +180,7 @@ class DaskCluster(AsyncOnly):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def session_creator(
@@ -203,24 +188,21 @@ class DaskCluster(AsyncOnly):
     ) -> DaskSessionCreator:
         """A creator of sessions on a function, as `FunctionSessionCreator`: sync or async."""
         return DaskSessionCreator(
-            lambda: self.source,
-            self._step,
-            step_fn,
-            initial_step=initial_step,
-            thread_safe=thread_safe,
-        )
+            lambda: self.source, self._step, step_fn,
+            initial_step=initial_step, thread_safe=thread_safe,
+        )  # fmt: skip
 
     async def advance(self, num_steps: int = 1) -> int:
         """Count steps that were made without a session; returns the step after them."""
-        return await self.source.do(Action(num_runs=_as_step("num_steps", num_steps)))
+        return await self.source.do(Action(num_runs=integer("num_steps", num_steps, least=0)))
 
     async def publish(self, step: int) -> int:
         """Set the step to at least `step`, for programs that count themselves; returns the step."""
-        return await self.source.do(Action(published=_as_step("step", step)))
+        return await self.source.do(Action(published=integer("step", step, least=0)))
 
     def publish_soon(self, step: int) -> None:
         """As `publish`, without waiting for the scheduler; from any thread."""
-        self.source.publish_soon(_as_step("step", step))
+        self.source.publish_soon(integer("step", step, least=0))
 
     async def restart(self, step: int) -> int:
         """Begin a new epoch at a step, for all processes; returns it.
@@ -228,7 +210,7 @@ class DaskCluster(AsyncOnly):
         Runs that are under way do not count in it. A session that restores a checkpoint when it
         recovers does so by itself.
         """
-        return await self.source.do(Action(restart_at=_as_step("step", step)))
+        return await self.source.do(Action(restart_at=integer("step", step, least=0)))
 
     async def forget(self) -> None:
         """Have the scheduler forget this training when the last process has left it."""
@@ -263,9 +245,3 @@ class DaskCluster(AsyncOnly):
 
     def __repr__(self) -> str:
         return f"<DaskCluster {self.name!r} of {self._client!r}: {self._step!r}>"
-
-
-def _as_step(name: str, value: object) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is {value!r}; give an integer >= 0")
-    return value

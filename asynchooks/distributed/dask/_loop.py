@@ -1,10 +1,10 @@
-"""The asyncio event loop that holds a connection to Dask, and calls to it from any other."""
+"""The asyncio event loop that holds connections to Dask, and calls to it from any other."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Self
@@ -17,21 +17,19 @@ _JOIN_SECS = 2.0
 
 
 class DaskLoop:
-    """The event loop of Dask's client, of the caller, or of a daemon thread that `end` ends.
-
-    A `DaskCluster` makes it when it opens, and ends it.
-    """
+    """The event loop of a Dask client or worker, of the caller, or of a thread that `end` ends."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None = None
     ) -> None:
         self._loop = loop
         self._thread = thread
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds weak references only
 
     @classmethod
     def of_its_own(cls) -> Self:
-        """The running one, if that is asyncio's; else one in a new thread."""
-        running = _running_loop()
+        """The running one, if that is asyncio's; else one in a new daemon thread."""
+        running = running_loop()
         if running is not None:
             return cls(running)
         loop = asyncio.new_event_loop()
@@ -41,11 +39,53 @@ class DaskLoop:
 
     @property
     def is_here(self) -> bool:
-        return self._loop is _running_loop()
+        return self._loop is running_loop()
 
     @property
     def is_running(self) -> bool:
         return self._loop.is_running()
+
+    def spawn(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        end: Callable[[Outcome], object],
+        cancelled: Exception,
+    ) -> Callable[[], object]:
+        """Await `work()` in a task there, from any thread; returns what cancels it.
+
+        Args:
+            end: called there with the outcome.
+            cancelled: the outcome's error if the task is cancelled.
+
+        Raises:
+            RuntimeError: the event loop is closed.
+        """
+        tasks: list[asyncio.Task[None]] = []
+
+        async def carry() -> None:
+            outcome = Outcome(error=cancelled)
+            try:
+                outcome = Outcome(await work())
+            except Exception as error:
+                outcome = Outcome(error=error)
+            finally:
+                end(outcome)
+
+        def start() -> None:
+            task = self._loop.create_task(carry())
+            tasks.append(task)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        if self.is_here:
+            start()
+        else:  # in an empty context: that of the caller names another event loop
+            self._loop.call_soon_threadsafe(start, context=Context())
+        return lambda: self._soon(lambda: tasks[0].cancel())
+
+    def cancel_all(self) -> None:
+        """Cancel what was spawned, from any thread."""
+        self._soon(lambda: [task.cancel() for task in list(self._tasks)])
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Await it there; a cancellation here cancels it.
@@ -56,32 +96,16 @@ class DaskLoop:
         if self.is_here:
             return await work
         slot = Slot(current_engine(), "Dask's event loop")
-
-        async def carry() -> None:
-            try:
-                outcome = Outcome(await work)
-            except asyncio.CancelledError:
-                outcome = _ended()
-            except BaseException as error:
-                outcome = Outcome(error=error)
-            slot.wake(outcome)
-
-        tasks: list[asyncio.Task[None]] = []
-
-        def start() -> None:
-            tasks.append(self._loop.create_task(carry()))
-
-        # an empty context: that of the caller names another event loop
+        ended = ConnectionError("the event loop of the Dask client has ended")
         try:
-            self._loop.call_soon_threadsafe(start, context=Context())
+            cancel = self.spawn(lambda: work, slot.wake, ended)
         except RuntimeError:
             work.close()
-            return _ended().unwrap()
+            raise ended from None
         try:
-            outcome = await slot.engine.park(slot)
+            outcome: Outcome = await slot.engine.park(slot)
         except BaseException:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            cancel()
             raise
         return outcome.unwrap()
 
@@ -89,12 +113,12 @@ class DaskLoop:
         """End the thread, if there is one."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._soon(self._loop.stop)
             thread.join(_JOIN_SECS)
 
-
-def _ended() -> Outcome:
-    return Outcome(error=ConnectionError("the event loop of the Dask client has ended"))
+    def _soon(self, fn: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(fn)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -109,7 +133,8 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The running event loop, if it is asyncio's."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

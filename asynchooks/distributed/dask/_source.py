@@ -1,4 +1,4 @@
-"""One process's requests to its training, and its handling of news; it sends nothing itself."""
+"""One process's requests to its training, and its handling of news. The stream sends them."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ class DaskSource(StepSource):
         self._lock = threading.Lock()  # guards the following fields that several threads use
         self._actions: list[Action] = []
         self._sent: list[Action] | None = None  # the actions of the request under way
-        self._unsettled: Counter[int] = (
-            Counter()
-        )  # runs that await their answer, by the step's epoch
+        self._unsettled: Counter[int] = Counter()  # unanswered runs, by the step's epoch
         self._closed_for = ""
         # of the stream only
         self._local_epoch = 0
@@ -115,10 +113,9 @@ class DaskSource(StepSource):
         """Set the step to at least `step`, without waiting for the scheduler; from any thread."""
         action = Action(published=step, epoch=self.epoch)
         with self._lock:
+            # merged: else they would accumulate while the scheduler is lost
             if self._actions and self._actions[-1]._replace(published=step) == action:
-                step = max(
-                    step, self._actions.pop().published
-                )  # else they would accumulate while the scheduler is lost
+                step = max(step, self._actions.pop().published)
         self._add(action._replace(published=step))
 
     def first_request(self) -> Request:
@@ -210,7 +207,7 @@ class DaskSource(StepSource):
     async def _answer_to(self, slot: Slot) -> int:
         value = await slot.engine.park(slot)
         if value is _CLOSED:
-            raise StepUnreachableError(f"{self.step!r} is moved no more: {self._closed_for}")
+            raise StepUnreachableError(f"{self.step!r} gets no more news: {self._closed_for}")
         assert isinstance(value, int)
         return value
 
@@ -235,10 +232,8 @@ class DaskSource(StepSource):
 
     def _take_actions(self) -> list[Action]:
         """The actions of one request; one that begins an epoch goes alone."""
-        restarts = [
-            place for place, each in enumerate(self._actions) if each.restart_at is not None
-        ]
-        end = max(restarts[0], 1) if restarts else len(self._actions)
+        restarts = (i for i, each in enumerate(self._actions) if each.restart_at is not None)
+        end = max(next(restarts, len(self._actions)), 1)
         taken, self._actions = self._actions[:end], self._actions[end:]
         return taken
 

@@ -21,6 +21,7 @@ from ..._errors import StepUnreachableError
 from ..._step.source import SourceState
 from ..._version import version
 from .._dask_plugin import FOLLOW, STATISTICS, StepPlugin
+from ._loop import running_loop
 from ._source import Action, DaskSource
 from ._training import message_of
 
@@ -93,16 +94,12 @@ class DaskStream:
     def kick(self) -> None:
         """Check for a request to send; from any thread."""
         loop = self._loop
-        if loop is None:
+        if loop is None or self._kicked.is_set():
             return
-        try:
-            running: Any = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is loop:
+        if running_loop() is loop:
             self._kicked.set()
-        elif not self._kicked.is_set():
-            with suppress(RuntimeError):  # the loop has ended, and everything with it
+        else:
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(self._kicked.set)
 
     async def open(self, source: DaskSource, timeout_secs: float) -> None:
@@ -131,18 +128,19 @@ class DaskStream:
         self._task = asyncio.create_task(self._serve_until_end(comm), name="asynchooks-dask")
 
     async def close(self, timeout_secs: float) -> None:
-        """Send what is left to be sent, if the scheduler answers, and leave."""
+        """Send the last actions, if the scheduler answers, and leave."""
         task = self._task
-        if task is not None:
-            if self._state is SourceState.LIVE and not task.done():
-                try:
-                    async with asyncio.timeout(timeout_secs):
-                        await self._source.do(Action())  # answered after all that came before
-                except (TimeoutError, StepUnreachableError):
-                    logger.warning("%s has not taken all steps", self._scheduler.address)
-            self._set_state(SourceState.CLOSED, "")
-            task.cancel()
-            await asyncio.wait([task])
+        if task is None:
+            return
+        if self._state is SourceState.LIVE and not task.done():
+            try:
+                async with asyncio.timeout(timeout_secs):
+                    await self._source.do(Action())  # answered after all that came before
+            except (TimeoutError, StepUnreachableError):
+                logger.warning("%s has not taken all steps", self._scheduler.address)
+        self._set_state(SourceState.CLOSED, "")
+        task.cancel()
+        await asyncio.wait([task])
 
     async def statistics(self) -> Any:
         comm = await self._scheduler.connect(self._heartbeat_secs)
@@ -176,12 +174,17 @@ class DaskStream:
         return comm
 
     async def _send_hello(self, comm: Any) -> Any:
-        hello = {
-            "op": FOLLOW, "training": self._training, "version": version(),
-            "uid": self._source.uid, "interval_secs": self._interval_secs,
-            "lease_secs": self._lease_secs, "request": message_of(self._source.first_request()),
-        }  # fmt: skip
-        await comm.write(hello)
+        await comm.write(
+            {
+                "op": FOLLOW,
+                "training": self._training,
+                "version": version(),
+                "uid": self._source.uid,
+                "interval_secs": self._interval_secs,
+                "lease_secs": self._lease_secs,
+                "request": message_of(self._source.first_request()),
+            }
+        )
         return await comm.read()
 
     def _check(self, welcome: Any, refusal: Exception | None) -> None:
@@ -202,9 +205,8 @@ class DaskStream:
     async def _serve_until_end(self, comm: Any) -> None:
         try:
             await self._serve(comm)
-        except (
-            asyncio.CancelledError
-        ):  # unless `close` did it: a synchronous client ended its event loop
+        except asyncio.CancelledError:
+            # unless `close` did it: a synchronous client ended its event loop
             self._set_state(SourceState.CLOSED, "its Dask client is closed")
             raise
         except Exception as error:  # a defect; no task may wait for ever because of it
@@ -241,9 +243,7 @@ class DaskStream:
             except (OSError, TimeoutError) as error:
                 reason = repr(error)
             except Exception as error:
-                logger.exception(
-                    "The scheduler at %s refuses the connection", self._scheduler.address
-                )
+                logger.exception("%s refuses the connection", self._scheduler.address)
                 self._set_state(SourceState.CLOSED, repr(error))
                 return None
             await asyncio.sleep(pause)

@@ -71,6 +71,8 @@ class Training:
     def take(self, member: Member, request: Request) -> None:
         """Handle a request; the answer is part of the member's news."""
         table = self.table
+        if table.members.get(member.name) is not member:
+            return  # its process has connected again, and repeats the request there
         if table.is_new(member, request.number):  # else it has no action, or is repeated
             self._act(member, request)
             member.answer = (request.number, table.state.step)

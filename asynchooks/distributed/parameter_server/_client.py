@@ -1,7 +1,7 @@
 """ServerClient: one process's client of a parameter server elsewhere, for all its workers.
 
-One blocked request brings all news; the workers wait here. There are heartbeats, too, and each
-worker's own requests. It knows no protocol.
+One blocked request brings all news, heartbeats say that the process is alive, and each worker sends
+its own requests. The workers wait here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..._step.global_step import GlobalStep
 from ..._step.source import SourceState, StepSource
 from ...protocols import ABANDONED, Snapshot
 from .._membership import State
-from ..dask._actor_calls import ActorCalls, ActorGoneError
+from ._calls import ActorCalls, ActorGoneError
 from ._messages import Ending, News, Report, Welcome
 
 logger = logging.getLogger("asynchooks")
@@ -46,7 +46,7 @@ class ServerView:
 
     def __init__(self, step: GlobalStep) -> None:
         self._step = step
-        self._known: State | None = None
+        self.known: State | None = None  # the newest state
         self._watchers: dict[Slot, int] = {}  # slot: the version that it works on
         self._watches = False  # `watch` was called: most likely again for the next version
         self.abandons_stale = False
@@ -54,12 +54,9 @@ class ServerView:
 
     @property
     def state(self) -> State:
-        assert self._known is not None, "the client was not opened"
-        return self._known
-
-    @property
-    def known(self) -> State | None:
-        return self._known
+        """The newest one; there is one once the client is open."""
+        assert self.known is not None
+        return self.known
 
     def next_version(self, next_step: float) -> float:
         """The lowest version that concerns this process, whose tasks wait for `next_step`."""
@@ -77,14 +74,8 @@ class ServerView:
 
     def learn(self, state: State) -> None:
         """Apply a state; answers overtake each other."""
-        known, step = self._known, self._step
-        if known is not None and state.number < known.number:
-            if state.epoch != known.epoch:
-                return
-            state = known._replace(step=max(state.step, known.step))
-        elif known is not None and state.epoch == known.epoch and state.step < known.step:
-            state = state._replace(step=known.step)
-        self._known = state
+        known, step = self.known, self._step
+        state = self.known = state if known is None else known.merged(state)
         demand = step.demand()
         # a limit that others have set holds for the sessions that are open; later ones get it
         # again, if it still holds
@@ -110,14 +101,14 @@ class ServerView:
         return version > known.step or known.is_over or is_stale
 
 
-class PendingWait:
+class PendingWait(Slot):
     """A wait that was requested; its end may come before the answer that announces it."""
 
-    __slots__ = ("number", "slot")
+    __slots__ = ("number",)
 
-    def __init__(self, number: int, slot: Slot) -> None:
+    def __init__(self, engine: Engine, what: str, number: int) -> None:
+        super().__init__(engine, what)
         self.number = number
-        self.slot = slot
 
 
 class PendingWaits:
@@ -155,40 +146,49 @@ class PendingWaits:
         for ending in news.endings:
             wait = self._waits.get(ending.wait)
             if wait is not None:
-                wait.slot.wake((ending, news.snapshot))
+                wait.wake((ending, news.snapshot))
 
     def begin(self, what: str) -> PendingWait:
-        wait = PendingWait(next(self._numbers), Slot(self._engine, what))
+        wait = PendingWait(self._engine, what, next(self._numbers))
         self._waits[wait.number] = wait
         return wait
 
-    async def end_of(self, wait: PendingWait, stop: Stop | None) -> tuple[Ending, Snapshot | None]:
-        """Wait until news of the end of a wait arrives.
+    async def end_of(
+        self, wait: PendingWait, ending: Ending | None, snapshot: Snapshot | None, stop: Stop | None
+    ) -> Snapshot | None:
+        """Wait until a wait has ended; returns the parameters, if it was one to begin a step.
+
+        Args:
+            ending, snapshot: what has come with the answer; None: the end comes with news.
 
         Raises:
             StopTraining: the stop came first.
             StepSourceLostError: the server is lost for good.
+            Exception: the protocol's.
         """
-        self._loss.add(wait.slot)
+        if ending is None:
+            ending, snapshot = await self._news_of(wait, stop)
+        self._waits.pop(wait.number, None)
+        if ending.error is not None:
+            raise ending.error
+        return snapshot
+
+    async def _news_of(self, wait: PendingWait, stop: Stop | None) -> Any:
+        self._loss.add(wait)
         try:
-            with EndsAtStop(wait.slot, stop):
-                value = await self._engine.park(wait.slot)
+            with EndsAtStop(wait, stop):
+                value = await self._engine.park(wait)
         except BaseException:
             self.release(wait)
             raise
         finally:
-            self._loss.discard(wait.slot)
+            self._loss.discard(wait)
         if value is not STOPPED:
-            result: tuple[Ending, Snapshot | None] = value
-            return result
+            return value
         self.release(wait)
         if self._loss.is_set:
             raise self._loss.error()
-        raise StopTraining(f"a stop was requested while waiting for {wait.slot.what}")
-
-    def forget(self, wait: PendingWait) -> None:
-        """Its end has come."""
-        self._waits.pop(wait.number, None)
+        raise StopTraining(f"a stop was requested while waiting for {wait.what}")
 
     def release(self, wait: PendingWait) -> None:
         """Abandon a wait; from any thread."""
@@ -274,7 +274,11 @@ class ServerClient(StepSource):
         """
         report = self._report()
         self._sent, self._sent_at = report, self._engine.now()
-        late = None if wait is None else lambda: self.waits.release(wait)
+
+        def late() -> None:
+            if wait is not None:
+                self.waits.release(wait)
+
         state, value = await self._calls.call(
             function, report, *args, stop=stop, until=until, when_late=late
         )
@@ -357,17 +361,20 @@ class ServerClient(StepSource):
     async def _reconnect(self) -> None:
         """Wait until the server answers again, or is lost for good."""
         lost_at = self._engine.now()
-        where = f"the parameter server at {self._calls.address.worker}"
         while not self._is_closing and self._loss is not None:
             self._step.set_source_state(SourceState.LOST, str(self._loss))
             if isinstance(self._loss, ActorGoneError):
                 return self._give_up(str(self._loss))
             try:
                 if await self._calls.is_gone(self._answer_by()):
-                    return self._give_up(f"{where} is gone: its worker has left the cluster")
+                    return self._give_up(
+                        f"{self._calls.where} is gone: its worker has left the cluster"
+                    )
             except StepSourceLostError as error:  # the network may be cut; not for ever
                 if self._engine.now() >= lost_at + max(self.welcome.lease_secs, _LEAST_LOSS_SECS):
-                    return self._give_up(f"{where} is lost, and so is the scheduler: {error}")
+                    return self._give_up(
+                        f"{self._calls.where} is lost, and so is the scheduler: {error}"
+                    )
             pause = Slot(self._engine, "the next attempt to reach the server")
             await self._engine.park(pause, self._engine.now() + _PAUSE_SECS)
             try:

@@ -18,7 +18,7 @@ from ..._errors import StepSourceLostError, StepUnreachableError
 from ..._step.global_step import GlobalStep
 from ...protocols import ParameterServer, Protocol
 from .._membership import State
-from ..dask._actor_calls import gone_workers, own_worker
+from ._calls import gone_workers, own_worker
 from ._messages import Answer, HostStatistics, News, Report, Welcome
 from ._served_processes import ServedProcess, ServedProcesses, Wait
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from ..._check import number
 from ..._engine.base import Engine, async_block
 from ..._engine.current import current_engine
 from ..._engine.threads import run_blocking
 from ..._errors import StepSourceLostError
 from ...protocols import Protocol
 from ...protocols._updates import Update
-from ..dask._actor_calls import ActorCalls
+from ._calls import ActorCalls
 from ._host import Host
 from ._messages import ServerAddress
 from ._remote import RemoteParameterServer
@@ -65,8 +66,8 @@ async def host_parameter_server(
             ) as server:
                 await client.gather([client.submit(train, server.address, i) for i in range(3)])
     """
-    if not (isinstance(lease_secs, (int, float)) and lease_secs >= _LEAST_LEASE_SECS):
-        raise ValueError(f"lease_secs is {lease_secs!r}; give seconds >= {_LEAST_LEASE_SECS}")
+    expected = f"seconds >= {_LEAST_LEASE_SECS}, or math.inf"
+    number("lease_secs", lease_secs, least=_LEAST_LEASE_SECS, finite=False, expected=expected)
     engine = current_engine()
     options = {"learning_rate": learning_rate, "update": update}
     where = None if worker is None else [worker]

@@ -9,13 +9,14 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
+from ..._check import instance, number
 from ..._engine.base import AsyncOnly, Slot
 from ..._engine.current import current_engine
 from ..._errors import StopTraining
 from ..._step.global_step import GlobalStep
 from ...protocols import Membership, Pushed, Snapshot
 from ...protocols._compute import compute_unless
-from ..dask._actor_calls import ActorCalls
+from ._calls import ActorCalls
 from ._client import PendingWait, ServerClient
 from ._messages import Ending, HostStatistics, ServerAddress
 
@@ -59,13 +60,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
     def __init__(
         self, address: ServerAddress, client: Any = None, *, open_secs: float = 30.0
     ) -> None:
-        if not isinstance(address, ServerAddress):
-            raise TypeError(f"address is {address!r}; give server.address of its host")
-        if not (isinstance(open_secs, (int, float)) and open_secs > 0):
-            raise ValueError(f"open_secs is {open_secs!r}; give seconds > 0")
-        self.address = address
+        self.address = instance("address", address, ServerAddress, "server.address of its host")
         self._client = client
-        self._open_secs = open_secs
+        self._open_secs = number(
+            "open_secs", open_secs, above=0.0, finite=False, expected="seconds > 0"
+        )
         self.global_step = GlobalStep(multi_process=True, published_only=True)
         self._opened: ServerClient | None = None
         self._steps: dict[int, GlobalStep] = {}  # each as its session sees it
@@ -143,12 +142,9 @@ class RemoteParameterServer(AsyncOnly, Membership):
         self._drop_step(worker)
         wait = server.waits.begin(f"permission to begin a step, as worker {worker}")
         ending, snapshot = await server.ask("begin_step", worker, wait.number, stop=stop, wait=wait)
-        if ending is None:
-            ending, snapshot = await server.waits.end_of(wait, stop)
-        server.waits.forget(wait)
-        if ending.error is not None:
-            raise ending.error
-        self._begun[worker] = snapshot
+        begun = await server.waits.end_of(wait, ending, snapshot, stop)
+        assert begun is not None
+        self._begun[worker] = begun
 
     async def pull(self, worker: int) -> Snapshot:
         """The present parameters, read-only, and their version.
@@ -199,13 +195,9 @@ class RemoteParameterServer(AsyncOnly, Membership):
             if wait is None:
                 wait = server.waits.begin(f"permission to end a step, as worker {worker}")
                 ending = await server.ask("end_step", worker, wait.number, stop=stop, wait=wait)
-            if ending is None:
-                ending, _ = await server.waits.end_of(wait, stop)
+            await server.waits.end_of(wait, ending, None, stop)
         except StopTraining:
             return
-        server.waits.forget(wait)
-        if ending.error is not None:
-            raise ending.error
 
     def watch_update(self, version: int, slot: Slot) -> Callable[[], object]:
         """Have the slot woken with `ABANDONED` when this process learns that work is useless.
