@@ -312,7 +312,7 @@ def test_on_a_terminal_progress_is_shown_and_ctrl_c_ends_it_with_130(backend: st
         while True:
             try:
                 shown += os.read(terminal, 4096)
-            except OSError:  # Linux says the end of a terminal by it
+            except OSError:  # on Linux the end of a terminal
                 break
         printed, _ = process.communicate(timeout=20)
     finally:

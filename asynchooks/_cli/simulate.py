@@ -106,12 +106,7 @@ class Contender:
 def _simulate(
     options: argparse.Namespace, contenders: list[Contender], failures: list[Failure]
 ) -> int:
-    """Train by each protocol, and write and print the results; the exit code is 0.
-
-    Raises:
-        SimulationError: the simulation could not go on.
-        OSError: a file could not be written.
-    """
+    """Train by each protocol, and write and print the results; the exit code is 0."""
     from ..simulation import plot_reports, write_trace
 
     results = [_best(options, each, failures) for each in contenders]

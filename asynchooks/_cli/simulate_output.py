@@ -91,12 +91,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def progress(name: str, done: Callable[[], float]) -> Iterator[None]:
-    """Show the progress of the block on stderr, if that is a terminal and rich is installed.
-
-    Args:
-        name: of the protocol.
-        done: returns the finished share, from 0 to 1; it is called in a thread.
-    """
+    """Show `done()`, from 0 to 1, on stderr while the block runs, if that is a terminal."""
     if not (sys.stderr.isatty() and _has_rich()):
         yield
         return

@@ -128,17 +128,18 @@ class MembershipTable(Generic[M]):
 
     def update(self, epoch: int, step: int, limit: int | None, *, is_closed: bool = False) -> State:
         """Set the state and wake the members that have news; tickets end with their epoch."""
-        before = self.state
-        number = before.number
-        if (epoch, limit, is_closed) != (before.epoch, before.limit, before.is_closed):
-            number += 1
-        self.state = state = State(number, epoch, step, limit, is_closed)
-        if epoch != before.epoch:
-            for member in self.members.values():
+        before, members = self.state, self.members.values()
+        if (epoch, limit, is_closed) == (before.epoch, before.limit, before.is_closed):
+            self.state = state = State(before.number, epoch, step, limit, is_closed)
+            for member in members:
+                if member.next_step <= step and member.has_news(state):
+                    member.wake()
+            return state
+        self.state = state = State(before.number + 1, epoch, step, limit, is_closed)
+        for member in members:
+            if epoch != before.epoch:
                 member.held = member.granted = member.uncounted = 0
-        for member in self.members.values():
-            if member.has_news(state):
-                member.wake()
+            member.wake()
         return state
 
     def is_new(self, member: M, number: int) -> bool:

@@ -18,33 +18,26 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True)
 class Task:
-    """One process to be started.
-
-    Args:
-        name: the prefix of its lines, "worker:1".
-        command: the program, an absolute path, and its arguments.
-        environment: variables in addition to the launcher's own.
-        defaults: variables that the launcher's own override.
-    """
+    """One process to be started."""
 
     name: str
+    """The prefix of its lines, such as "worker:1"."""
     command: Sequence[str]
+    """The program, an absolute path, and its arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in addition to the launcher's own."""
     defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the launcher's own override."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """All processes of a run.
-
-    Args:
-        stages: in the order in which they end; they start in the reverse order. Training is over
-            when the first stage has ended; the others serve it.
-        linger_secs: seconds, >= 0, that the others get then to end by themselves.
-    """
+    """All processes of a run."""
 
     stages: Sequence[Sequence[Task]]
+    """In the order in which they end, the reverse of the start. The first trains, others serve."""
     linger_secs: float = 0.0
+    """For the other stages to end by themselves when the first has ended."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -64,16 +57,9 @@ def tensorflow_cluster(
 ) -> Cluster:
     """A process for each ps and each worker; each runs the script, with its task in TF_CONFIG.
 
-    Args:
-        script: its path and its arguments.
-        num_ps: processes that hold parameters, >= 1.
-        num_workers: processes that train, >= 1; worker 0 is the chief.
-        workers_per_process: passed to the script in TF_CONFIG, >= 1.
-        port_base: the port of the first task; the next tasks use the next ports. None: free ones.
-
     Raises:
         OSError: a port is taken.
-        ValueError: there are fewer ports than tasks from the first on.
+        ValueError: there are fewer ports than tasks from `port_base` on.
     """
     sizes = {"ps": num_ps, "worker": num_workers}
     names = {kind: [f"{kind}:{index}" for index in range(size)] for kind, size in sizes.items()}
@@ -101,15 +87,9 @@ def dask_cluster(
     workers_per_process: int = 1,
     port_base: int | None = None,
 ) -> Cluster:
-    """A scheduler, workers, and the script once.
+    """A scheduler, workers with so many threads each, and the script once.
 
     DASK_SCHEDULER_ADDRESS has the scheduler's address, ASYNCHOOKS_NUM_WORKERS their number.
-
-    Args:
-        script: its path and its arguments.
-        num_workers: Dask's worker processes, >= 1.
-        workers_per_process: threads of each, >= 1.
-        port_base: the scheduler's port; None: a free one.
 
     Raises:
         OSError: the port is taken.

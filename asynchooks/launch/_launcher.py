@@ -46,12 +46,7 @@ error of the launcher itself, whose last note says what failed."""
 
 
 def launch(cluster: Cluster, grace_secs: float, prog: str) -> int:
-    """Run a cluster until it has ended.
-
-    Args:
-        cluster: its processes.
-        grace_secs: seconds from a signal to SIGKILL, >= 0.
-        prog: the prefix of the launcher's own lines.
+    """Run a cluster until it has ended; `prog` is the prefix of the launcher's own lines.
 
     Returns:
         The exit code: 0; that of the first process that failed; 128 and the number of a signal,
@@ -259,11 +254,7 @@ def _send(processes: Iterable[Process], number: signal.Signals) -> None:
 
 
 def _exit_code(cause: Cause | None, say: Callable[[str, bytes], None]) -> int:
-    """The launcher's exit code; writes the cause.
-
-    Raises:
-        OSError: the launcher itself failed.
-    """
+    """The exit code; writes the cause, and raises an error of the launcher itself."""
     if isinstance(cause, OSError):
         raise OSError(f"{cause.__notes__[-1]} ({cause})") from cause
     if isinstance(cause, signal.Signals):

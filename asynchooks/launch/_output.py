@@ -91,11 +91,7 @@ class Output:
         return self._screen is not None
 
     async def show(self, name: str, lines: bytes) -> None:
-        """Write whole lines of a task.
-
-        Raises:
-            OSError: stdout cannot be written to.
-        """
+        """Write whole lines of a task; OSError if stdout cannot be written to."""
         if not lines:
             return
         if self.has_progress:

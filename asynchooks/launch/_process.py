@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,20 +41,17 @@ def adopted_orphans() -> Iterator[None]:
     They must be reaped before their group is seen to be empty. The machine's first process does it
     late: seconds were seen in a container, and some never do.
     """
-    set_orphans = _orphans()
-    set_orphans(1)
+    if sys.platform != "linux":
+        yield
+        return
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        set_orphans(0)
-
-
-def _orphans() -> Callable[[int], object]:
-    if sys.platform != "linux":
-        return lambda _: None
-    import ctypes
-
-    return partial(ctypes.CDLL(None).prctl, _PR_SET_CHILD_SUBREAPER)
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 class Guard:
@@ -78,11 +74,7 @@ class Guard:
             os.close(read)
 
     def start(self, task: Task) -> Process:
-        """Start a process that writes its id to the guard first.
-
-        Raises:
-            OSError: there can be no further process.
-        """
+        """Start a process that writes its id to the guard first."""
         popen = subprocess.Popen(
             [*_GUARD, "start", str(self._pipe), *task.command],
             stdin=subprocess.DEVNULL,  # one terminal, many readers
@@ -190,7 +182,7 @@ class Process:
         except ProcessLookupError:
             return True
         except PermissionError:
-            return False
+            pass
         return False
 
     async def read(self, pipe: IO[bytes]) -> bytes:

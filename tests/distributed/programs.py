@@ -83,7 +83,7 @@ async def train_bare(address: ServerAddress, process: int, secs: float) -> int:
 
 
 async def wait_one_step(server: RemoteParameterServer) -> None:
-    """Worker 1 pushes, says so, and waits for the end of its step; what came of it."""
+    """Worker 1 pushes, waits for the end of its step, and prints both."""
     await server.begin_step(1)
     version = (await server.pull(1)).version
     await server.push(1, np.ones(2), version)
@@ -93,7 +93,7 @@ async def wait_one_step(server: RemoteParameterServer) -> None:
     print(f"went on at {(await server.pull(1)).version}", flush=True)
 
 
-async def wait_one_step_when_told(server: RemoteParameterServer) -> None:
+async def wait_one_step_on_request(server: RemoteParameterServer) -> None:
     print("here", flush=True)
     await anyio.to_thread.run_sync(sys.stdin.readline)
     await wait_one_step(server)

@@ -28,7 +28,7 @@ async def test_a_saver_says_that_the_state_of_a_remote_server_has_to_be_awaited(
                 StateDictSaver(server=server)
 
 
-async def test_a_state_that_was_fetched_and_saved_is_gone_on_from(
+async def test_training_continues_from_a_state_that_was_fetched_and_saved(
     client: Any, tmp_path: Path
 ) -> None:
     async with native(client) as own:

@@ -47,7 +47,7 @@ async def test_a_waiter_goes_on_when_another_process_publishes(
     assert reached == [5]
 
 
-async def test_a_training_is_taken_up_until_it_is_forgotten(
+async def test_a_later_cluster_continues_a_training_until_it_is_forgotten(
     scheduler: Scheduler, training: str
 ) -> None:
     async with DaskCluster(scheduler.address, training) as cluster:

@@ -70,7 +70,7 @@ async def test_something_else_that_answers_is_no_scheduler(words: bytes) -> None
         group.cancel_scope.cancel()
 
 
-async def test_an_address_that_is_none_is_named() -> None:
+async def test_a_malformed_address_is_named() -> None:
     with pytest.raises(ConnectionError, match="nowhere://at all"):
         await DaskCluster("nowhere://at all", timeout_secs=0.5).open()
 
@@ -136,7 +136,7 @@ async def test_a_scheduler_that_takes_no_plugin_says_what_to_do() -> None:
 
 
 @ONE_BACKEND
-async def test_a_scheduler_that_has_loaded_the_plugin_itself_needs_no_leave() -> None:
+async def test_a_scheduler_that_has_preloaded_the_plugin_needs_no_registration() -> None:
     forbidden = {"DASK_DISTRIBUTED__SCHEDULER__BLOCKED_HANDLERS": "['register_scheduler_plugin']"}
     preload = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": "['asynchooks.distributed._dask_plugin']"}
     with a_scheduler(**forbidden, **preload) as scheduler:

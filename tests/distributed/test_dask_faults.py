@@ -66,7 +66,7 @@ async def test_a_silent_scheduler_is_lost_within_the_heartbeat_and_waits_go_on_a
 
 
 @pytest.mark.parametrize("secs", [3.0, pytest.param(20.0, marks=pytest.mark.slow)])
-async def test_training_goes_on_exactly_after_the_scheduler_was_stopped_for_a_while(
+async def test_training_continues_exactly_after_the_scheduler_was_stopped_for_a_while(
     own_scheduler: Scheduler, training: str, secs: float
 ) -> None:
     async def slow() -> dict[str, float]:
@@ -117,7 +117,7 @@ async def test_a_scheduler_that_is_killed_and_started_again_gets_the_step_of_the
                 async with anyio.create_task_group() as group:
                     group.start_soon(anyio.to_thread.run_sync, own_scheduler.start)
                     with anyio.fail_after(60):
-                        await session.run("loss")  # waits for the scheduler, and is run anew
+                        await session.run("loss")  # waits for the scheduler, and runs again
                 assert session.global_step.value == 2 * step_before
             while not session.should_stop():
                 await session.run("loss")

@@ -143,7 +143,9 @@ async def test_the_step_after_a_run_is_that_of_all_processes(
     assert seen == [1, 12]
 
 
-async def test_a_step_function_may_say_the_step_itself(scheduler: Scheduler, training: str) -> None:
+async def test_a_step_function_may_return_the_step_itself(
+    scheduler: Scheduler, training: str
+) -> None:
     async with DaskCluster(scheduler.address, training) as here:
         async with DaskCluster(scheduler.address, training) as there:
             creator = here.session_creator(lambda: {"global_step": 70})

@@ -105,7 +105,7 @@ async def test_runs_of_an_earlier_epoch_are_answered_and_not_counted() -> None:
     assert source.step.epoch == 1
 
 
-async def test_what_is_published_while_the_scheduler_is_lost_does_not_pile_up() -> None:
+async def test_published_steps_do_not_accumulate_while_the_scheduler_is_lost() -> None:
     source = a_source(limit=None)
     for step in (3, 9, 5):
         source.publish_soon(step)

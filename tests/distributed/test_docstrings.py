@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 CLASSES = [
     getattr(public, name) for name in public.__all__ if inspect.isclass(getattr(public, name))
 ]
-# made by the library for its users, or told apart by one sentence
+# made by the library for its users, or explained by one sentence
 WITHOUT_EXAMPLE = {"Demand", "HostStatistics", "ServerAddress", "SourceState"}
 
 

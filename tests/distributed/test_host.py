@@ -137,7 +137,7 @@ async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too()
 
 
 @pytest.mark.anyio
-async def test_which_workers_are_gone_is_what_the_scheduler_says(client: Any) -> None:
+async def test_the_scheduler_knows_which_workers_are_gone(client: Any) -> None:
     nowhere = "tcp://127.0.0.1:1"
     address = client.scheduler.address
     async with distributed.Client(address, asynchronous=True, set_as_default=False) as own:

@@ -161,7 +161,7 @@ async def test_no_clock_is_further_ahead_than_the_bound(bound: int, client: Any)
 
 
 @pytest.mark.anyio
-async def test_what_was_pulled_is_read_only_and_anew_once_a_later_version_is_known(
+async def test_pulled_parameters_are_read_only_and_current_once_a_later_version_is_known(
     client: Any,
 ) -> None:
     async with native(client) as own:
@@ -177,7 +177,7 @@ async def test_what_was_pulled_is_read_only_and_anew_once_a_later_version_is_kno
 
 
 @pytest.mark.anyio
-async def test_a_saved_state_is_gone_on_from_by_all_processes(client: Any) -> None:
+async def test_all_processes_continue_from_a_saved_state(client: Any) -> None:
     async with native(client) as own:
         async with (
             host_parameter_server(own, np.ones(2), Asynchronous(), num_workers=2) as server,

@@ -29,7 +29,7 @@ async def line_of(process: Any) -> str:
     return line.strip()
 
 
-def tell(process: Any) -> None:
+def send_line(process: Any) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
 
@@ -114,13 +114,13 @@ async def test_a_process_that_fails_may_be_restarted_within_the_lease(client: An
             address = server.address
             with (
                 other_process(scheduler, address, "crash_in_a_step") as one,
-                other_process(scheduler, address, "wait_one_step_when_told") as again,
+                other_process(scheduler, address, "wait_one_step_on_request") as again,
             ):
                 assert await line_of(one) == "begun"
                 assert await line_of(again) == "here"
-                tell(one)
+                send_line(one)
                 await until(server, processes=3, blocked_requests=2, workers_present=2)
-                tell(again)
+                send_line(again)
                 assert await line_of(again) == "pushed"
                 assert await push_and_end(server, 0) == 1
                 assert await line_of(again) == "went on at 1"

@@ -28,7 +28,7 @@ from .clusters import is_stopped, native, until
 
 
 @pytest.mark.anyio
-async def test_that_all_workers_here_wait_for_other_processes_is_nothing_to_warn_of(
+async def test_no_warning_when_all_workers_here_wait_for_other_processes(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def step() -> dict[str, Any]:

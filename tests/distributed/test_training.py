@@ -27,7 +27,7 @@ class Process:
         self.spare = self.granted = 0
         how = Request(self.number, self.training.epoch, limit=self.limit, num_held=self.held)
         self.member = self.training.join(Member(self.uid, self.wake, 9), how)
-        self.hear()
+        self.receive()
         return self.member
 
     @property
@@ -37,13 +37,13 @@ class Process:
     def wake(self) -> None:
         self.num_woken += 1
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         news = self.training.news(self.member)
         self.limit = news["limit"]
         self.spare += news["num_granted"] - self.granted
         self.granted = news["num_granted"]
 
-    def say(self, *, acts: bool = True, **changes: Any) -> None:
+    def send(self, *, acts: bool = True, **changes: Any) -> None:
         done = self.queued if acts else 0
         self.number += acts
         self.queued -= done
@@ -62,7 +62,7 @@ class Process:
 def test_a_second_process_takes_up_the_step_and_the_limit_of_the_first() -> None:
     training = Training("a")
     first = Process(training, "first")
-    first.say(limit=9, published=5)
+    first.send(limit=9, published=5)
     assert training.news(Process(training, "second").member)["limit"] == 9
     assert training.table.state.step == 5
 
@@ -70,8 +70,8 @@ def test_a_second_process_takes_up_the_step_and_the_limit_of_the_first() -> None
 def test_the_answer_is_the_step_after_the_request_and_not_a_later_one() -> None:
     training = Training("a")
     first, second = Process(training, "1"), Process(training, "2")
-    first.say(num_runs=2)
-    second.say(num_runs=5)
+    first.send(num_runs=2)
+    second.send(num_runs=5)
     assert training.news(first.member)["answer"] == (1, 2)
     assert training.news(second.member)["answer"] == (1, 7)
 
@@ -79,29 +79,29 @@ def test_the_answer_is_the_step_after_the_request_and_not_a_later_one() -> None:
 def test_only_waiters_for_a_step_are_woken_by_it() -> None:
     training = Training("a")
     near, far, mover = (Process(training, name) for name in ("near", "far", "mover"))
-    near.say(acts=False, next_step=3)
-    far.say(acts=False, next_step=4)
-    mover.say(published=3)
+    near.send(acts=False, next_step=3)
+    far.send(acts=False, next_step=4)
+    mover.send(published=3)
     assert (near.num_woken, far.num_woken) == (1, 0)
-    near.hear()
-    mover.say(published=5)
+    near.receive()
+    mover.send(published=5)
     assert (near.num_woken, far.num_woken) == (1, 1)
 
 
 def test_a_waiter_for_a_step_that_was_reached_meanwhile_is_woken_at_once() -> None:
     training = Training("a")
     mover, late = Process(training, "mover"), Process(training, "late")
-    mover.say(published=3)
-    late.say(acts=False, next_step=3)
+    mover.send(published=3)
+    late.send(acts=False, next_step=3)
     assert late.num_woken == 1
-    late.hear()
+    late.receive()
     assert late.member.next_step == math.inf
 
 
 def test_a_request_that_comes_again_after_a_cut_counts_once() -> None:
     training = Training("a")
     process = Process(training, "p")
-    process.say(num_runs=3)
+    process.send(num_runs=3)
     training.table.leave(process.member)
     process.join()
     training.take(process.member, Request(1, training.epoch, num_runs=3))
@@ -126,8 +126,8 @@ def test_runs_of_an_earlier_epoch_do_not_count() -> None:
     training = Training("a")
     process = Process(training, "p")
     old = training.epoch
-    process.say(restart_at=7)
-    process.say(epoch=old, num_runs=1)
+    process.send(restart_at=7)
+    process.send(epoch=old, num_runs=1)
     assert training.table.state.step == 7
 
 
@@ -135,11 +135,11 @@ def test_a_restart_of_an_epoch_that_has_ended_already_changes_nothing() -> None:
     training = Training("a")
     one, other = Process(training, "one"), Process(training, "other")
     first = training.epoch
-    one.say(restart_at=7, restart_of=first)
-    other.say(restart_at=3, restart_of=first)
+    one.send(restart_at=7, restart_of=first)
+    other.send(restart_at=3, restart_of=first)
     assert (training.table.state.step, training.table.state.epoch) == (7, 1)
     assert training.news(other.member)["answer"] == (1, 7)
-    other.say(restart_at=3)
+    other.send(restart_at=3)
     assert (training.table.state.step, training.table.state.epoch) == (3, 2)
 
 
@@ -147,13 +147,13 @@ def test_no_ticket_is_granted_before_all_have_reported_runs_without_one() -> Non
     training = Training("a")
     slow, asker = Process(training, "slow"), Process(training, "asker")
     slow.run()
-    asker.say(limit=1, num_wanted=1)
+    asker.send(limit=1, num_wanted=1)
     assert asker.member.granted == 0
-    slow.hear()
-    slow.say(acts=False)  # one run under way: that is the last step
+    slow.receive()
+    slow.send(acts=False)  # one run under way: that is the last step
     assert asker.member.granted == 0
     slow.runs, slow.queued = 0, 0  # it failed
-    slow.say(acts=False)
+    slow.send(acts=False)
     assert asker.member.granted == 1
 
 
@@ -161,9 +161,9 @@ def test_near_the_limit_no_process_gets_more_than_a_share() -> None:
     training = Training("a")
     processes = [Process(training, str(each)) for each in range(4)]
     for each in processes:
-        each.say(acts=False, limit=16)
+        each.send(acts=False, limit=16)
     for each in processes:
-        each.say(acts=False, limit=16, num_wanted=64)
+        each.send(acts=False, limit=16, num_wanted=64)
     assert [each.member.granted for each in processes] == [2, 1, 1, 1]
 
 
@@ -171,9 +171,9 @@ def test_tickets_of_a_process_that_dies_go_to_waiting_processes() -> None:
     training = Training("a")
     dying, waiting = Process(training, "dying"), Process(training, "waiting")
     for each in (dying, waiting):
-        each.say(acts=False, limit=1)
-    dying.say(acts=False, limit=1, num_wanted=1)
-    waiting.say(acts=False, limit=1, num_wanted=1)
+        each.send(acts=False, limit=1)
+    dying.send(acts=False, limit=1, num_wanted=1)
+    waiting.send(acts=False, limit=1, num_wanted=1)
     assert waiting.member.granted == 0
     training.table.leave(dying.member)
     assert waiting.member.granted == 1
@@ -183,39 +183,39 @@ def test_late_runs_of_a_process_that_was_given_up_count_only_where_there_is_room
     training = Training("a")
     late, other = Process(training, "late"), Process(training, "other")
     for each in (late, other):
-        each.say(acts=False, limit=2)
+        each.send(acts=False, limit=2)
     for _ in range(2):
-        late.hear()
-        late.say(acts=False, num_wanted=1)
-    late.hear()
+        late.receive()
+        late.send(acts=False, num_wanted=1)
+    late.receive()
     late.run()
     late.run()
     training.table.leave(late.member)
-    other.hear()
-    other.say(acts=False, num_wanted=1)
-    other.hear()
+    other.receive()
+    other.send(acts=False, num_wanted=1)
+    other.receive()
     other.run()
     late.number = 1
     late.join()
     assert training.table.num_held == 2
     late.runs, late.queued = 0, 2
-    late.say()
+    late.send()
     other.runs, other.queued = 0, 1
-    other.say()
+    other.send()
     assert training.table.state.step == 2
 
 
-def test_what_a_newer_version_says_more_is_left_out() -> None:
+def test_unknown_fields_of_a_message_are_ignored() -> None:
     assert request_of({"number": 1, "epoch": "a", "mood": "fine"}) == Request(1, "a")
 
 
-def test_what_is_left_out_of_a_message_is_as_ever() -> None:
+def test_missing_fields_of_a_message_have_their_defaults() -> None:
     assert message_of(Request(1, "a", limit=0)) == {"number": 1, "epoch": "a", "limit": 0}
     for request in (Request(0, ""), Request(3, "b", restart_at=0, restart_of="a", next_step=7)):
         assert request_of(message_of(request)) == request
 
 
-ACTS = ["run", "end", "fail", "tell", "hear", "ask", "give back", "die", "limit"]
+ACTS = ["run", "end", "fail", "send", "receive", "ask", "give back", "die", "limit"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -239,24 +239,24 @@ def test_step_and_tickets_never_exceed_the_limit_and_all_of_it_is_run(
         elif act == "die":
             training.table.leave(process.member)
             processes[place] = Process(training, f"{process.uid}+")
-        elif act == "hear":
-            process.hear()
+        elif act == "receive":
+            process.receive()
         elif act == "limit" and training.table.state.limit is None:
             # with what is under way already it may be passed, and then nothing else runs
             lowest = max(20, training.table.state.step + sum(each.held for each in processes))
             process.limit = lowest
-            process.say()
-        elif act in ("tell", "ask"):
-            process.say(num_wanted=3 * (act == "ask"))
+            process.send()
+        elif act in ("send", "ask"):
+            process.send(num_wanted=3 * (act == "ask"))
         if training.table.state.limit is not None:
             assert training.table.state.step + sum(each.held for each in processes) <= lowest
     if training.table.state.limit is None:
         return
     for _ in range(200):
         for process in processes:
-            process.hear()
+            process.receive()
             process.queued += process.runs
             process.runs = 0
             process.run()
-            process.say(num_wanted=1 if not process.spare else 0)
+            process.send(num_wanted=1 if not process.spare else 0)
     assert training.table.state.step == training.table.state.limit

@@ -1,4 +1,4 @@
-"""Runs the launcher as users do, with scripts that say what they are. It asserts nothing."""
+"""Runs the launcher as users do, with scripts that print what happens."""
 
 from __future__ import annotations
 

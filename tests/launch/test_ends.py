@@ -16,7 +16,7 @@ from .conftest import Launch
 from .launched import is_gone
 
 
-def test_all_that_end_with_0_are_a_success(launch: Launch) -> None:
+def test_a_run_succeeds_when_all_processes_exit_with_0(launch: Launch) -> None:
     launched = launch("print('done')", "--ps 2 --workers 2")
     assert launched.end() == 0
     assert launched.errors() == ""
@@ -186,7 +186,7 @@ def cluster(first: str, other: str, linger_secs: float) -> Cluster:
     return Cluster([[first_task], [other_task]], linger_secs)
 
 
-TELLS_ITS_END = """
+REPORTS_ITS_END = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("SIGTERM") or 5))
 open({fifo!r}, "w").close()
@@ -200,7 +200,7 @@ def test_the_others_get_sigterm_when_the_first_stage_has_ended(
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     first = f"open({fifo!r}).read()"
-    assert launch_cluster(cluster(first, TELLS_ITS_END.format(fifo=fifo), 0), 10, "launch") == 0
+    assert launch_cluster(cluster(first, REPORTS_ITS_END.format(fifo=fifo), 0), 10, "launch") == 0
     assert capfd.readouterr() == ("other | SIGTERM\n", "")
 
 

@@ -48,7 +48,7 @@ def test_each_process_gets_its_task(launch: Launch) -> None:
         }
 
 
-def test_what_stands_behind_the_script_is_the_scripts(launch: Launch) -> None:
+def test_arguments_after_the_script_belong_to_the_script(launch: Launch) -> None:
     arguments = ["--steps", "3", "--help", "--", "--ps", "a b"]
     launched = launch(WORKER + "print(sys.argv[1:])", "", *arguments)
     assert launched.end() == 0
@@ -70,7 +70,7 @@ def test_a_last_line_without_its_end_gets_one(launch: Launch) -> None:
     assert sorted(lines) == [f"worker:0 | {each}" for each in ("", "a", "b", "c")]
 
 
-def test_bytes_that_are_no_text_stay_what_they_are(launch: Launch) -> None:
+def test_bytes_that_are_not_text_are_unchanged(launch: Launch) -> None:
     launched = launch(WORKER + "sys.stdout.buffer.write(bytes(range(256)) * 3)")
     assert launched.end() == 0
     expected = (bytes(range(256)) * 3 + b"\n").replace(b"\n", b"\nworker:0 | ")

@@ -51,7 +51,7 @@ async def test_a_guard_that_ends_kills_what_was_not_forgotten() -> None:
     assert await ended(forgotten) == -signal.SIGUSR1
 
 
-async def test_what_a_user_has_set_goes_before_a_tasks_default(
+async def test_a_variable_that_the_user_has_set_overrides_a_tasks_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GIVEN", "by the user")
@@ -64,7 +64,7 @@ async def test_what_a_user_has_set_goes_before_a_tasks_default(
     guard.close()
 
 
-async def test_a_guard_heeds_no_signal() -> None:
+async def test_a_guard_ignores_signals() -> None:
     guard = Guard()
     process = started(guard, "print(1); signal.pause()")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -101,7 +101,7 @@ async def test_children_that_a_process_left_get_sigterm_first() -> None:
     guard.close()
 
 
-async def test_a_background_jobs_deafness_to_sigint_is_not_inherited() -> None:
+async def test_processes_of_a_background_job_get_sigint() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         guard = Guard()

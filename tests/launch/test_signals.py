@@ -12,7 +12,7 @@ import pytest
 from .conftest import Launch
 from .launched import Launched, is_gone
 
-TELLS = """
+REPORTS = """
 def end():
     say("got")
     if name == "worker:1":
@@ -28,7 +28,7 @@ ALL = [f"{name:<8} | pid" for name in ("ps:0", "worker:0", "worker:1")]
 
 
 def test_at_ctrl_c_the_workers_end_and_then_the_ps(launch: Launch) -> None:
-    launched = launch(TELLS, "--workers 2")
+    launched = launch(REPORTS, "--workers 2")
     launched.read_until(*ALL)
     launched.interrupt()
     assert launched.end() == 130
@@ -47,7 +47,7 @@ def test_at_ctrl_c_the_workers_end_and_then_the_ps(launch: Launch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_do_the_same(launch: Launch, number: signal.Signals) -> None:
-    launched = launch("on(signal.SIGHUP, lambda: sys.exit(0))\n" + TELLS, "--workers 2")
+    launched = launch("on(signal.SIGHUP, lambda: sys.exit(0))\n" + REPORTS, "--workers 2")
     launched.read_until(*ALL)
     launched.interrupt(number)
     assert launched.end() == 128 + number
@@ -148,7 +148,7 @@ else:
 
 @pytest.mark.parametrize("is_launcher_first", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_is_trained_is_saved_where_all_processes_of_a_group_get_the_signal(
+def test_a_checkpoint_is_saved_when_all_processes_of_a_group_get_the_signal(
     launch: Launch, tmp_path: Path, number: signal.Signals, is_launcher_first: bool
 ) -> None:
     """As a service manager or a batch system does; the launcher sends it to the workers again."""

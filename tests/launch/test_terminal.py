@@ -1,4 +1,4 @@
-"""On a terminal prefixes are coloured, and a line says how far the run is."""
+"""On a terminal prefixes are coloured, and a line shows the progress of the run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Terminal:
         while True:
             try:
                 self.shown += os.read(self._ours, 4096)
-            except OSError:  # Linux says the end of a terminal by it
+            except OSError:  # on Linux the end of a terminal
                 return self.process.wait(20)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ def test_ctrl_c_of_a_terminal_reaches_each_worker_once(tmp_path: Path) -> None:
     assert all(is_gone(pid) for pid in pids)
 
 
-def test_prefixes_are_coloured_and_progress_tells_the_last_step(tmp_path: Path) -> None:
+def test_prefixes_are_coloured_and_progress_shows_the_last_step(tmp_path: Path) -> None:
     script = "if name == 'ps:0': sys.exit()\nprint('loss 0.5, global_step: 1234')\nidle()"
     terminal = Terminal(written(tmp_path, script))
     try:

@@ -111,10 +111,7 @@ class DaskSession(FunctionSession):
         self._last_epoch = source.epoch  # in which its last run began
 
     def lost_epoch(self) -> str:
-        """The epoch that ends when its model is restored, unless another session has ended it.
-
-        That is the one of its last run; after a restart of the scheduler, its first one.
-        """
+        """The epoch of its last run; after a restart of the scheduler, its first one."""
         incarnation = self._source.incarnation
         return self._last_epoch if incarnation == self._incarnation else first_epoch(incarnation)
 

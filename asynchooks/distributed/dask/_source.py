@@ -31,8 +31,7 @@ class Action(NamedTuple):
     restart_of: str = ""
     is_done: bool = False
     epoch: str = ""
-    ticket_of: int | None = None
-    """The step's epoch here in which a run got its ticket, if it has one."""
+    ticket_of: int | None = None  # the epoch of the step here in which a run got its ticket
     slot: Slot | None = None
 
 
@@ -44,11 +43,7 @@ class Begun(NamedTuple):
 
 
 class DaskSource(StepSource):
-    """One process of a training. A `DaskCluster` makes it and closes it.
-
-    Args:
-        kick: has the stream check for a request; called from any thread.
-    """
+    """One process of a training; `kick` has the stream check for a request, in any thread."""
 
     def __init__(self, global_step: GlobalStep, kick: Callable[[], None]) -> None:
         self.step = global_step
@@ -83,10 +78,7 @@ class DaskSource(StepSource):
         self._kick()
 
     async def do(self, action: Action) -> int:
-        """Have something done at the scheduler; returns the step after that.
-
-        Cancellation safe: it is done also where the caller is cancelled.
-        """
+        """Have something done at the scheduler, also if cancelled; returns the step after that."""
         slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
         self._add(action._replace(slot=slot, epoch=self.epoch))
         return await self._answer_to(slot)
@@ -96,11 +88,7 @@ class DaskSource(StepSource):
         return Begun(self.epoch, self.step.epoch)
 
     def count_run(self, begun: Begun, published: int = 0) -> Coroutine[Any, Any, int]:
-        """Count a run that has a ticket; from any thread.
-
-        Returns:
-            A coroutine for the step after it; the ticket is settled as soon as that returns.
-        """
+        """Count a run with a ticket, from any thread; returns a coroutine for the step after it."""
         slot = Slot(current_engine(), f"the scheduler's answer about {self.step.name}")
         action = Action(
             num_runs=0 if published else 1, published=published,

@@ -203,37 +203,37 @@ class DaskStream:
             )
 
     async def _serve_until_end(self, comm: Any) -> None:
+        """Send and receive over one connection after the other."""
         try:
-            await self._serve(comm)
+            while comm is not None:
+                comm = await self._reconnect(await self._serve(comm))
         except asyncio.CancelledError:
             # unless `close` did it: a synchronous client ended its event loop
             self._set_state(SourceState.CLOSED, "its Dask client is closed")
             raise
-        except Exception as error:  # a defect; no task may wait for ever because of it
+        except Exception as error:  # the plugin is refused, or a defect: no task may wait for ever
             logger.exception("The connection to %s failed", self._scheduler.address)
             self._set_state(SourceState.CLOSED, repr(error))
 
-    async def _serve(self, comm: Any) -> None:
-        """Send and receive until the end, over one connection after the other."""
-        while True:
-            self.comm = comm
-            reason = "the connection ended"
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._send_heartbeats())
-                    group.create_task(self._send(comm))
-                    self._kicked.set()
-                    while True:
-                        self._receive(await comm.read())
-            except* (OSError, _Closed) as ended:
-                reason = repr(ended.exceptions[0])
-            finally:
-                comm.abort()
-            comm = await self._reconnect(reason)
-            if comm is None:
-                return
+    async def _serve(self, comm: Any) -> str:
+        """Send and receive over a connection; returns why it ended."""
+        self.comm = comm
+        reason = ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_heartbeats())
+                group.create_task(self._send(comm))
+                self._kicked.set()
+                while True:
+                    self._receive(await comm.read())
+        except* OSError as ended:
+            reason = repr(ended.exceptions[0])
+        finally:
+            comm.abort()
+        return reason
 
     async def _reconnect(self, reason: str) -> Any:
+        """The next connection; None if the client is closed."""
         pause = _FIRST_PAUSE_SECS
         while not self._scheduler.is_closed:
             self._set_state(SourceState.LOST, f"{self._scheduler.address}: {reason}")
@@ -242,10 +242,6 @@ class DaskStream:
                     return await self._join(self._heartbeat_secs, is_reconnect=True)
             except (OSError, TimeoutError) as error:
                 reason = repr(error)
-            except Exception as error:
-                logger.exception("%s refuses the connection", self._scheduler.address)
-                self._set_state(SourceState.CLOSED, repr(error))
-                return None
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
         self._set_state(SourceState.CLOSED, f"its Dask client is closed ({reason})")
@@ -275,7 +271,7 @@ class DaskStream:
         while True:
             await asyncio.sleep(self._interval_secs)
             if self._scheduler.is_closed:
-                raise _Closed("closed")
+                raise ConnectionAbortedError("the Dask client is closed")
             self._num_silent += 1
             if self._num_silent > _HEARTBEATS:
                 reason = f"{self._scheduler.address} is silent for {self._heartbeat_secs:g} s"
@@ -297,10 +293,6 @@ class DaskStream:
 
 def _is_welcome(answer: Any) -> bool:
     return isinstance(answer, dict) and "version" in answer
-
-
-class _Closed(Exception):  # noqa: N818 - it only ends a connection
-    pass
 
 
 async def _awaited(result: Any) -> Any:

@@ -15,31 +15,20 @@ from .._membership import Member, MembershipTable
 class Request(NamedTuple):
     """What one process sends to the scheduler: actions, and the present state of the process."""
 
-    number: int
-    """Of the last request with an action, or heartbeat: counted from 1; each is answered."""
-    epoch: str
-    """The epoch that it knows; runs of another one do not count any more."""
-    num_runs: int = 0
-    """Action: steps that were run."""
-    published: int = 0
-    """Action: a step that is reached at least."""
-    restart_at: int | None = None
-    """Action: a step at which a new epoch begins."""
-    restart_of: str = ""
-    """The epoch that it ends: once, also where several processes request it; empty: the present
-    one."""
-    is_done: bool = False
-    """Action: forget the training when the last process has left it."""
-    next_step: float = math.inf
-    """The lowest step that a task there waits for."""
-    limit: int | None = None
-    """The largest limit that it knows of; None: its runs are under way without tickets."""
-    num_held: int = 0
-    """Runs that are under way there or may begin, without those of `num_runs`."""
-    num_granted: int = 0
-    """Tickets received in this epoch so far: later ones are not in `num_held`."""
-    num_wanted: int = 0
-    """Tickets that it waits for."""
+    number: int  # of the last request with an action, or heartbeat: from 1; each is answered
+    epoch: str  # that it knows; runs of another one do not count any more
+    # Actions
+    num_runs: int = 0  # steps that were run
+    published: int = 0  # a step that is reached at least
+    restart_at: int | None = None  # a step at which a new epoch begins
+    restart_of: str = ""  # the epoch that it ends, once; empty: the present one
+    is_done: bool = False  # forget the training when the last process has left it
+    # State
+    next_step: float = math.inf  # the lowest step that a task there waits for
+    limit: int | None = None  # the largest that it knows; None: it runs without tickets
+    num_held: int = 0  # runs under way there, or that may begin, without those of `num_runs`
+    num_granted: int = 0  # tickets received in this epoch: later ones are not in `num_held`
+    num_wanted: int = 0  # tickets that it waits for
 
 
 class Training:

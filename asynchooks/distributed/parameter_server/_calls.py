@@ -21,13 +21,7 @@ class ActorGoneError(StepSourceLostError):
 
 
 class ActorCalls:
-    """Makes the calls of one process to one actor, over Dask's pool of connections.
-
-    Args:
-        address: of the actor.
-        client: a `distributed.Client`, of this event loop or of another thread's; None within a
-            task of Dask, whose worker's connections are used.
-    """
+    """Makes the calls of one process to one actor, over the connections of its client or worker."""
 
     def __init__(self, address: ServerAddress, client: Any) -> None:
         owner = client if client is not None else own_worker()
@@ -66,11 +60,7 @@ class ActorCalls:
         return await self._run(what, lambda: self._execute(function, args), until, stop, when_late)
 
     async def is_gone(self, until: float) -> bool:
-        """Whether the actor's worker has left its cluster, according to the scheduler.
-
-        Raises:
-            StepSourceLostError: the scheduler does not answer.
-        """
+        """Whether the scheduler says that the actor's worker has left; raises if it is silent."""
         place = self.address.worker
 
         async def look() -> bool:
@@ -109,23 +99,33 @@ class ActorCalls:
 
         left = StepSourceLostError("this process has left the parameter server")
         self._loop.spawn(work, end, left)
-        self.loss.add(slot)
         try:
-            with EndsAtStop(slot, stop):
-                outcome = await slot.engine.park(slot, until)
+            outcome = await self.park(slot, stop, until)
+            if outcome is TIMED_OUT:
+                raise StepSourceLostError(f"no answer from {self.address.worker}: {what}")
         except BaseException:
             leave()
             raise
+        return outcome.unwrap()
+
+    async def park(self, slot: Slot, stop: Stop | None, until: float = math.inf) -> Any:
+        """Wait until the slot is woken, or until a time; returns its value.
+
+        Raises:
+            StopTraining: the stop came first.
+            StepSourceLostError: the server is lost for good.
+        """
+        self.loss.add(slot)
+        try:
+            with EndsAtStop(slot, stop):
+                value = await slot.engine.park(slot, until)
         finally:
             self.loss.discard(slot)
-        if isinstance(outcome, Outcome):
-            return outcome.unwrap()
-        leave()
-        if outcome is STOPPED and not self.loss.is_set:
-            raise StopTraining(f"a stop was requested while waiting for {what}")
-        if outcome is TIMED_OUT:
-            raise StepSourceLostError(f"no answer from {self.address.worker}: {what}")
-        raise self.loss.error()
+        if value is not STOPPED:
+            return value
+        if self.loss.is_set:
+            raise self.loss.error()
+        raise StopTraining(f"a stop was requested while waiting for {slot.what}")
 
     async def _execute(self, function: str, args: tuple[Any, ...]) -> Any:
         from distributed.protocol import to_serialize
@@ -153,11 +153,7 @@ class ActorCalls:
 
 
 def own_worker() -> Any:
-    """The Dask worker that this code runs on.
-
-    Raises:
-        ImportError, ValueError: Dask is not installed; or this is no Dask task.
-    """
+    """The Dask worker that this code runs on; ValueError if this is no Dask task."""
     try:
         from distributed import get_worker
 
@@ -171,12 +167,7 @@ def own_worker() -> Any:
 
 
 async def gone_workers(worker: Any, places: Collection[str], secs: float) -> set[str]:
-    """The addresses that the scheduler does not know; none, if it does not answer.
-
-    Args:
-        worker: a Dask worker or client, of this event loop.
-        secs: how long the scheduler may take, > 0.
-    """
+    """The addresses that the scheduler does not know; none, if it does not answer in time."""
     if not places:
         return set()
     try:

@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..._engine.base import STOPPED, Engine, EngineTask, Slot
-from ..._engine.stop import EndsAtStop, Loss, Stop
+from ..._engine.base import Engine, EngineTask, Slot
+from ..._engine.stop import Stop
 from ..._errors import StepSourceLostError, StopTraining
 from ..._step.global_step import GlobalStep
 from ..._step.source import SourceState, StepSource
@@ -38,11 +38,7 @@ _DISCONNECT_SECS = 2.0
 
 
 class ServerView:
-    """The newest state of the server that this process knows; its `ServerClient` makes it.
-
-    Args:
-        step: follows the state.
-    """
+    """The newest state of the server that this process knows; the step follows it."""
 
     def __init__(self, step: GlobalStep) -> None:
         self._step = step
@@ -112,16 +108,11 @@ class PendingWait(Slot):
 
 
 class PendingWaits:
-    """The waits of this process's workers that have not ended; a `ServerClient` makes it.
+    """The waits of this process's workers that have not ended."""
 
-    Args:
-        loss: ends them all.
-        look_again: called when one was released; from any thread.
-    """
-
-    def __init__(self, engine: Engine, loss: Loss, look_again: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, calls: ActorCalls, look_again: Callable[[], None]) -> None:
         self._engine = engine
-        self._loss = loss
+        self._calls = calls
         self._look_again = look_again
         self._numbers = itertools.count(1)
         self._waits: dict[int, PendingWait] = {}
@@ -159,7 +150,7 @@ class PendingWaits:
         """Wait until a wait has ended; returns the parameters, if it was one to begin a step.
 
         Args:
-            ending, snapshot: what has come with the answer; None: the end comes with news.
+            ending, snapshot: those of the answer; None: the end comes with news.
 
         Raises:
             StopTraining: the stop came first.
@@ -167,28 +158,15 @@ class PendingWaits:
             Exception: the protocol's.
         """
         if ending is None:
-            ending, snapshot = await self._news_of(wait, stop)
+            try:
+                ending, snapshot = await self._calls.park(wait, stop)
+            except BaseException:
+                self.release(wait)
+                raise
         self._waits.pop(wait.number, None)
         if ending.error is not None:
             raise ending.error
         return snapshot
-
-    async def _news_of(self, wait: PendingWait, stop: Stop | None) -> Any:
-        self._loss.add(wait)
-        try:
-            with EndsAtStop(wait, stop):
-                value = await self._engine.park(wait)
-        except BaseException:
-            self.release(wait)
-            raise
-        finally:
-            self._loss.discard(wait)
-        if value is not STOPPED:
-            return value
-        self.release(wait)
-        if self._loss.is_set:
-            raise self._loss.error()
-        raise StopTraining(f"a stop was requested while waiting for {wait.what}")
 
     def release(self, wait: PendingWait) -> None:
         """Abandon a wait; from any thread."""
@@ -198,13 +176,7 @@ class PendingWaits:
 
 
 class ServerClient(StepSource):
-    """One process's connection; a `RemoteParameterServer` makes it, opens it and closes it.
-
-    Args:
-        calls: to the host's actor.
-        step: is fed from there.
-        engine: of the workers' event loop.
-    """
+    """One process's connection, for the event loop of its workers."""
 
     def __init__(self, calls: ActorCalls, step: GlobalStep, engine: Engine) -> None:
         self._calls = calls
@@ -215,7 +187,7 @@ class ServerClient(StepSource):
         self.view = ServerView(step)
         self._sent: Report | None = None  # last
         self._sent_at = -math.inf
-        self.waits = PendingWaits(engine, calls.loss, self.look_again)
+        self.waits = PendingWaits(engine, calls, self.look_again)
         self._look = Slot(engine, "something to report")
         self._is_closing = False
         self._loss: StepSourceLostError | None = None
@@ -224,15 +196,13 @@ class ServerClient(StepSource):
         self.welcome: Welcome
 
     async def open(self, until: float) -> None:
-        """Connect, and begin to receive news.
-
-        Raises:
-            StepSourceLostError: the server cannot be reached.
-        """
+        """Connect, and begin to receive news."""
         state, self.welcome = await self._calls.call(
             "connect", self._name, self._calls.place, until=until
         )
         self.view.abandons_stale = self.welcome.abandons_stale
+        interval_secs = self.welcome.lease_secs / _HEARTBEATS_PER_LEASE
+        self._interval_secs = min(interval_secs, _LONGEST_INTERVAL_SECS)
         self.view.learn(state)
         self._step.feed_from(self)
         self._tasks = [
@@ -313,13 +283,9 @@ class ServerClient(StepSource):
     async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except Exception as error:  # an unexpected answer: of another version, perhaps
+        except Exception as error:  # an answer of another version, perhaps
             logger.exception("The parameter server gave an unexpected answer")
-            self._give_up(f"the parameter server's answer was not understood: {error!r}")
-
-    @property
-    def _interval_secs(self) -> float:
-        return min(self.welcome.lease_secs / _HEARTBEATS_PER_LEASE, _LONGEST_INTERVAL_SECS)
+            self._give_up(f"the parameter server gave an unexpected answer: {error!r}")
 
     def _answer_by(self) -> float:
         """The time until which an answer must come."""

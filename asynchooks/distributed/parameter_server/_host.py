@@ -29,13 +29,7 @@ logger = logging.getLogger("asynchooks")
 
 
 class StepMirror:
-    """Shows the updates as the step of a `DaskCluster`, and takes its limit; a `Host` owns it.
-
-    Args:
-        training: its name.
-        step: counts the updates.
-        on_limit: called when the step has got a limit from other processes.
-    """
+    """Shows the updates as the step of a `DaskCluster`, and takes its limit."""
 
     def __init__(self, training: str, step: GlobalStep, on_limit: Callable[[], object]) -> None:
         self._training = training
@@ -46,11 +40,7 @@ class StepMirror:
         self._shown: State | None = None
 
     async def open(self, scheduler: str) -> None:
-        """Join the training at the scheduler with this address; its present step is replaced.
-
-        Raises:
-            ConnectionError, RuntimeError: as opening a `DaskCluster`.
-        """
+        """Join the training at the scheduler with this address; its present step is replaced."""
         from ..dask._cluster import DaskCluster
 
         cluster = DaskCluster(scheduler, self._training, published_only=True)
@@ -104,13 +94,8 @@ class StepMirror:
 class Host:
     """The actor: `host_parameter_server` makes it and closes it; `RemoteParameterServer` calls it.
 
-    Every method runs on the event loop of a Dask worker, and returns the server's state, too.
-
-    Args:
-        lease_secs: seconds without a message from a process after which its workers count as
-            having left, > 0; infinite: never.
-        training: of a `DaskCluster`, whose step shows the updates; None: none.
-        options: as `ParameterServer` takes them; the others, too.
+    Every method runs on the event loop of a Dask worker, and returns the server's state, too. The
+    arguments are those of `host_parameter_server`, the options those of `ParameterServer`.
     """
 
     def __init__(
@@ -127,7 +112,7 @@ class Host:
             parameters, protocol, num_workers=num_workers, global_step=step, **options
         )
         self._lease_secs = lease_secs
-        self._processes = ServedProcesses(self._server, lease_secs, self._state)
+        self._processes = ServedProcesses(self._server, lease_secs)
         self._mirror = None if training is None else StepMirror(training, step, self._state)
         self._is_gone = False
         self._num_requests = 0
@@ -135,11 +120,7 @@ class Host:
         self._worker: Any = None  # the Dask worker that it is on
 
     async def open(self, scheduler: str) -> None:
-        """Call it before anything else.
-
-        Raises:
-            ConnectionError, RuntimeError: the scheduler does not take the step.
-        """
+        """Call it before anything else; raises as opening a `DaskCluster`."""
         self._worker = own_worker()
         if self._mirror is not None:
             await self._mirror.open(scheduler)
@@ -157,11 +138,7 @@ class Host:
             await self._mirror.aclose()
 
     async def connect(self, process: str, place: str | None = None) -> Answer:
-        """Register a process, which may be on a Dask worker.
-
-        Raises:
-            StepSourceLostError: the server was closed.
-        """
+        """Register a process, which may be on a Dask worker."""
         if self._is_gone:
             raise StepSourceLostError("the parameter server is gone: its host has closed it")
         self._processes.open(process).place = place

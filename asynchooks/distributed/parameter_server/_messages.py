@@ -25,36 +25,28 @@ class Report(NamedTuple):
     """What a process waits for, and what it knows."""
 
     process: str
-    number: int
-    """Requests overtake each other: the report with the larger number is newer."""
+    number: int  # requests overtake each other: the report with the larger number is newer
     known: State | None
-    next_step: float
-    """The lowest version that a task there waits for; infinite if none does."""
-    limit: int | None
-    """The limit of its step, if any."""
+    next_step: float  # the lowest version that a task there waits for; infinite: none
+    limit: int | None  # of its step
     has_sessions: bool
-    released: tuple[int, ...]
-    """Waits that were requested and are abandoned now."""
-    received: int
-    """The number of the last received ending."""
+    released: tuple[int, ...]  # waits that were requested and are abandoned now
+    received: int  # the number of the last received ending
 
 
 class Ending(NamedTuple):
-    """How a wait ended."""
+    """The end of a wait."""
 
-    wait: int
-    """Its number, given by its process."""
+    wait: int  # its number, given by its process
     error: Exception | None
 
 
 class News(NamedTuple):
     """The answer to a process's blocked request, beside the state."""
 
-    received: int
-    """The number of the last ending."""
+    received: int  # the number of the last ending
     endings: list[Ending]
-    snapshot: Snapshot | None
-    """The parameters, if any worker may begin a step: once for all of them."""
+    snapshot: Snapshot | None  # the parameters, if any worker may begin a step
 
 
 class Welcome(NamedTuple):
@@ -64,8 +56,7 @@ class Welcome(NamedTuple):
     abandons_stale: bool
     waits_after: bool
     lease_secs: float
-    what: str
-    """The protocol, for messages."""
+    protocol: str  # for messages
 
 
 Answer = tuple[State, Any]

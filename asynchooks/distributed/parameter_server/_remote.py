@@ -261,7 +261,7 @@ class RemoteParameterServer(AsyncOnly, Membership):
         if self._opened is None:
             return f"<RemoteParameterServer at {self.address.worker}, not open>"
         return (
-            f"<RemoteParameterServer {self._server.welcome.what} at {self.address.worker}, "
+            f"<RemoteParameterServer {self._server.welcome.protocol} at {self.address.worker}, "
             f"version {self.version}>"
         )
 

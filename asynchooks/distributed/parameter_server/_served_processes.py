@@ -6,7 +6,7 @@ Which of them are alive and have news is known by the membership table; `Host` a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ..._engine.base import Engine, EngineTask, Slot
 from ..._engine.current import current_engine
@@ -86,6 +86,7 @@ class ServedProcess(Member):
         """A wait has ended whose process expects the end by its blocked request."""
         self._num_ended += 1
         self._ended[self._num_ended] = wait
+        self._wake()
 
     def endings(self) -> tuple[int, list[Ending]]:
         """(The number of the last one, all that have not been received), in order."""
@@ -105,18 +106,11 @@ class ServedProcesses:
 
     A process that is silent for longer than the lease is away: its workers leave, so that others do
     not wait for them, and join again at its next request.
-
-    Args:
-        lease_secs: seconds without a message after which a process is silent.
-        on_end: called when a wait has ended whose process expects the end.
     """
 
-    def __init__(
-        self, server: ParameterServer, lease_secs: float, on_end: Callable[[], object]
-    ) -> None:
+    def __init__(self, server: ParameterServer, lease_secs: float) -> None:
         self._server = server
         self._lease_secs = lease_secs
-        self._on_end = on_end
         self.tick_secs = lease_secs / _TICKS
         """Seconds between two calls of `tick`."""
         self.table: MembershipTable[ServedProcess] = MembershipTable()
@@ -247,7 +241,6 @@ class ServedProcesses:
         wait.error, wait.is_done = error, True
         if wait.is_awaited:
             process.end(wait)
-            self._on_end()
 
     async def _end_of(self, wait: Wait) -> Exception | None:
         server = self._server
