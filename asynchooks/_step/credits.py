@@ -1,9 +1,13 @@
-"""When a process requests tickets, how many, and when it returns them. It sends no request."""
+"""When a process requests tickets, how many, and when it returns them; how many it gets.
+
+It sends no request: the sources of steps do, and the tables of their members grant.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from .source import Demand
 
@@ -13,6 +17,15 @@ _IDLE_SECS = 0.1
 """Tickets that were not used for so long are returned: other processes may wait for them."""
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.01, 0.5
 """Between two requests, after one that was granted none: other processes hold the rest."""
+
+
+def share_of(free: Any, num_members: Any, maximum: Callable[[Any, Any], Any] = max) -> Any:
+    """How many of the free tickets one member gets at most, >= 1.
+
+    Near the limit it is half of an equal share, so that one process does not hold tickets that
+    others could use. The numbers may be tensors, with `maximum` for those.
+    """
+    return maximum(free // (2 * maximum(num_members, 1)), 1)
 
 
 class Move(NamedTuple):

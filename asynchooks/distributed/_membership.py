@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from .._step.credits import share_of
+
 _NUM_LEFT = 1000
 """Members that have left whose late messages are recognized."""
 
@@ -200,8 +202,7 @@ class MembershipTable(Generic[M]):
         """Grant tickets to the members that want some, as long as there are any.
 
         Not before every member has reported its runs under way without tickets, from before it
-        knew the limit. Near the limit each gets a share, so that one process does not hold tickets
-        that others could use.
+        knew the limit.
         """
         limit = self.state.limit
         if limit is None or not self._wanting:
@@ -212,7 +213,7 @@ class MembershipTable(Generic[M]):
         for member in list(self._wanting.values()):
             if free <= 0:
                 return
-            num = min(member.wanted, max(1, free // (2 * len(self.members))))
+            num = min(member.wanted, share_of(free, len(self.members)))
             member.held += num
             member.granted += num
             member.wanted = 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._step.credits import LARGEST_BATCH, CreditPolicy, Move
+from asynchooks._step.credits import LARGEST_BATCH, CreditPolicy, Move, share_of
 from asynchooks.distributed import Demand
 
 
@@ -24,6 +24,11 @@ def idle(now: float = 0.0) -> CreditPolicy:
     policy = CreditPolicy()
     policy.next_move(demand(), now - 1.0)
     return policy
+
+
+def test_a_share_is_half_of_an_equal_one_and_at_least_one_ticket() -> None:
+    assert [share_of(free, 4) for free in (64, 16, 15, 8, 7, 1)] == [8, 2, 1, 1, 1, 1]
+    assert share_of(7, 0) == 3  # all members have left
 
 
 def test_without_a_limit_or_without_a_session_all_is_given_back_and_nothing_asked_for() -> None:

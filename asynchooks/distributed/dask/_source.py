@@ -244,12 +244,11 @@ class DaskSource(StepSource):
             actions = (self._sent or []) if takes or resends else []
         limits = [each for each in (demand.limit, self.limit) if each is not None]
         valid = [each for each in actions if each.epoch == self.epoch]
-        restarts = [each for each in actions if each.restart_at is not None]
+        restart = actions[0] if actions else Action()  # one that begins an epoch is alone
         return Request(
             number=self._number, epoch=self.epoch, num_runs=sum(each.num_runs for each in valid),
             published=max((each.published for each in valid), default=0),
-            restart_at=restarts[0].restart_at if restarts else None,
-            restart_of=restarts[0].restart_of if restarts else "",
+            restart_at=restart.restart_at, restart_of=restart.restart_of,
             is_done=any(each.is_done for each in actions),
             next_step=demand.next_step, limit=max(limits, default=None),
             num_held=max(0, num_held) if self.grants_credits else 0,

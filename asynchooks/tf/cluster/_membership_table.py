@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ..._step.credits import share_of
+
 NUM_SLOTS = 256
 """Processes that may train at once."""
 NEVER = int(np.iinfo(np.int64).max)
@@ -184,7 +186,7 @@ class MembershipTable:
             others = tf.reduce_sum(slots[1:, HELD]) - slots[slot + 1, HELD]
             num_processes = NUM_SLOTS - tf.reduce_sum(_equals(slots[1:, PROCESS_ID], 0))
             free = tf.maximum((limit - step - others - mine + stride - 1) // stride, 0)
-            share = tf.maximum(free // (2 * tf.maximum(num_processes, 1)), 1)
+            share = share_of(free, num_processes, tf.maximum)
             granted = tf.minimum(tf.minimum(wanted, share), free)
             held = _with_value(slots, slot + 1, HELD, mine + granted * stride)
             kept = tf.where(is_mine, held, slots)
