@@ -68,7 +68,6 @@ class Output:
     """
 
     def __init__(self, names: Sequence[str], progress: Callable[[], str]) -> None:
-        self._names = list(names)
         self._progress = progress
         self._lock = anyio.Lock()  # first come, first served: lines keep the order of arrival
         self._thread = WorkThread(current_engine(), "asynchooks-output")
@@ -115,19 +114,20 @@ class Output:
 
     def close(self) -> None:
         """Erase the line of progress; a write that is under way is not awaited."""
-        if self._is_drawn:
-            self._is_drawn = False
-            _write_all(self._stderr, _ERASE, is_needed=False)
+        self._erase()
         self._thread.close()
 
     async def _call(self, fn: Callable[[], None]) -> None:
         async with self._lock:
             await self._thread.run(fn, _GRACE_SECS)
 
-    def _write(self, data: bytes) -> None:
+    def _erase(self) -> None:
         if self._is_drawn:
             self._is_drawn = False
             _write_all(self._stderr, _ERASE, is_needed=False)
+
+    def _write(self, data: bytes) -> None:
+        self._erase()
         _write_all(self._stdout, data)
         if self.has_progress:
             self._draw()
