@@ -85,6 +85,27 @@ async def test_the_last_of_two_requests_for_news_is_the_one_that_is_answered() -
 
 
 @pytest.mark.anyio
+async def test_the_end_of_a_wait_answers_the_blocked_request() -> None:
+    server = host()
+    state, _ = await server.connect("a")
+    assert await pushed_by(server, "a", 0, 1, wait=7) is None
+    found: list[News] = []
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            found.append((await server.events(report("a", 2, state)))[1])
+
+        group.start_soon(ask)
+        await settle()
+        assert found == []
+        assert (await pushed_by(server, "b", 1, 1, wait=9)).error is None
+        with anyio.fail_after(5):
+            while not found:
+                await settle()
+    assert [each.wait for each in found[0].endings] == [7]
+
+
+@pytest.mark.anyio
 async def test_a_request_that_a_disconnect_has_overtaken_does_nothing() -> None:
     server = host()
     state, _ = await server.connect("a")
