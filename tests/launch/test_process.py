@@ -6,10 +6,13 @@ import os
 import select
 import signal
 import sys
+import time
+from pathlib import Path
 
 import anyio
 import pytest
 
+from asynchooks._engine.current import now
 from asynchooks.launch._cluster import Task
 from asynchooks.launch._process import Guard, Process, adopted_orphans
 
@@ -31,6 +34,17 @@ def started(guard: Guard, code: str) -> Process:
     process = guard.start(Task("task", command))
     assert select.select([process.stdout], [], [], 20)[0]
     return process
+
+
+def ignores_sighup(pid: int) -> bool:
+    """Whether the process ignores SIGHUP within some seconds: it may still be starting."""
+    deadline = now() + 20
+    while now() < deadline:
+        ignored = Path(f"/proc/{pid}/status").read_text().split("SigIgn:")[1].split()[0]
+        if int(ignored, 16) & 1 << signal.SIGHUP - 1:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 async def ended(process: Process) -> int:
@@ -67,6 +81,7 @@ async def test_a_variable_that_the_user_has_set_overrides_a_tasks_default(
 async def test_a_guard_ignores_signals() -> None:
     guard = Guard()
     process = started(guard, "print(1); signal.pause()")
+    assert ignores_sighup(guard._popen.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         guard._popen.send_signal(number)
     guard.close()
