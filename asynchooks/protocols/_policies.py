@@ -1,18 +1,16 @@
-"""The protocols of asynchronous training that have a name in the literature, with their sources.
+"""The protocols of asynchronous training that have a name in the literature, and parse_protocol.
 
 The names are those of Dutta et al. 2018, "Slow and Stale Gradients Can Win the Race".
 """
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ._arguments import as_count
+from .. import _check as check
 from ._server import ParameterServer, Protocol
-
-if TYPE_CHECKING:
-    from ._server import ParameterServer
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class _Collecting(Protocol):
 
     def __post_init__(self) -> None:
         # a plain int, so that parse_protocol can read the repr
-        object.__setattr__(self, "k", as_count("k", self.k, "gradients", least=1))
+        object.__setattr__(self, "k", check.integer("k", self.k, least=1))
 
     def num_gradients(self, server: ParameterServer) -> int:
         return self.k
@@ -103,9 +101,7 @@ class KSync(_OneOfEach):
         return version == server.version and not server.has_collected(worker)
 
     async def begin_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(
-            worker
-        )  # it may have crashed after its push, and be back already
+        await server.wait_for_update(worker)  # it may be back from a crash after its push
 
     async def end_step(self, server: ParameterServer, worker: int) -> None:
         await server.wait_for_update(worker)
@@ -197,8 +193,7 @@ class StaleSynchronous(Protocol):
     staleness: int
 
     def __post_init__(self) -> None:
-        steps = as_count("staleness", self.staleness, "steps", least=0)
-        object.__setattr__(self, "staleness", steps)
+        object.__setattr__(self, "staleness", check.integer("staleness", self.staleness, least=0))
 
     def num_gradients(self, server: ParameterServer) -> int:
         return 1
@@ -227,9 +222,8 @@ class DiscardStale(Protocol):
     bound: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.protocol, Protocol):
-            raise TypeError(f"protocol is {self.protocol!r}; give one, such as Asynchronous()")
-        object.__setattr__(self, "bound", as_count("bound", self.bound, "updates", least=0))
+        check.instance("protocol", self.protocol, Protocol, "one, such as Asynchronous()")
+        object.__setattr__(self, "bound", check.integer("bound", self.bound, least=0))
 
     @property
     def abandons_stale(self) -> bool:  # type: ignore[override]
@@ -250,3 +244,102 @@ class DiscardStale(Protocol):
 
     def check(self, num_workers: int) -> None:
         self.protocol.check(num_workers)
+
+
+_PLAIN: dict[str, Callable[[], Protocol]] = {"async": Asynchronous, "sync": Synchronous}
+_WITH_K: dict[str, Callable[[int], Protocol]] = {
+    "ksync": KSync,
+    "kbatch-sync": KBatchSync,
+    "kasync": KAsync,
+    "kbatch-async": KBatchAsync,
+}
+_CLASSES: dict[str, Callable[..., Protocol]] = {
+    each.__name__: each
+    for each in (
+        Asynchronous, Synchronous, KSync, KBatchSync, KAsync, KBatchAsync, StaleSynchronous,
+        DiscardStale,
+    )
+}  # fmt: skip
+
+
+def parse_protocol(text: str, num_workers: int) -> Protocol:
+    """The protocol that a text names, for a command line.
+
+    Args:
+        text: "async", "sync", "ksync:K", "kbatch-sync:K", "kasync:K", "kbatch-async:K" or "ssp:S",
+            followed by "+discard:B" to discard gradients above that staleness. Or the repr of
+            such a protocol, which a report shows: "StaleSynchronous(staleness=3)".
+        num_workers: >= 1; K of "ksync" and "kasync" is at most this.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is none of these (lists them).
+    """
+    check.instance("text", text, str, "the name of a protocol, such as 'async'")
+    try:
+        protocol = _printed(text) if text.strip().endswith(")") else _named(text)
+        protocol.check(num_workers)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{text!r} is no protocol: {error}. Allowed: async, sync, ksync:K, kbatch-sync:K, "
+            f"kasync:K, kbatch-async:K with K >= 1, of ksync and kasync at most {num_workers}; "
+            "ssp:S with S >= 0; each with +discard:B behind it, B >= 0; or what such a protocol "
+            "prints as"
+        ) from None
+    return protocol
+
+
+def _named(text: str) -> Protocol:
+    base, *rest = text.split("+")
+    protocol = _base(base)
+    for each in rest:
+        name, _, bound = each.partition(":")
+        if name != "discard":
+            raise ValueError(f'{each!r} is no "discard:B"')
+        protocol = DiscardStale(protocol, _number(bound, each))
+    return protocol
+
+
+def _base(text: str) -> Protocol:
+    if text in _PLAIN:
+        return _PLAIN[text]()
+    name, colon, number = text.partition(":")
+    if name in _WITH_K and colon:
+        return _WITH_K[name](_number(number, text))
+    if name == "ssp" and colon:
+        return StaleSynchronous(_number(number, text))
+    raise ValueError(f"{text!r} is not known")
+
+
+def _number(digits: str, where: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(f"{where!r} has no integer behind its colon") from None
+
+
+def _printed(text: str) -> Protocol:
+    try:
+        expression = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"{text!r} is not known") from None
+    return _built(expression, text)
+
+
+def _built(call: ast.expr, text: str) -> Protocol:
+    """The protocol of a call expression; its arguments may be numbers and protocols only."""
+    name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+    if not isinstance(call, ast.Call) or name not in _CLASSES:
+        raise ValueError(f"{text!r} is not known")
+    arguments = [_value(each, text) for each in call.args]
+    named = {each.arg or "**": _value(each.value, text) for each in call.keywords}
+    return _CLASSES[name](*arguments, **named)
+
+
+def _value(expression: ast.expr, text: str) -> object:
+    if isinstance(expression, ast.Call):
+        return _built(expression, text)
+    try:
+        return ast.literal_eval(expression)
+    except ValueError:
+        raise ValueError(f"{text!r} holds what is no number and no protocol") from None

@@ -11,16 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from .. import _check as check
 from .._engine.base import Slot
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
-from ._arguments import as_count
 from ._clocks import Clocks
-from ._compute import ABANDONED, compute_unless
 from ._gradients import Collected, Gradient, Outcome, Pushed, Snapshot, StalenessCounts
 from ._membership import Membership
 from ._updates import Update, Updates, checked_rate
-from ._waits import Waits
+from ._waits import ABANDONED, Waits, compute_unless
 
 _new_tuple: Any = tuple.__new__  # as calling a named tuple, in half the time
 
@@ -113,7 +112,7 @@ class ParameterServer(Membership):
         if not isinstance(protocol, Protocol):
             parsed = ", or parse_protocol(text, num_workers)" if isinstance(protocol, str) else ""
             raise TypeError(f"protocol is {protocol!r}; give one, such as Asynchronous(){parsed}")
-        self.num_workers = as_count("num_workers", num_workers, "workers", least=1)
+        self.num_workers = check.integer("num_workers", num_workers, least=1)
         protocol.check(num_workers)
         if global_step is None:
             global_step = GlobalStep(num_workers=num_workers, published_only=True)
@@ -143,10 +142,17 @@ class ParameterServer(Membership):
         self._waits = Waits(global_step, num_workers)
         self.when_over: Callable[[], object] | None = None
         """Called at the last update that the limit allows, before any waiter is notified."""
-        self._is_closed = False
-        self._num_applied = 0
-        self._num_discarded = 0
-        self._num_undone = 0
+        self.is_closed = False
+        """Whether `close` was called."""
+        self.num_applied = 0
+        """Gradients that took part in an update."""
+        self.num_discarded = 0
+        """Gradients that were discarded."""
+        self.num_undone = 0
+        """Gradients pushed here that a restore has undone, of any outcome.
+
+        They no longer count as applied, collected or discarded. Not part of the server's state.
+        """
         self.waits_before_step = type(protocol).begin_step is not Protocol.begin_step
         """Whether the protocol may let a worker wait in `begin_step`."""
         self.waits_after_step = type(protocol).end_step is not Protocol.end_step
@@ -169,12 +175,7 @@ class ParameterServer(Membership):
     @property
     def is_over(self) -> bool:
         """Whether no further update comes: the limit is reached, or the server is closed."""
-        return self._is_closed or self._gate.is_at_limit
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
+        return self.is_closed or self._gate.is_at_limit
 
     @property
     def num_present(self) -> int:
@@ -197,33 +198,16 @@ class ParameterServer(Membership):
         return len(self._collected)
 
     @property
-    def num_applied(self) -> int:
-        """Gradients that took part in an update."""
-        return self._num_applied
-
-    @property
-    def num_discarded(self) -> int:
-        """Gradients that were discarded."""
-        return self._num_discarded
-
-    @property
-    def num_undone(self) -> int:
-        """Gradients pushed here that a restore has undone, of any outcome.
-
-        They no longer count as applied, collected or discarded. Not part of the server's state.
-        """
-        return self._num_undone
-
-    @property
     def _num_pushed(self) -> int:
-        return self._num_applied + self._num_discarded + len(self._collected)
+        return self.num_applied + self.num_discarded + len(self._collected)
 
     def clock(self, worker: int) -> int:
         """The number of steps that a worker has finished: its pushes, of any outcome.
 
         A worker that returns after it had left is set forward to the slowest.
         """
-        return self._clocks.values[self._checked(worker)]
+        self.check_worker(worker)
+        return self._clocks.values[worker]
 
     def has_collected(self, worker: int) -> bool:
         """Whether a gradient of this worker is kept for the next update."""
@@ -231,12 +215,14 @@ class ParameterServer(Membership):
 
     def staleness_counts(self, worker: int | None = None) -> dict[int, int]:
         """How many gradients took part in an update, by staleness; of one worker, or of all."""
-        return self._staleness.of(None if worker is None else self._checked(worker))
+        if worker is not None:
+            self.check_worker(worker)
+        return self._staleness.of(worker)
 
     def pull(self, worker: int) -> Snapshot:
         """The current parameters and their version; nothing is copied."""
         if not 0 <= worker < self.num_workers:
-            self._checked(worker)
+            self.check_worker(worker)
         parameters = self._parameters
         if type(parameters) is dict:
             parameters = dict(parameters)
@@ -256,13 +242,13 @@ class ParameterServer(Membership):
             Exception: what the server's `update` raised; nothing has changed.
         """
         if not 0 <= worker < self.num_workers:
-            self._checked(worker)
+            self.check_worker(worker)
         gradient = self._updates.checked("gradient", gradient)
         if type(version) is not int:
-            version = as_count("version", version, "updates", least=0)
+            version = check.integer("version", version, least=0)
         staleness = self._gate.value - version
         if not self._is_accepted(worker, version, staleness):
-            self._num_discarded += 1
+            self.num_discarded += 1
             outcome = Outcome.DISCARDED
         elif (
             not self._collected.gradients
@@ -274,7 +260,7 @@ class ParameterServer(Membership):
                 rate = self._rate_at(staleness)
             self._parameters = self._updates.apply(self._parameters, gradient, rate)
             self._staleness.add(worker, staleness)
-            self._num_applied += 1
+            self.num_applied += 1
             self._has_updated()
             outcome = Outcome.APPLIED
         else:
@@ -286,7 +272,7 @@ class ParameterServer(Membership):
 
     def _is_accepted(self, worker: int, version: int, staleness: int) -> bool:
         gate = self._gate
-        if staleness < 0 or self._is_closed or worker in self._clocks.left:
+        if staleness < 0 or self.is_closed or worker in self._clocks.left:
             return False
         if gate.is_at_limit:
             return False
@@ -314,7 +300,7 @@ class ParameterServer(Membership):
         self._parameters = self._updates.apply(self._parameters, mean, rate)
         for each in gradients:
             self._staleness.add(each.worker, version - each.version)
-        self._num_applied += len(gradients)
+        self.num_applied += len(gradients)
         self._collected = Collected()
         self._has_updated()
 
@@ -445,7 +431,8 @@ class ParameterServer(Membership):
 
     def join(self, worker: int) -> None:
         """Count a worker that had left as present again; when all had left, all of them."""
-        self._clocks.join(self._checked(worker))
+        self.check_worker(worker)
+        self._clocks.join(worker)
 
     def leave(self, worker: int) -> None:
         """Count a worker as gone for good: no other waits for it, and its own waits end.
@@ -453,7 +440,8 @@ class ParameterServer(Membership):
         This may make the update that the others wait for. Not for a worker that crashed and will
         be restarted: the others wait for it.
         """
-        if self._clocks.leave(self._checked(worker)):
+        self.check_worker(worker)
+        if self._clocks.leave(worker):
             self._waits.notify_slowest(self._clocks.slowest)
         self._waits.notify_worker(worker)
         self._waits.attach(worker, self.global_step)
@@ -463,7 +451,8 @@ class ParameterServer(Membership):
             self._update_if_due()
 
     def check_worker(self, worker: int) -> None:
-        self._checked(worker)
+        if not 0 <= worker < self.num_workers:
+            raise ValueError(f"worker is {worker!r}; give one from 0 to {self.num_workers - 1}")
 
     async def begin_session(self, worker: int) -> None:
         self.join(worker)
@@ -472,12 +461,12 @@ class ParameterServer(Membership):
         self.leave(worker)
 
     def attach(self, worker: int, global_step: GlobalStep) -> None:
-        """Let the waits of this worker end with its session, whose view of the step this is."""
-        self._waits.attach(self._checked(worker), global_step)
+        self.check_worker(worker)
+        self._waits.attach(worker, global_step)
 
     def close(self) -> None:
         """Make no further update: every wait ends, and what is pushed is discarded."""
-        self._is_closed = True
+        self.is_closed = True
         self.recheck_waits()
 
     def state_dict(self) -> dict[str, Any]:
@@ -493,8 +482,8 @@ class ParameterServer(Membership):
             "clocks": np.array(self._clocks.values, np.int64),
             "collected": self._collected.state(),
             "staleness": self._staleness.state(),
-            "num_applied": self._num_applied,
-            "num_discarded": self._num_discarded,
+            "num_applied": self.num_applied,
+            "num_discarded": self.num_discarded,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -518,10 +507,10 @@ class ParameterServer(Membership):
         self._parameters, self._collected = parameters, collected
         self._clocks.restore(state["clocks"])
         self._staleness.restore(state["staleness"])
-        self._num_applied = int(state["num_applied"])
-        self._num_discarded = int(state["num_discarded"])
+        self.num_applied = int(state["num_applied"])
+        self.num_discarded = int(state["num_discarded"])
         # a state that is ahead is of an earlier run, and undoes nothing
-        self._num_undone += max(0, num_pushed - self._num_pushed)
+        self.num_undone += max(0, num_pushed - self._num_pushed)
         if self.version != state["version"]:
             self.global_step.restart(int(state["version"]))
         self.recheck_waits()
@@ -536,7 +525,7 @@ class ParameterServer(Membership):
 
     def _check_continues(self, worker: int) -> None:
         if self.is_over:
-            why = "is closed" if self._is_closed else "has made its last update"
+            why = "is closed" if self.is_closed else "has made its last update"
             raise StopTraining(f"the parameter server {why}: {self.global_step!r}")
         if not self._clocks.is_present(worker):
             raise StopTraining(f"worker {worker} has left the parameter server")
@@ -545,11 +534,6 @@ class ParameterServer(Membership):
         """Whether work on this version can no longer contribute to an update."""
         now = self._gate.value
         return version > now or self.is_over or (version < now and self.protocol.abandons_stale)
-
-    def _checked(self, worker: int) -> int:
-        if not 0 <= worker < self.num_workers:
-            raise ValueError(f"worker is {worker!r}; give one from 0 to {self.num_workers - 1}")
-        return worker
 
     def __repr__(self) -> str:
         return (

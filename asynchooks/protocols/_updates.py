@@ -5,12 +5,12 @@ Parameters are one array, or a dict of arrays by name; none is ever changed in p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
+
+from .. import _check as check
 
 Update = Callable[[Any, Any, float], Any]
 """(parameters, gradient, learning rate) -> new parameters."""
@@ -29,11 +29,7 @@ def staleness_aware(rate: float) -> Callable[[int], float]:
 
 
 def checked_rate(name: str, rate: object) -> float:
-    if isinstance(rate, bool) or not isinstance(rate, Real):
-        raise TypeError(f"{name} is {rate!r}; give a number >= 0")
-    if not 0 <= float(rate) < math.inf:
-        raise ValueError(f"{name} is {rate!r}; give a finite number >= 0")
-    return float(rate)
+    return check.number(name, rate, least=0.0, expected="a finite number >= 0")
 
 
 class Updates:
@@ -44,33 +40,27 @@ class Updates:
         update: in place of plain SGD, p - rate * gradient.
     """
 
-    __slots__ = ("_first", "_is_mapping", "_shape", "_update")
+    __slots__ = ("_is_mapping", "_shape", "_update", "first")
 
     def __init__(self, parameters: Any, update: Update | None) -> None:
-        if update is not None and not callable(update):
-            raise TypeError(
-                f"update is {update!r}; give a function of (parameters, gradient, learning rate) "
-                "that returns new parameters"
-            )
+        if update is not None:
+            expected = "a function of (parameters, gradient, learning rate) -> new parameters"
+            check.function("update", update, expected)
         self._is_mapping = isinstance(parameters, Mapping)
         self._update = update
         if not self._is_mapping:
-            self._first: Any = _frozen_copy("parameters", parameters)
-            self._shape = self._first.shape
+            self.first: Any = _frozen_copy("parameters", parameters)
+            """The initial parameters, copied and read-only."""
+            self._shape = self.first.shape
             return
         if not parameters:
             raise ValueError("parameters is empty; give at least one array")
         for name in parameters:
             if not isinstance(name, str):
                 raise TypeError(f"parameters has the key {name!r}; give texts as names")
-        self._first = {
+        self.first = {
             name: _frozen_copy(f"parameters[{name!r}]", each) for name, each in parameters.items()
         }
-
-    @property
-    def first(self) -> Any:
-        """The initial parameters, copied and read-only."""
-        return self._first
 
     def checked(self, what: str, given: Any) -> Any:
         """The gradient (or parameters) as arrays that fit the parameters, not copied.
@@ -88,15 +78,15 @@ class Updates:
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"{what} is a {type(given).__name__}; expected a mapping with the names "
-                f"{sorted(self._first)}"
+                f"{sorted(self.first)}"
             )
-        if given.keys() != self._first.keys():
+        if given.keys() != self.first.keys():
             raise ValueError(
-                f"{what} has the names {sorted(map(str, given))}; expected {sorted(self._first)}"
+                f"{what} has the names {sorted(map(str, given))}; expected {sorted(self.first)}"
             )
         return {
             name: _shaped(f"{what}[{name!r}]", given[name], first.shape)
-            for name, first in self._first.items()
+            for name, first in self.first.items()
         }
 
     def kept(self, gradient: Any) -> Any:
@@ -113,7 +103,7 @@ class Updates:
         """
         if not self._is_mapping:
             return _mean(gradients, weights)
-        return {name: _mean([each[name] for each in gradients], weights) for name in self._first}
+        return {name: _mean([each[name] for each in gradients], weights) for name in self.first}
 
     def apply(self, parameters: Any, gradient: Any, rate: float) -> Any:
         """New parameters, read-only."""
@@ -128,8 +118,8 @@ class Updates:
         """Checked parameters of user code, made read-only, with the dtypes of the first ones."""
         arrays = self.checked(what, given)
         if not self._is_mapping:
-            return _frozen(arrays, self._first.dtype)
-        return {name: _frozen(each, self._first[name].dtype) for name, each in arrays.items()}
+            return _frozen(arrays, self.first.dtype)
+        return {name: _frozen(each, self.first[name].dtype) for name, each in arrays.items()}
 
 
 def _frozen_copy(name: str, value: Any) -> Any:

@@ -1,20 +1,24 @@
-"""Workers that wait on a parameter server, and computations that an update makes useless.
-
-It knows neither gradients nor protocols: the server notifies it of what has happened.
-"""
+"""Workers that wait on a parameter server, and computations that an update makes useless."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
-from .._engine.base import STOPPED, Slot
+from .._engine.base import STOPPED, Sentinel, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
 from .._step.waiters import Waiters
-from ._compute import ABANDONED
+from .._stopping.tasks import SlotCall
+
+ABANDONED = Sentinel("ABANDONED")
+"""What `ParameterServer.watch_update` wakes a slot with."""
+
+Watch = Callable[[Slot], Callable[[], object]]
+"""Registers a slot to be woken with `ABANDONED`; returns a function that removes it."""
 
 
 class Waits:
@@ -97,3 +101,37 @@ class Waits:
 def _wake(slots: Iterable[Slot]) -> None:
     for slot in slots:
         slot.wake()
+
+
+async def compute_unless(
+    watch: Watch, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
+) -> tuple[bool, Any]:
+    """Run `fn(*args)` until it ends, or cancel it when it is abandoned.
+
+    It has ended when this returns or raises.
+
+    Returns:
+        (True, its value), or (False, None) if it was abandoned.
+    """
+    engine = current_engine()
+    slot = Slot(engine, f"the end of {getattr(fn, '__qualname__', fn)!r}, or an update")
+    call = SlotCall(engine, slot)
+    remove = watch(slot)
+    if slot.is_woken:
+        remove()
+        return False, None
+    task = engine.start(call.run, fn, *args)
+    try:
+        await engine.park(slot)
+    finally:
+        remove()
+        if call.outcome is None:
+            task.cancel()
+            slot.wake(ABANDONED)  # marks the cancellation as ours
+        with engine.shielded(float("inf")):
+            await task.wait()
+    outcome = call.outcome
+    if slot.value is ABANDONED and (outcome is None or outcome.error is None):
+        return False, None
+    assert outcome is not None
+    return True, outcome.unwrap()

@@ -236,11 +236,11 @@ def test_an_event_loop_gives_the_same_trace_as_none(protocol: Protocol, backend:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: KSync(0), "k is 0; give a number of gradients >= 1"),
+        (lambda: KSync(0), "k is 0; give an integer >= 1"),
         (lambda: KAsync(True), "k is True; give an integer"),
         (lambda: KBatchAsync(1.5), r"k is 1\.5; give an integer"),  # type: ignore[arg-type]
-        (lambda: StaleSynchronous(-1), "staleness is -1; give a number of steps >= 0"),
-        (lambda: DiscardStale(Asynchronous(), -2), "bound is -2; give a number of updates >= 0"),
+        (lambda: StaleSynchronous(-1), "staleness is -1; give an integer >= 0"),
+        (lambda: DiscardStale(Asynchronous(), -2), "bound is -2; give an integer >= 0"),
         (lambda: DiscardStale(3, 2), "protocol is 3; give one"),  # type: ignore[arg-type]
         (lambda: make_server(KAsync(5), 4), r"KAsync\(k=5\) for 4 workers.*from 1 to 4"),
         (lambda: make_server(DiscardStale(KSync(5), 1), 4), "for 4 workers"),

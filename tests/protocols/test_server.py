@@ -27,13 +27,13 @@ def test_a_server_says_what_it_needs() -> None:
     advice = r"protocol is 'sync'; give one, such as Asynchronous\(\), or parse_protocol\(text"
     with pytest.raises(TypeError, match=advice):
         ParameterServer(np.ones(2), "sync", num_workers=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_workers is 0; give a number of workers >= 1"):
+    with pytest.raises(ValueError, match="num_workers is 0; give an integer >= 1"):
         make_server(Asynchronous(), 0)
     with pytest.raises(ValueError, match=r"make it by GlobalStep\(published_only=True\)"):
         make_server(Asynchronous(), 1, global_step=GlobalStep())
     server = make_server(Asynchronous(), 1, global_step=GlobalStep(5, published_only=True))
     assert server.version == server.pull(0).version == 5
-    with pytest.raises(TypeError, match="version is None; give an integer number of updates"):
+    with pytest.raises(TypeError, match="version is None; give an integer >= 0"):
         server.push(0, np.ones(2), None)  # type: ignore[arg-type]
     assert repr(server) == (
         "<ParameterServer Asynchronous() at version 5, 1 of 1 workers, 0 collected>"

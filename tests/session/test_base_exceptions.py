@@ -29,7 +29,7 @@ from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
 from asynchooks.data import batch, map_concurrent, prefetch
 from asynchooks.hooks import Evaluate, EvaluationHook, FeedHook
-from asynchooks.protocols._compute import compute_unless
+from asynchooks.protocols._waits import compute_unless
 from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook
 

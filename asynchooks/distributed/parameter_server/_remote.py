@@ -15,7 +15,7 @@ from ..._engine.current import current_engine
 from ..._errors import StopTraining
 from ..._step.global_step import GlobalStep
 from ...protocols import Membership, Pushed, Snapshot
-from ...protocols._compute import compute_unless
+from ...protocols._waits import compute_unless
 from ._calls import ActorCalls
 from ._client import PendingWait, ServerClient
 from ._messages import Ending, HostStatistics, ServerAddress
