@@ -8,7 +8,7 @@ from typing import Any
 
 from .._errors import InputError, is_thrown_away
 from ._source_stage import OwnState, Passes, SourceStage, read_elsewhere, too_short
-from ._stage import Stage, saved_count
+from ._stage import saved_count
 
 
 class AsyncSource(SourceStage):
@@ -17,9 +17,9 @@ class AsyncSource(SourceStage):
     kind = "async iterable"
 
     def __init__(self, source: AsyncIterable[Any], passes: Passes | None = None) -> None:
-        super().__init__()
         self._source = source
         self._passes = passes or Passes()
+        super().__init__(source, self._passes)
         self._num_to_pass = 0
         self._is_at_beginning = False  # of a pass; the state may be the end of the one before
         self._iterator: AsyncIterator[Any] | None = None
@@ -157,9 +157,6 @@ class AsyncSource(SourceStage):
             aclose = getattr(iterator, "aclose", None)
             if aclose is not None:
                 await aclose()
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return AsyncSource(self._source, self._passes)
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]

@@ -103,9 +103,8 @@ class Batch(Stage[Any]):
         drop_remainder: bool,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        super().__init__(source)
+        super().__init__(source, args=(batch_size, drop_remainder, collate))
         self._source = source
-        self._args = (batch_size, drop_remainder, collate)
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder
         self._collate = collate
@@ -133,35 +132,21 @@ class Batch(Stage[Any]):
         if len(self._items) == self._batch_size or self._is_at_end:  # else it is the source's
             note_once(error, f"in batch, after {self._num_before + self._num_in} items")
 
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Batch(sources[0], *self._args)
-
     def _num_in_at(self, num_out: int) -> int:
         last = num_out * self._batch_size
         return min(last, self._num_in) if num_out == self._num_out else last
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
-        num_in = self._num_in_at(num_out)
-        return {"items": self._num_before + num_in, "source": self._source._saved_at(num_in)}
+        num_in = self._num_before + self._num_in_at(num_out)
+        return {"items": num_in, **super()._state_at(num_out)}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         super()._load(state)
         self._num_before = saved_count(state["items"])
 
-    def _trim(self, num_out: int) -> None:
-        self._source._trim(self._num_in_at(num_out))
-
 
 def collate_items(items: Sequence[Any], num_before: int) -> Any:
-    """One batch of items of one structure.
-
-    Args:
-        items: at least one.
-        num_before: items that came before these, for messages.
-
-    Raises:
-        InputStructureError: they do not fit together.
-    """
+    """One batch of items, at least one, of one structure; `num_before`: items before these."""
     if _SIMPLE.issuperset(map(type, items)):
         return list(items)
     return _collate(items, num_before, "")
@@ -171,18 +156,16 @@ def _collate(items: Sequence[Any], num_before: int, path: str) -> Any:
     first = items[0]
     if isinstance(first, Mapping):
         keys = first.keys()
-        _check_all(
-            items, num_before, path, lambda item: isinstance(item, Mapping) and item.keys() == keys
-        )
+        fits = lambda item: isinstance(item, Mapping) and item.keys() == keys  # noqa: E731
+        _check_all(items, num_before, path, fits)
         return {
             key: _collate([item[key] for item in items], num_before, f"{path}[{key!r}]")
             for key in first
         }
     if isinstance(first, tuple):
         length = len(first)
-        _check_all(
-            items, num_before, path, lambda item: isinstance(item, tuple) and len(item) == length
-        )
+        fits = lambda item: isinstance(item, tuple) and len(item) == length  # noqa: E731
+        _check_all(items, num_before, path, fits)
         parts = [
             _collate(part, num_before, f"{path}[{place}]")
             for place, part in enumerate(zip(*items, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -60,7 +60,7 @@ def map_concurrent(
     check.function("fn", fn, "a function that takes an item")
     concurrency = check.integer("concurrency", concurrency, least=1)
     check.instance("ordered", ordered, bool, "True or False")
-    return Mapped(fn, stage_of(source), concurrency, ordered)
+    return Mapped(stage_of(source), fn, concurrency, ordered)
 
 
 class Work:
@@ -143,9 +143,9 @@ class Mapped(Buffered):
     kind = "map_concurrent"
 
     def __init__(
-        self, fn: Callable[[Any], Any], source: Stage[Any], concurrency: int, ordered: bool
+        self, source: Stage[Any], fn: Callable[[Any], Any], concurrency: int, ordered: bool
     ) -> None:
-        super().__init__(source)
+        super().__init__(source, fn, concurrency, ordered)
         self._fn = fn
         self._is_async = is_async(fn)
         self._concurrency = concurrency
@@ -367,9 +367,6 @@ class Mapped(Buffered):
         super()._taken()
         if self._is_stopping:
             self._call_idle()
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Mapped(self._fn, sources[0], self._concurrency, self._ordered)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         if not self._ordered:

@@ -43,8 +43,8 @@ class Buffered(Stage[Any]):
     runs_tasks = True
     END: ClassVar[Any] = object()
 
-    def __init__(self, source: Stage[Any]) -> None:
-        super().__init__(source)
+    def __init__(self, source: Stage[Any], *args: Any) -> None:
+        super().__init__(source, args=args)
         self._source = source
         self._ready: deque[Any] = deque()
         self._takers: deque[Slot] = deque()
@@ -297,7 +297,7 @@ class Prefetch(Buffered):
     kind = "prefetch"
 
     def __init__(self, source: Stage[Any], buffer_size: int) -> None:
-        super().__init__(source)
+        super().__init__(source, buffer_size)
         self._size = buffer_size
 
     async def _work(self, worker: Worker) -> None:
@@ -314,9 +314,6 @@ class Prefetch(Buffered):
                 self._finish()
                 return
             self._put(items)
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Prefetch(sources[0], self._size)
 
     def _saved_at(self, num_out: int) -> dict[str, Any]:
         return self._source._saved_at(num_out)

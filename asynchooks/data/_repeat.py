@@ -44,7 +44,7 @@ class Repeat(Stage[Any]):
     kind = "repeat"
 
     def __init__(self, source: Stage[Any], num_epochs: int | None) -> None:
-        super().__init__(source)
+        super().__init__(source, args=(num_epochs,))
         self._first = source
         if num_epochs is None or num_epochs > 1:
             source._check_repeatable()  # says now that it cannot be, not after the first pass
@@ -91,9 +91,6 @@ class Repeat(Stage[Any]):
         if self._num_epochs is None:
             raise InputError(f"repeat: {self._first!r} is empty, and is to be repeated for ever")
         return ()
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Repeat(sources[0], self._num_epochs)
 
     def _at(self, num_out: int) -> Pass:
         for each in reversed(self._log):

@@ -56,23 +56,20 @@ def interleave(sources: Iterable[Any]) -> Stage[Any]:
     stages = [stage_of(each) for each in sources]
     if not stages:
         raise ValueError("interleave got no sources; give at least one")
-    return Interleave(stages)
+    return Interleave(*stages)
 
 
 class Take(Stage[Any]):
     kind = "take"
 
     def __init__(self, source: Stage[Any], count: int) -> None:
-        super().__init__(source)
+        super().__init__(source, args=(count,))
         self._count = count
         self._num_before = 0  # before the restore
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         left = self._count - self._num_before - self._num_out
         return await self._sources[0]._read(min(limit, left)) if left > 0 else ()
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Take(sources[0], self._count)
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         return {"taken": self._num_before + num_out, **super()._state_at(num_out)}
@@ -86,7 +83,7 @@ class Shard(Stage[Any]):
     kind = "shard"
 
     def __init__(self, source: Stage[Any], num_shards: int, index: int) -> None:
-        super().__init__(source)
+        super().__init__(source, args=(num_shards, index))
         self._num_shards = num_shards
         self._index = index
         self._num_first = index  # to pass over before the first item
@@ -110,14 +107,11 @@ class Shard(Stage[Any]):
     def _num_in_at(self, num_out: int) -> int:
         return 0 if num_out == 0 else self._num_first + 1 + (num_out - 1) * self._num_shards
 
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Shard(sources[0], self._num_shards, self._index)
-
     def _state_at(self, num_out: int) -> dict[str, Any]:
         return {
             "shard": [self._index, self._num_shards],
             "to_pass": self._to_pass_at(num_out),
-            **super()._state_at(self._num_in_at(num_out)),
+            **super()._state_at(num_out),
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -130,14 +124,11 @@ class Shard(Stage[Any]):
         super()._load(state)
         self._num_first = saved_count(state["to_pass"])
 
-    def _trim(self, num_out: int) -> None:
-        super()._trim(self._num_in_at(num_out))
-
 
 class Interleave(Stage[Any]):
     kind = "interleave"
 
-    def __init__(self, sources: Sequence[Stage[Any]]) -> None:
+    def __init__(self, *sources: Stage[Any]) -> None:
         super().__init__(*sources)
         self._next = 0  # the source to read next
         self._has_ended = [False] * len(sources)
@@ -157,9 +148,6 @@ class Interleave(Stage[Any]):
                 self._has_ended[place] = True
             self._next = (place + 1) % len(self._sources)
         return ()
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Interleave(sources)
 
     def _nums_at(self, num_out: int) -> tuple[int, list[int]]:
         """The source that was next, and the items each had given, behind that many items."""

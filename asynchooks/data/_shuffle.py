@@ -44,7 +44,7 @@ class Shuffle(Stage[Any]):
     kind = "shuffle"
 
     def __init__(self, source: Stage[Any], buffer_size: int, seed: int) -> None:
-        super().__init__(source)
+        super().__init__(source, args=(buffer_size, seed))
         self._source = source
         self._size = buffer_size
         self._seed = seed
@@ -108,9 +108,6 @@ class Shuffle(Stage[Any]):
         self._indexes = list(wanted)
         self._items = list(wanted.values())
         self._wanted = None
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return Shuffle(sources[0], self._size, self._seed)
 
     def _buffer_at(self, num_out: int) -> tuple[list[int], int]:
         """What was in the buffer behind that many items, and how many had come in by then.

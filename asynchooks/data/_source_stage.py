@@ -94,8 +94,8 @@ class SourcePosition:
 class SourceStage(Stage[Any]):
     """Reads no other stage."""
 
-    def __init__(self, position: SourcePosition | None = None) -> None:
-        super().__init__()
+    def __init__(self, *args: Any, position: SourcePosition | None = None) -> None:
+        super().__init__(args=args)
         self._position = position or SourcePosition()
         self._has_claimed = False
 

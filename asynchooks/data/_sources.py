@@ -78,15 +78,12 @@ class SequenceSource(SourceStage):
     kind = "sequence"
 
     def __init__(self, items: Any) -> None:
-        super().__init__()
+        super().__init__(items)
         self._all = items
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         at = self._position.begin + self._num_out
         return list(self._all[at : at + limit])
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return SequenceSource(self._all)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         super()._load(state)
@@ -104,7 +101,7 @@ class QueueSource(SourceStage):
     _is_for_once = True
 
     def __init__(self, queue: Any) -> None:
-        super().__init__()
+        super().__init__(queue)
         self._queue = queue
 
     def _start(self) -> None:
@@ -123,9 +120,6 @@ class QueueSource(SourceStage):
             if type(error).__name__ == "QueueShutDown":  # of Python 3.13
                 return ()
             raise
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return QueueSource(self._queue)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         """What is put into a queue from now on is new."""

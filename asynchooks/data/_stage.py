@@ -54,8 +54,9 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     _is_for_once = False
     """Whether it is a source that can be iterated once only."""
 
-    def __init__(self, *sources: Stage[Any]) -> None:
+    def __init__(self, *sources: Stage[Any], args: tuple[Any, ...] = ()) -> None:
         self._sources: Sequence[Stage[Any]] = sources
+        self._args = args  # what it is made with, behind its sources
         for each in sources:
             each._num_parents += 1
         self._num_parents: int = 0  # stages that read it
@@ -85,10 +86,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         call.
         """
 
-    @abstractmethod
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        """The same stage at its beginning, around these sources."""
-
     def _start(self) -> None:
         """Begin to work: the sources are open."""
 
@@ -105,16 +102,20 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def _explain(self, error: Exception) -> None:
         """Say, in a note, where an error came from; for stages that call what others wrote."""
 
+    def _num_in_at(self, num_out: int) -> int:
+        """How many items of the source that many items were made of."""
+        return num_out
+
     def _state_at(self, num_out: int) -> dict[str, Any]:
         """What `_load` needs to go on behind that many items; not before those last trimmed."""
-        return {"source": self._sources[0]._saved_at(num_out)}
+        return {"source": self._sources[0]._saved_at(self._num_in_at(num_out))}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._sources[0]._load_saved(state["source"])
 
     def _trim(self, num_out: int) -> None:
         """Forget states before that many items."""
-        self._sources[0]._trim(num_out)
+        self._sources[0]._trim(self._num_in_at(num_out))
 
     def _trim_due(self, num_out: int) -> None:
         self._trim_next = num_out + TRIM_EVERY
@@ -351,7 +352,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         if self._factory is not None:
             stage = self._factory()
         else:
-            stage = self._copy([each._restarted(epoch) for each in self._sources])
+            make: Callable[..., Stage[Any]] = type(self)
+            stage = make(*(each._restarted(epoch) for each in self._sources), *self._args)
         stage._set_epoch(epoch)
         return stage
 

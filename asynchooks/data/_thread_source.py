@@ -18,7 +18,7 @@ from .._engine.base import TIMED_OUT, Engine, Slot
 from .._engine.current import engine_in_use
 from ._openers import Opened, Opener
 from ._source_stage import SourcePosition, SourceStage, too_short
-from ._stage import Stage, wait_to_end
+from ._stage import wait_to_end
 
 logger = logging.getLogger("asynchooks")
 
@@ -36,7 +36,7 @@ class ThreadSource(SourceStage):
     _position: _Reading
 
     def __init__(self, opener: Opener) -> None:
-        super().__init__(_Reading(opener))
+        super().__init__(opener, position=_Reading(opener))
         self._opener = opener
         self._thread: ReadingThread | None = None
 
@@ -69,9 +69,6 @@ class ThreadSource(SourceStage):
     def _explain(self, error: Exception) -> None:
         self._opener.explain(error)
         super()._explain(error)
-
-    def _copy(self, sources: Sequence[Stage[Any]]) -> Stage[Any]:
-        return ThreadSource(self._opener)
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]

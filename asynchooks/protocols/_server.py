@@ -1,6 +1,6 @@
 """ParameterServer and Protocol: parameters, their updates, and which worker waits for which.
 
-A reader of this package starts here. It computes no gradient, and knows no session.
+A reader of this package starts here.
 """
 
 from __future__ import annotations
@@ -109,9 +109,8 @@ class ParameterServer(Membership):
         update: Update | None = None,
         global_step: GlobalStep | None = None,
     ) -> None:
-        if not isinstance(protocol, Protocol):
-            parsed = ", or parse_protocol(text, num_workers)" if isinstance(protocol, str) else ""
-            raise TypeError(f"protocol is {protocol!r}; give one, such as Asynchronous(){parsed}")
+        parsed = ", or parse_protocol(text, num_workers)" if isinstance(protocol, str) else ""
+        check.instance("protocol", protocol, Protocol, f"one, such as Asynchronous(){parsed}")
         self.num_workers = check.integer("num_workers", num_workers, least=1)
         protocol.check(num_workers)
         if global_step is None:
@@ -328,11 +327,7 @@ class ParameterServer(Membership):
         return self._updates.mean(values, weights), math.fsum(rates) / len(rates)
 
     def _num_needed(self) -> int:
-        """How many gradients make an update now.
-
-        Raises:
-            TypeError: the protocol returned no integer >= 1.
-        """
+        """How many gradients make an update now; TypeError if the protocol gave no such number."""
         num = self._num_gradients(self)
         if type(num) is not int or num < 1:
             raise TypeError(
@@ -342,11 +337,6 @@ class ParameterServer(Membership):
         return num
 
     def _rate_at(self, staleness: int) -> float:
-        """The learning rate of a gradient.
-
-        Raises:
-            TypeError, ValueError: the user's function returned no finite number >= 0.
-        """
         rate = self._rate_of(staleness)
         if type(rate) is float and 0.0 <= rate < math.inf:
             return rate

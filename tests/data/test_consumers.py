@@ -1,19 +1,28 @@
-"""Consumers: one item for each consumer, and what is given back goes to whoever waits."""
+"""Consumers: each item is used once, wherever the pipeline is rewound to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
 
 import anyio
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from asynchooks import GlobalStep, StopTraining
 from asynchooks._engine.stop import Stop
-from asynchooks.data import batch, prefetch, shuffle
-from asynchooks.data._consumers import CurrentRun, TrainingEnd, consumers_of
+from asynchooks._running.hook_state import load_hooks, save_hooks
+from asynchooks.data import Stage, _stage, batch, prefetch, shuffle, take
+from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
+from asynchooks.hooks._input import InputPositionHook
 
+from ..hooks.inputs import FromFunction, gated
 from ..support.helpers import settle
+from .sources import position, read_all, read_some
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +124,442 @@ async def test_workers_that_open_an_input_together_agree_on_its_position(goes_ba
     assert [await members[0].take(None), members[0].num_before] == [[15, 16, 17], 5]
     for each in members:
         await each.leave()
+
+
+class EndedRun(CurrentRun):
+    """In a thread, and its task has not come back."""
+
+    def has_ended(self) -> bool:
+        return True
+
+
+async def test_what_comes_for_whoever_waits_while_the_pipeline_goes_back_is_not_given_out() -> None:
+    gate = anyio.Event()
+    consumers = consumers_of(prefetch(FromFunction(lambda: gated(range(5), {2: gate})), 1))
+    trains, waits = consumers.join(CurrentRun(None)), consumers.join(CurrentRun(None))
+    got: list[int] = []
+
+    async def wait() -> None:
+        got.append(await waits.take(None))
+
+    assert await trains.take(None) == 0
+    trains.use()
+    saved = consumers.state_dict()
+    assert await trains.take(None) == 1
+    trains.use()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await settle()
+        consumers.load_state_dict(saved)  # another worker has lost the session
+        gate.set()
+    waits.use()
+    for _ in range(3):
+        got.append(await trains.take(None))
+        trains.use()
+    with pytest.raises(StopAsyncIteration):
+        await trains.take(None)
+    assert got == [1, 2, 3, 4]
+    assert consumers.state_dict()["items"] == 5
+    await trains.leave()
+    await waits.leave()
+
+
+def drawn_from(num_items: int) -> tuple[Consumers, Consumer, Consumer]:
+    """With two who draw: a hook, and a loop over `session.batches`."""
+    consumers = consumers_of(prefetch(range(num_items), 2))
+    hook, batches = (
+        consumers.join(CurrentRun(None)),
+        consumers.join(CurrentRun(None), weakref.ref(consumers)),
+    )
+    return consumers, hook, batches
+
+
+async def use_next(consumer: Consumer, count: int) -> list[int]:
+    got = []
+    for _ in range(count):
+        got.append(await consumer.take(None))
+        consumer.use()
+    return got
+
+
+@pytest.mark.parametrize("is_drawn_from", [False, True])
+async def test_a_run_that_ends_after_the_way_back_has_used_nothing(is_drawn_from: bool) -> None:
+    consumers, late, other = drawn_from(6)
+    await use_next(other, 1)
+    saved = consumers.state_dict()
+    await use_next(other, 1)
+    assert await late.take(None) == 2
+    consumers.load_state_dict(saved)
+    got = await use_next(other, 1) if is_drawn_from else []
+    late.use()
+    assert consumers.state_dict()["items"] == 1 + len(got)
+    assert "used_beyond" not in consumers.state_dict()
+    assert got + await use_next(late, 5 - len(got)) == [1, 2, 3, 4, 5]
+    await late.leave()
+    await other.leave()
+
+
+async def test_an_item_given_back_after_the_way_back_is_not_given_out_once_more() -> None:
+    consumers, late, other = drawn_from(4)
+    await use_next(other, 1)
+    saved = consumers.state_dict()
+    assert await late.take(None) == 1
+    await use_next(other, 1)
+    consumers.load_state_dict(saved)
+    assert await use_next(other, 1) == [1]
+    late.give_back()
+    assert await use_next(other, 2) == [2, 3]
+    with pytest.raises(StopAsyncIteration):
+        await other.take(None)
+    await late.leave()
+    await other.leave()
+
+
+async def test_before_the_next_draw_the_position_is_that_to_which_it_goes_back() -> None:
+    consumers, hook, batches = drawn_from(8)
+    assert await batches.take(None) == 0
+    await use_next(hook, 1)
+    saved = consumers.state_dict()
+    assert saved == {"stage": "sequence", "items": 0, "used_beyond": [1]}
+    assert await use_next(hook, 2) == [2, 3]
+    consumers.load_state_dict(saved)
+    assert consumers.state_dict() == saved
+    batches.use()  # its run was made again
+    assert consumers.state_dict() == {**saved, "used_beyond": [0, 1]}
+    assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
+    assert consumers.state_dict() == {"stage": "sequence", "items": 8}
+    await hook.leave()
+    await batches.leave()
+
+
+@pytest.mark.parametrize("uses_at_once", [True, False])
+async def test_what_a_loop_has_in_hand_comes_once_wherever_the_pipeline_goes_back_to(
+    uses_at_once: bool,
+) -> None:
+    consumers, hook, batches = drawn_from(8)
+    await use_next(hook, 2)
+    saved = consumers.state_dict()
+    await use_next(hook, 2)
+    assert await batches.take(None) == 4
+    consumers.load_state_dict(saved)
+    if uses_at_once:
+        batches.use()
+        assert consumers.state_dict() == {"stage": "sequence", "items": 2, "used_beyond": [2]}
+    assert await use_next(hook, 3) == [2, 3, 5]
+    if not uses_at_once:
+        assert consumers.state_dict() == {"stage": "sequence", "items": 4, "used_beyond": [1]}
+        assert await batches.take(None) == 4
+        batches.use()
+    assert consumers.state_dict() == {"stage": "sequence", "items": 6}
+    assert await use_next(hook, 2) == [6, 7]
+    await hook.leave()
+    await batches.leave()
+
+
+@pytest.mark.parametrize("is_drawn_from", [False, True])
+async def test_what_a_loop_gives_back_after_the_way_back_comes_once_more(
+    is_drawn_from: bool,
+) -> None:
+    consumers, hook, batches = drawn_from(6)
+    await use_next(hook, 1)
+    saved = consumers.state_dict()
+    await use_next(hook, 2)
+    assert await batches.take(None) == 3
+    consumers.load_state_dict(saved)
+    if is_drawn_from:
+        assert await use_next(hook, 1) == [1]
+    batches.give_back()  # the loop was left
+    assert await use_next(hook, 4 if is_drawn_from else 5) == [1, 2, 3, 4, 5][is_drawn_from:]
+    assert consumers.state_dict() == {"stage": "sequence", "items": 6}
+    await hook.leave()
+    await batches.leave()
+
+
+async def test_a_second_way_back_forgets_what_was_made_again_after_the_first() -> None:
+    consumers, hook, batches = drawn_from(8)
+    await use_next(hook, 2)
+    saved = consumers.state_dict()
+    await use_next(hook, 2)
+    assert await batches.take(None) == 4
+    consumers.load_state_dict(saved)
+    batches.use()
+    consumers.load_state_dict(saved)
+    assert consumers.state_dict() == saved
+    assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
+    await hook.leave()
+    await batches.leave()
+
+
+async def test_places_of_returned_items_are_forgotten_on_the_way_back() -> None:
+    consumers, hook, other = drawn_from(8)
+    await use_next(hook, 1)
+    saved = consumers.state_dict()
+    await use_next(hook, 2)
+    await other.take(None)
+    other.give_back()
+    consumers.load_state_dict(saved)
+    for number in range(1, 5):
+        assert await use_next(hook, 1) == [number]
+        assert consumers.state_dict() == {"stage": "sequence", "items": number + 1}
+    await hook.leave()
+    await other.leave()
+
+
+async def test_a_run_that_has_ended_before_the_way_back_is_not_in_the_position_behind_it() -> None:
+    consumers, _, other = drawn_from(8)
+    late = consumers.join(EndedRun(None))
+    await use_next(other, 1)
+    saved = consumers.state_dict()
+    await use_next(other, 2)
+    assert await late.take(None) == 3
+    assert consumers.state_dict() == {"stage": "sequence", "items": 4}
+    consumers.load_state_dict(saved)
+    await use_next(other, 1)
+    assert consumers.state_dict() == {"stage": "sequence", "items": 2}
+    await late.leave()
+    await other.leave()
+
+
+async def test_what_a_loop_has_from_before_an_earlier_way_back_stands_for_no_item() -> None:
+    consumers, hook, batches = drawn_from(9)
+    await use_next(hook, 3)
+    assert await batches.take(None) == 3
+    consumers.load_state_dict({"stage": "sequence", "items": 1})  # of a checkpoint long ago
+    await use_next(hook, 1)
+    saved = consumers.state_dict()
+    await use_next(hook, 1)
+    consumers.load_state_dict(saved)
+    batches.use()
+    assert consumers.state_dict() == saved == {"stage": "sequence", "items": 2}
+    assert await use_next(hook, 7) == [2, 3, 4, 5, 6, 7, 8]
+    await hook.leave()
+    await batches.leave()
+
+
+async def test_a_pipeline_that_went_back_remembers_no_more_than_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_stage, "TRIM_EVERY", 8)
+    consumers = consumers_of(shuffle(range(200), 4, 1))
+    hook = consumers.join(CurrentRun(None))
+    await use_next(hook, 1)
+    saved = consumers.state_dict()
+    for _ in range(2):
+        for _ in range(100):
+            await use_next(hook, 1)
+            assert len(consumers.stage._log) <= 8 + 4  # type: ignore[attr-defined]
+        consumers.load_state_dict(saved)
+    await hook.leave()
+
+
+NUM_ITEMS = 12
+
+
+class Training:
+    """Two loops and a hook that draw from one pipeline, and what the model was trained with."""
+
+    def __init__(self, begin: dict[str, Any] | None) -> None:
+        source = prefetch(range(NUM_ITEMS), 2)
+        self.consumers: Consumers = consumers_of(source)
+        self.used: set[int] = set()
+        if begin is not None:
+            source.load_state_dict(begin)
+            self.used = used_in(begin)
+        loop = weakref.ref(self)
+        self.members = [self.consumers.join(CurrentRun(None), each) for each in (loop, loop, None)]
+        self.has: dict[Consumer, int] = {}
+        self.saved: list[tuple[str, set[int]]] = []
+        self.save()
+
+    def save(self) -> None:
+        state = self.consumers.state_dict()
+        assert used_in(state) == self.used
+        self.saved.append((json.dumps(state), set(self.used)))
+
+    def go_back(self, num: int) -> None:
+        """To the last saved position, or to one before; what was saved later is no more."""
+        del self.saved[max(1, len(self.saved) - num) :]
+        text, used = self.saved[-1]
+        if json.loads(text) != self.consumers.state_dict():  # else it is there already
+            self.has.pop(self.members[2], None)
+        self.used = set(used)
+        self.consumers.load_state_dict(json.loads(text))
+        assert used_in(self.consumers.state_dict()) == self.used
+
+    async def take(self, consumer: Consumer) -> None:
+        try:
+            self.has[consumer] = await consumer.take(None)
+        except StopAsyncIteration:
+            self.has.pop(consumer, None)
+
+    def use(self, consumer: Consumer) -> None:
+        if consumer in self.has:
+            item = self.has.pop(consumer)
+            assert item not in self.used
+            self.used.add(item)
+        consumer.use()
+
+    def give_back(self, consumer: Consumer) -> None:
+        self.has.pop(consumer, None)
+        consumer.give_back()
+
+    async def end(self) -> None:
+        for consumer in self.members:
+            self.use(consumer)
+        hook = self.members[2]
+        while len(self.used) < NUM_ITEMS:
+            await self.take(hook)
+            assert hook in self.has, f"it has ended after {sorted(self.used)}"
+            self.use(hook)
+        self.save()
+        with pytest.raises(StopAsyncIteration):
+            await hook.take(None)
+        for consumer in self.members:
+            await consumer.leave()
+
+
+def used_in(state: dict[str, Any]) -> set[int]:
+    beyond = {state["items"] + place for place in state.get("used_beyond", ())}
+    return {*range(state["items"]), *beyond}
+
+
+WHO = st.integers(0, 2)
+ACTS = st.one_of(
+    st.tuples(st.just("take"), WHO),
+    st.tuples(st.just("take"), WHO),
+    st.tuples(st.just("use"), WHO),
+    st.tuples(st.just("give back"), WHO),
+    st.tuples(st.just("save"), WHO),
+    st.tuples(st.just("go back"), WHO),
+)
+BEGINS = st.sampled_from([None, {"items": 0}, {"items": 2}, {"items": 1, "used_beyond": [1, 3]}])
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None
+)
+@example(
+    begin={"items": 1, "used_beyond": [1, 3]},
+    acts=[("take", 0), ("use", 0), ("save", 0), ("take", 2), ("go back", 0)],
+)
+@given(begin=BEGINS, acts=st.lists(ACTS, max_size=30))
+async def test_each_item_is_used_once_whatever_is_saved_and_gone_back_to(
+    begin: dict[str, Any] | None, acts: list[tuple[str, int]]
+) -> None:
+    training = Training(None if begin is None else {"stage": "sequence", **begin})
+    for act, who in acts:
+        if act == "save":
+            training.save()
+        elif act == "go back":
+            training.go_back(who)
+        elif act == "take":
+            await training.take(training.members[who])
+        elif act == "use":
+            training.use(training.members[who])
+        else:
+            training.give_back(training.members[who])
+    await training.end()
+
+
+async def test_a_loop_uses_nothing_twice_after_a_way_back_to_a_position_of_long_ago() -> None:
+    consumers, hook, batches = drawn_from(60)
+    await use_next(hook, 2)
+    saved = consumers.state_dict()
+    for _ in range(40):
+        await use_next(hook, 1)
+        consumers.state_dict()
+    assert await batches.take(None) == 42
+    consumers.load_state_dict(saved)
+    batches.use()
+    assert await use_next(hook, 57) == [each for each in range(2, 60) if each != 42]
+    await hook.leave()
+    await batches.leave()
+
+
+class WithArrays:
+    """A source with a state of its own, which is an array."""
+
+    def __init__(self, num_items: int) -> None:
+        self._num_items = num_items
+        self._at = 0
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while self._at < self._num_items:
+            self._at += 1
+            yield self._at - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"places": np.array([self._at, 0])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._at = int(state["places"][0])
+
+
+async def test_a_loop_uses_nothing_twice_where_positions_hold_arrays() -> None:
+    source = prefetch(WithArrays(8), 1)
+    consumers, position = consumers_of(source), InputPositionHook(source)
+    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
+    assert await use_next(batches, 2) == [0, 1]
+    saved = save_hooks([position])
+    assert await use_next(batches, 2) == [2, 3]
+    assert await batches.take(None) == 4
+    load_hooks([position], saved)
+    batches.use()
+    assert await use_next(batches, 5) == [2, 3, 5, 6, 7]
+    await batches.leave()
+
+
+async def test_a_position_with_arrays_where_the_pipeline_is_already_is_none_to_go_back_to() -> None:
+    source = prefetch(WithArrays(8), 1)
+    consumers, position = consumers_of(source), InputPositionHook(source)
+    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
+    await use_next(batches, 2)
+    load_hooks([position], save_hooks([position]))
+    assert await batches.take(None) == 2
+    assert consumers.stage is source
+    await batches.leave()
+
+
+every_kind = pytest.mark.parametrize(
+    "make", [lambda: take(range(6), 9), lambda: prefetch(range(6), 2)]
+)
+
+
+def state_of(make: Callable[[], Stage[int]], beyond: list[int]) -> dict[str, object]:
+    return {**make().state_dict(), "used_beyond": beyond}
+
+
+@every_kind
+async def test_a_plain_loop_leaves_out_what_was_used(make: Callable[[], Stage[int]]) -> None:
+    stage = make()
+    stage.load_state_dict(state_of(make, [0, 2, 3]))
+    assert await read_all(stage) == [1, 4, 5]
+
+
+@every_kind
+async def test_used_items_at_the_end_are_left_out_too(make: Callable[[], Stage[int]]) -> None:
+    stage = make()
+    stage.load_state_dict(state_of(make, [1, 4, 5]))
+    async with stage:
+        assert await read_some(stage, 9) == [0, 2, 3]
+        state = position(stage)
+    again = make()
+    again.load_state_dict(state)
+    assert await read_all(again) == []
+
+
+@every_kind
+async def test_what_was_used_is_left_out_in_the_life_after_the_next_too(
+    make: Callable[[], Stage[int]],
+) -> None:
+    stage = make()
+    stage.load_state_dict(state_of(make, [1, 3, 4]))
+    assert position(stage)["used_beyond"] == [1, 3, 4]
+    async with stage:
+        assert await read_some(stage, 1) == [0]
+        assert position(stage)["used_beyond"] == [0, 2, 3]
+        assert await read_some(stage, 1) == [2]
+        state = position(stage)
+    again = make()
+    again.load_state_dict(state)
+    assert await read_all(again) == [5]

@@ -1,9 +1,13 @@
-"""map_concurrent: several items at a time, in tasks or in threads, never more than it may have."""
+"""map_concurrent: several items at a time, in tasks or threads; its failures and ends."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,11 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asynchooks._engine.current import current_engine
 from asynchooks.data import map_concurrent
+from asynchooks.data._map import Chunk, Work
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import Calls, read_all
+from .sources import BadRecordError, Calls, Source, read_all
 
 pytestmark = pytest.mark.anyio
 
@@ -161,3 +167,382 @@ async def test_statistics_tell_how_many_it_holds() -> None:
         await settle()
         found = stage.statistics()
         assert (found.num_buffered, found.buffer_size, found.num_items) == (3, 3, 0)
+
+
+SLOW_EVERY = 40
+"""Every so many items comes one whose call lasts until the item before it was given out."""
+
+
+class Given:
+    """What the consumer has got, for calls that wait for it."""
+
+    def __init__(self, num_items: int) -> None:
+        self.gates = [threading.Event() for _ in range(num_items)]
+
+    def call(self, item: int) -> tuple[int, bool]:
+        """The item, and whether the one before it was given out in time."""
+        return item, item % SLOW_EVERY > 0 or item == 0 or self.gates[item - 1].wait(2)
+
+    def items(self, waits: bool) -> Iterator[int]:
+        yield from range(len(self.gates))
+        if waits:
+            self.gates[-1].wait(10)
+
+
+@pytest.mark.parametrize("concurrency", [2, 8, 40])
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_result_is_given_out_though_its_thread_has_gone_on_to_a_slow_item(
+    ordered: bool, concurrency: int
+) -> None:
+    given = Given(800)
+    late, got = [], []
+    async with (
+        nothing_left(),
+        map_concurrent(given.call, range(800), concurrency, ordered) as stage,
+    ):
+        async for item, is_in_time in stage:
+            given.gates[item].set()
+            got.append(item)
+            late += [] if is_in_time else [item]
+    assert late == []
+    assert (got if ordered else sorted(got)) == list(range(800))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_result_is_given_out_though_no_further_item_comes(waits: bool) -> None:
+    for num_items in range(41, 801, SLOW_EVERY):
+        given, late = Given(num_items), []
+        async with map_concurrent(given.call, given.items(waits), 8) as stage:
+            async for item, is_in_time in stage:
+                given.gates[item].set()
+                late += [] if is_in_time else [item]
+        assert late == []
+
+
+async def test_calls_that_wait_for_each_other_in_pairs_never_stand_still() -> None:
+    both = threading.Barrier(2)
+
+    def fn(item: int) -> int:
+        both.wait(5)
+        return item
+
+    for _ in range(5):
+        assert await read_all(map_concurrent(fn, range(100), 2)) == list(range(100))
+
+
+async def test_a_function_whose_later_results_are_awaitables_has_them_awaited() -> None:
+    async def later(item: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return item
+
+    fn: Callable[[int], Any] = lambda item: item if item < 100 else later(item)  # noqa: E731
+    assert await read_all(map_concurrent(fn, range(200), 40)) == list(range(200))
+
+
+@pytest.mark.parametrize("takes_more", [True, False])
+async def test_a_chunk_takes_what_is_left_only_where_it_may(takes_more: bool) -> None:
+    first, second = Work(1, 0), Work(2, 1)
+    left = deque([second])
+    chunk = Chunk(current_engine(), first, takes_more)
+    chunk.call(lambda item: -item, left)
+    assert [work.result for work in chunk.done] == ([-1, -2] if takes_more else [-1])
+    assert chunk.num_done == len(chunk.done)
+    assert not chunk.holds_back, "the thread is about to hand it over"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_results_before_an_error_come_first_and_the_error_names_the_item(
+    is_async: bool,
+) -> None:
+    error = BadRecordError("bad")
+
+    def fail(item: int) -> int:
+        if item == 3:
+            raise error
+        return item
+
+    async def fail_async(item: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return fail(item)
+
+    source, got = Source(None), []
+    async with nothing_left():
+        with pytest.raises(BadRecordError, match="bad") as caught:
+            async with map_concurrent(fail_async if is_async else fail, source.items(), 3) as stage:
+                async for item in stage:
+                    got.append(item)
+    assert caught.value is error
+    assert error.__notes__ == ["in map_concurrent, at item 3"]
+    assert got == [0, 1, 2]
+    assert source.is_closed
+
+
+async def test_an_early_error_waits_for_earlier_items_and_cancels_later_ones() -> None:
+    calls = Calls()
+    calls.errors[1] = BadRecordError()
+    async with map_concurrent(calls.__call__, range(9), 3) as stage:
+        await settle()
+        calls.let(1)
+        await settle()
+        assert sorted(calls.ended) == [1, 2]
+        calls.let(0)
+        assert await anext(stage) == 0
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+        assert calls.begun == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+async def test_an_exit_of_the_process_waits_for_no_earlier_item(error: BaseException) -> None:
+    calls = Calls()
+    calls.errors[2] = error
+    async with nothing_left():
+        async with map_concurrent(calls.__call__, range(9), 3) as stage:
+            for item in (0, 2):
+                await settle()
+                calls.let(item)
+            await settle()
+            assert await anext(stage) == 0, "it was ready"
+            with pytest.raises(type(error)) as caught:
+                await anext(stage)
+    assert caught.value is error
+    assert calls.begun == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("ordered", "item"), [(True, 1), (False, 2)])
+async def test_an_error_that_several_items_raise_names_the_one_that_it_comes_out_for(
+    ordered: bool, item: int
+) -> None:
+    calls, error = Calls(), BadRecordError()
+    calls.errors = {1: error, 2: error}
+    async with map_concurrent(calls.__call__, range(9), 3, ordered) as stage:
+        for let in (2, 0, 1):
+            await settle()
+            if ordered or let == 2:
+                calls.let(let)
+        with pytest.raises(BadRecordError):
+            while True:
+                await anext(stage)
+    assert error.__notes__ == [f"in map_concurrent, at item {item}"]
+
+
+async def test_no_call_begins_after_an_error_though_an_item_was_on_its_way() -> None:
+    go = anyio.Event()
+    calls = Calls()
+    calls.errors[0] = BadRecordError()
+
+    async def read() -> AsyncIterator[int]:
+        yield 0
+        await go.wait()
+        yield 1
+
+    async with map_concurrent(calls.__call__, read(), 2) as stage:
+        await settle()
+        calls.let(0)
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+        go.set()
+        await settle()
+        assert calls.begun == [0]
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        True,
+        False,
+    ],
+)
+async def test_items_before_an_error_of_the_source_are_still_mapped(ordered: bool) -> None:
+    calls = Calls()
+    error = BadRecordError()
+    async with map_concurrent(calls.__call__, Source(2, error).items(), 3, ordered) as stage:
+        await settle()
+        assert calls.begun == [0, 1]
+        calls.let(0, 1)
+        assert sorted([await anext(stage), await anext(stage)]) == [0, 10]
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+
+
+async def test_the_end_of_some_input_within_the_function_is_not_the_end_of_this_one() -> None:
+    async def end(item: int) -> int:
+        if item == 2:
+            raise StopAsyncIteration
+        return item
+
+    with pytest.raises(RuntimeError):
+        await read_all(map_concurrent(end, range(5), 2))
+
+
+async def test_leaving_ends_calls_that_are_under_way() -> None:
+    calls = Calls()
+    async with nothing_left():
+        async with map_concurrent(calls.__call__, Source(None).items(), 3):
+            await settle()
+            assert calls.ended == []
+        assert sorted(calls.ended) == [0, 1, 2]
+
+
+_SCRIPT = """
+import anyio
+from asynchooks.data import map_concurrent
+
+async def main():
+    go = anyio.Event()
+
+    async def read():
+        yield 0
+        with anyio.CancelScope(shield=True):
+            await go.wait()
+        while True:
+            yield 1
+
+    async def let_go():
+        await anyio.wait_all_tasks_blocked()  # the block is being left
+        go.set()
+
+    async def wait(item):
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        async with map_concurrent(wait, read(), 3):
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(let_go)
+
+anyio.run(main, backend={backend!r})
+"""
+
+
+async def test_leaving_never_hangs_as_an_item_is_about_to_begin(anyio_backend_name: str) -> None:
+    script = _SCRIPT.format(backend=anyio_backend_name)
+    done = subprocess.run([sys.executable, "-c", script], timeout=5, check=False)  # noqa: ASYNC221
+    assert done.returncode == 0
+
+
+async def test_items_that_were_read_and_not_begun_are_left_alone_after_an_error() -> None:
+    begun: list[int] = []
+    go = anyio.Event()
+
+    async def fn(item: int) -> int:
+        begun.append(item)
+        if item == 1:
+            raise BadRecordError
+        await go.wait()
+        return item
+
+    async with nothing_left():
+        async with map_concurrent(fn, range(9), 3) as stage:
+            while 1 not in begun:
+                await anyio.lowlevel.checkpoint()
+            go.set()
+            assert await anext(stage) == 0
+            with pytest.raises(BadRecordError):
+                await anext(stage)
+    assert begun == [0, 1]
+
+
+async def test_an_item_that_comes_after_an_error_is_left_alone_while_earlier_ones_are_awaited() -> (
+    None
+):
+    calls, go = Calls(), anyio.Event()
+    calls.errors[1] = BadRecordError()
+
+    async def source() -> AsyncIterator[int]:
+        yield 0
+        yield 1
+        with anyio.CancelScope(shield=True):
+            await go.wait()
+        yield 2
+
+    async with map_concurrent(calls.__call__, source(), 9) as stage:
+        await settle()
+        calls.let(1)
+        await settle()
+        go.set()
+        await settle()
+        calls.let(0)
+        assert await anext(stage) == 0
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+    assert calls.begun == [0, 1]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_source_that_hangs_is_closed_as_soon_as_a_call_has_failed(ordered: bool) -> None:
+    source, go = Source(2, hangs=True), anyio.Event()
+
+    async def fn(item: int) -> int:
+        await go.wait()
+        raise BadRecordError
+
+    async with map_concurrent(fn, source.items(), 3, ordered) as stage:
+        await settle()
+        go.set()
+        with pytest.raises(BadRecordError):
+            await anext(stage)
+        await settle()
+        assert source.is_closed
+
+
+async def test_a_thread_that_works_on_several_items_reads_no_more_than_there_is_room() -> None:
+    taken = 0
+    async with map_concurrent(abs, range(300), 8) as stage:
+        async for _ in stage:
+            taken += 1
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+                found = stage.statistics()
+                assert found.num_buffered <= found.buffer_size == 8
+                assert found.sources[0].num_items <= taken + 8
+    assert taken == 300
+
+
+@pytest.mark.parametrize("place", [100, 150])
+async def test_a_thread_whose_call_has_failed_takes_no_further_item(place: int) -> None:
+    begun: list[tuple[int, int]] = []
+
+    def fn(item: int) -> int:
+        begun.append((threading.get_ident(), item))
+        if item == place:
+            raise BadRecordError
+        return item
+
+    got: list[int] = []
+    with pytest.raises(BadRecordError):
+        async with map_concurrent(fn, range(400), 40) as stage:
+            async for item in stage:
+                got.append(item)
+    assert got == list(range(place))
+    failed = next(thread for thread, item in begun if item == place)
+    assert max(item for thread, item in begun if thread == failed) == place
+
+
+async def test_items_behind_one_that_takes_long_go_to_other_threads() -> None:
+    is_begun = threading.Event()
+
+    def fn(item: int) -> bool:
+        if item == 150:
+            return is_begun.wait(5)
+        if item > 170:
+            is_begun.set()
+        until = time.perf_counter() + 1e-4  # so that a thread takes some at a time, but not all
+        while time.perf_counter() < until:
+            pass
+        return True
+
+    async with map_concurrent(fn, range(200), 40) as stage:
+        assert all([is_in_time async for is_in_time in stage])
+
+
+async def test_what_a_plain_function_returns_is_awaited_by_as_many_tasks_as_may_be() -> None:
+    calls = Calls()
+    with anyio.fail_after(10):
+        async with map_concurrent(lambda item: calls(item), range(80), 8) as stage:
+            for at in range(0, 80, 8):
+                while len(calls.begun) < at + 8:
+                    await anyio.lowlevel.checkpoint()
+                calls.let(*range(at, at + 8))
+                assert [await anext(stage) for _ in range(8)] == list(
+                    range(10 * at, 10 * at + 80, 10)
+                )

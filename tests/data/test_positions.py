@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from asynchooks import InputError, InputStateError
+from asynchooks import FeedHook, InputError, InputStateError, MonitoredSession, PreemptionError
+from asynchooks._running.hook_state import _decoded, _encoded
 from asynchooks.data import (
+    Stage,
     _stage,
     batch,
     interleave,
@@ -22,9 +29,14 @@ from asynchooks.data import (
     shuffle,
     take,
 )
+from asynchooks.data._source_stage import fingerprint
 
+from ..hooks.inputs import Diary, saving, until_stopped
 from .recipes import Recipe, build_stage, recipes
 from .sources import (
+    AsyncEpochs,
+    BadRecordError,
+    Epochs,
     GetSetIterator,
     Source,
     Stateful,
@@ -35,6 +47,7 @@ from .sources import (
 )
 
 pytestmark = pytest.mark.anyio
+
 
 prop = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -259,3 +272,203 @@ async def test_bytes_of_an_async_source_are_saved_as_those_of_any_other() -> Non
     again = prefetch(InBytes(4), 1)
     again.load_state_dict(state)
     assert await read_all(again) == [1, 2, 3]
+
+
+NUM_ITEMS, NUM_EPOCHS = 4, 3
+WHOLE = [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+
+kinds = pytest.mark.parametrize("kind", [Epochs, AsyncEpochs])
+begins = pytest.mark.parametrize("begins", ["at iter", "at next", "at both ends"])
+
+
+async def read_ahead(stage: Stage[Any], num_left: int) -> None:
+    """Return when it has read as far as it will."""
+    while (found := stage.statistics()).num_buffered < min(found.buffer_size, num_left):
+        await anyio.lowlevel.checkpoint()
+
+
+@kinds
+@begins
+@pytest.mark.parametrize("around", [lambda source: source, lambda source: shuffle(source, 3, 7)])
+async def test_a_pass_goes_on_in_its_own_order(
+    kind: type[Epochs], begins: str, around: Callable[[Any], Any]
+) -> None:
+    def pipeline(size: int) -> Stage[int]:
+        return prefetch(repeat(around(kind(NUM_ITEMS, begins)), NUM_EPOCHS), size)
+
+    whole = await read_all(pipeline(1))
+    assert sorted(whole) == WHOLE
+    for count in range(len(whole) + 1):
+        async with pipeline(5) as stage:
+            first = await read_some(stage, count)
+            await read_ahead(stage, len(whole) - count)
+            state = position(stage)
+        again = pipeline(5)
+        again.load_state_dict(state)
+        assert position(again) == state
+        async with again:
+            await read_ahead(again, len(whole) - count)
+            assert position(again) == state
+            assert first + [each async for each in again] == whole, count
+
+
+@kinds
+@begins
+async def test_a_second_restore_at_the_beginning_of_a_pass_is_that_of_the_first(
+    kind: type[Epochs], begins: str
+) -> None:
+    got: list[int] = []
+    state = None
+    # from the last item of a pass to the beginning of the next one, which is saved twice
+    for count in (NUM_ITEMS, 0, 0, 1, NUM_ITEMS - 1, 0, 0, 99):
+        source = repeat(kind(NUM_ITEMS, begins), NUM_EPOCHS)
+        stage = prefetch(source, 2) if count != NUM_ITEMS else source
+        if state is not None:
+            stage.load_state_dict(state)
+        async with stage:
+            got += await read_some(stage, count)
+            await read_ahead(stage, len(WHOLE) - len(got))
+            state = position(stage)
+    assert got == WHOLE
+
+
+@kinds
+@begins
+@pytest.mark.parametrize("call", [2, 5, 6])
+async def test_it_goes_back_with_the_model(
+    kind: type[Epochs], begins: str, call: int, tmp_path: Path
+) -> None:
+    diary = Diary({call: PreemptionError("lost")})
+    source = prefetch(repeat(kind(NUM_ITEMS, begins), NUM_EPOCHS), 2)
+    hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
+    async with MonitoredSession(hooks, diary.creator) as session:
+        await until_stopped(session)
+    assert diary.items == WHOLE
+
+
+async def test_a_source_goes_back_to_where_it_was_before_its_first_item(tmp_path: Path) -> None:
+    diary = Diary({3: PreemptionError("lost")})
+    hooks = [FeedHook(prefetch(StatefulSync(6), 2), "x"), saving(tmp_path, diary)]
+    async with MonitoredSession(hooks, diary.creator) as session:
+        await until_stopped(session)
+    assert diary.items == list(range(6))
+
+
+@pytest.mark.parametrize(("epoch", "items"), [((), [0, 1, 2]), ((1,), [10, 11, 12])])
+async def test_what_was_not_open_goes_back_to_its_first_item_in_the_first_pass_only(
+    epoch: tuple[int, ...], items: list[int]
+) -> None:
+    stage = take(Epochs(3, "at iter"), 9)
+    state = position(stage)
+    assert await read_all(stage) == [0, 1, 2]
+    again = stage._restarted(epoch)
+    again.load_state_dict(state)
+    assert await read_all(again) == items
+
+
+STATEFUL: dict[str, Callable[[Any], Any]] = {
+    "interleave": lambda source: interleave([prefetch(source, 5), prefetch(range(99, 130), 2)]),
+    "shuffle": lambda source: shuffle(prefetch(source, 3), 8, 1),
+    "batch": lambda source: batch(prefetch(source, 5), 3),
+    "shard": lambda source: shard(prefetch(source, 5), 3, 1),
+    "repeat": lambda source: repeat(take(prefetch(source, 5), 9), 1),
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize("source", [Stateful, StatefulSync])
+async def test_a_source_goes_on_exactly_where_all_else_was_forgotten(
+    kind: str, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stage, "TRIM_EVERY", 1)
+
+    def make() -> Stage[Any]:
+        return prefetch(STATEFUL[kind](source(30)), 3)
+
+    whole = await read_all(make())
+    for count in range(1, len(whole), 5):
+        async with make() as stage:
+            first = await read_some(stage, count)
+            for _ in range(9):  # all read ahead
+                await anyio.lowlevel.checkpoint()
+            state = position(stage)
+        assert "'at'" in repr(state), "of its own, not a count"
+        again = make()
+        again.load_state_dict(state)
+        assert first + await read_all(again) == whole
+
+
+class InParts(StatefulSync):
+    """Its state has bytes in lists and tuples, within each other."""
+
+    def state_dict(self) -> Any:
+        return {"parts": [(b"at %d" % self._at, 7), [b"\xff"]], "name": "x"}
+
+    def load_state_dict(self, state: Any) -> None:
+        (at, seven), [last] = state["parts"]
+        assert (seven, last, state["name"]) == (7, b"\xff", "x")
+        self._at = int(at.split()[1])
+
+
+@pytest.mark.parametrize(
+    "around", [lambda source: take(source, 9), lambda source: prefetch(batch(source, 1), 3)]
+)
+async def test_bytes_within_lists_and_tuples_are_saved_and_come_back(around: Any) -> None:
+    stage: Stage[Any]
+    async with around(InParts(5)) as stage:
+        first = await read_some(stage, 2)
+        state = position(stage)
+    again = around(InParts(5))
+    again.load_state_dict(state)
+    assert first + await read_all(again) == await read_all(around(InParts(5)))
+
+
+class Wordy:
+    """A source whose repr is a book."""
+
+    def __iter__(self) -> Any:
+        yield 0
+        raise BadRecordError
+
+    def __repr__(self) -> str:
+        return "word " * 1000
+
+
+async def test_a_source_with_a_long_repr_is_told_by_its_type() -> None:
+    with pytest.raises(BadRecordError) as caught:
+        await read_all(batch(Wordy(), 1))
+    assert caught.value.__notes__ == ["in a Wordy, after 1 items"]
+
+
+def test_a_state_of_other_stages_is_told_in_one_sentence_and_a_damaged_one_with_its_cause() -> None:
+    source = {"stage": "sequence", "items": 1}
+    with pytest.raises(InputStateError, match="^the state is that of sequence, and this stage is "):
+        take(range(3), 2).load_state_dict(source)
+    with pytest.raises(InputStateError, match=r"^take\(.*cannot go on from .*KeyError\('taken'\)"):
+        take(range(3), 2).load_state_dict({"stage": "take", "source": source})
+
+
+LONG = np.arange(5000)
+STATES: list[Any] = [
+    {"a": 1, "b": (2, [3.5, None])},
+    {"a": 1, "b": (2, [3.5, True])},
+    {"a": 2, "b": (2, [3.5, None])},
+    {"a": {"1": "x"}},
+    {"a": LONG},
+    {"a": np.where(LONG == 2500, 0, LONG)},
+    {"a": LONG.reshape(50, 100)},
+    {"a": LONG.astype(np.float64)},
+    {"a": np.int64(3)},
+    {"a": "3"},
+    {},
+]
+
+
+def test_a_fingerprint_is_that_of_the_state_that_a_file_gives_back_and_of_no_other() -> None:
+    again = [
+        json.loads(json.dumps(each, default=_encoded, sort_keys=True), object_pairs_hook=_decoded)
+        for each in STATES
+    ]
+    assert [fingerprint(each) for each in again] == [fingerprint(each) for each in STATES]
+    assert len({fingerprint(each) for each in STATES}) == len(STATES)
+    assert fingerprint({"b": 1, "a": 2}) == fingerprint({"a": 2, "b": 1})

@@ -1,18 +1,30 @@
-"""prefetch: reads ahead in one task, which also opens and closes what it reads."""
+"""prefetch: one task reads ahead, within bounds; several may wait for its items."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from asynchooks.data import batch, prefetch, take
+from asynchooks.data import (
+    Stage,
+    batch,
+    interleave,
+    map_concurrent,
+    prefetch,
+    repeat,
+    shard,
+    shuffle,
+    take,
+)
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import BadRecordError, Source, only_on_asyncio, read_all
+from .sources import BadRecordError, Source, only_on_asyncio, read_all, same, same_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -187,3 +199,179 @@ async def test_an_item_goes_to_the_next_reader_if_the_one_it_woke_is_cancelled(
         assert await asyncio.wait_for(second, 5) == 5
         with pytest.raises(asyncio.CancelledError):
             await first
+
+
+# a stage, and how many items of the source are read when `taken` of its own were taken
+BOUNDS: dict[str, tuple[Any, Any]] = {
+    "prefetch": (lambda source: prefetch(source, 3), lambda taken: taken + 3),
+    "prefetch of one": (lambda source: prefetch(source, 1), lambda taken: taken + 1),
+    "batch": (lambda source: batch(source, 3), lambda taken: 3 * taken),
+    "shuffle": (lambda source: shuffle(source, 4, 1), lambda taken: taken + 3 if taken else 0),
+    "shard": (
+        lambda source: shard(source, 3, 1),
+        lambda taken: 3 * (taken - 1) + 2 if taken else 0,
+    ),
+    "take": (lambda source: take(source, 2), lambda taken: min(taken, 2)),
+    "repeat": (lambda source: repeat(source, 1), lambda taken: taken),
+    "interleave": (lambda source: interleave([source, [0] * 9]), lambda taken: (taken + 1) // 2),
+    "map": (lambda source: map_concurrent(same, source, 3), lambda taken: taken + 3),
+    "unordered map": (
+        lambda source: map_concurrent(same, source, 3, ordered=False),
+        lambda taken: taken + 3,
+    ),
+    "all": (
+        lambda source: prefetch(batch(map_concurrent(same, prefetch(source, 2), 3), 2), 2),
+        lambda taken: 2 * (taken + 2) + 3 + 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+async def test_a_slow_consumer_stops_the_producers(name: str) -> None:
+    make, bound = BOUNDS[name]
+    source = Source(None)
+    async with make(source.items()) as items:
+        for taken in range(5):
+            await settle()
+            assert source.num_read == bound(taken)
+            if name == "take" and taken >= 2:
+                break
+            await anext(items)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+async def test_a_slow_consumer_stops_the_threads(name: str) -> None:
+    make, bound = BOUNDS[name]
+    source = Source(None)
+    async with make(source.items_in_thread()) as items:
+        for taken in range(1, 6):
+            if name == "take" and taken > 2:
+                break
+            await anext(items)
+            await anyio.lowlevel.checkpoint()
+            assert source.num_read <= bound(taken)
+
+
+async def test_map_in_threads_begins_no_more_than_its_concurrency() -> None:
+    source = Source(None)
+    async with map_concurrent(same_in_thread, source.items(), 3) as items:
+        for taken in range(1, 6):
+            await anext(items)
+            await settle()
+            assert source.num_read <= taken + 3
+
+
+async def test_a_stage_that_nobody_reads_reads_nothing_but_ahead() -> None:
+    source = Source(None)
+    async with batch(shuffle(source.items(), 3, 0), 2):
+        await settle()
+    assert source.num_read == 0
+
+
+class Readers:
+    """Tasks that take one item each; one that finds the end has 'end'."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    async def one(self, stage: Stage[Any]) -> None:
+        try:
+            self.got.append(await anext(stage))
+        except StopAsyncIteration:
+            self.got.append("end")
+
+
+@pytest.mark.parametrize("make", [lambda shared: shared, lambda shared: take(shared, 9)])
+async def test_a_reader_whose_item_another_one_has_taken_waits_for_the_next(
+    make: Callable[[Any], Stage[Any]],
+) -> None:
+    gate, readers = anyio.Event(), Readers()
+
+    async def source() -> AsyncIterator[int]:
+        yield 0
+        await gate.wait()
+        yield 1
+
+    shared = prefetch(source(), 2)
+    stages = [make(shared) for _ in range(2)]
+    async with nothing_left():
+        async with stages[0], stages[1]:
+            await settle()  # the first item is there
+            async with anyio.create_task_group() as group:
+                for each in stages:
+                    group.start_soon(readers.one, each)
+                await settle()
+                assert readers.got == [0]
+                gate.set()
+    assert readers.got == [0, 1]
+
+
+async def test_items_that_come_at_once_wake_as_many_readers() -> None:
+    gate, never, readers = anyio.Event(), anyio.Event(), Readers()
+
+    async def a_pass() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+        await (never if gate.is_set() else gate).wait()
+
+    # at the end of a pass the shuffle gives all that it holds
+    async with prefetch(repeat(shuffle(a_pass, 4, 0)), 3) as stage:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(readers.one, stage)
+            await settle()
+            assert readers.got == []
+            gate.set()
+            await settle()
+            assert sorted(readers.got) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "map of it", "map"])
+async def test_a_wait_below_a_task_that_is_cancelled_elsewhere_fails_and_no_reader_hangs(
+    kind: str, anyio_backend_name: str
+) -> None:
+    only_on_asyncio(anyio_backend_name)
+    future = asyncio.get_running_loop().create_future()
+
+    async def source() -> AsyncGenerator[int, None]:
+        yield 0
+        yield await future
+
+    async def cancelled(item: int) -> int:
+        return item if item == 0 else await future
+
+    stages: dict[str, Callable[[], Stage[int]]] = {
+        "prefetch": lambda: prefetch(source(), 2),
+        "map of it": lambda: map_concurrent(same, source(), 2),
+        "map": lambda: map_concurrent(cancelled, range(2), 2),
+    }
+    async with nothing_left():
+        async with stages[kind]() as items:
+            assert await anext(items) == 0
+            await settle()
+            future.cancel("the download")
+            with anyio.fail_after(10):
+                with pytest.raises(asyncio.CancelledError, match="the download"):
+                    await anext(items)
+
+
+async def test_a_reader_is_given_an_error_where_the_task_of_a_stage_is_cancelled_from_outside(
+    anyio_backend_name: str,
+) -> None:
+    only_on_asyncio(anyio_backend_name)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def source() -> AsyncGenerator[int, None]:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        yield 0
+        await anyio.sleep_forever()
+
+    async with nothing_left(), prefetch(source(), 2) as items:
+        assert await anext(items) == 0
+        await settle()
+        tasks[0].cancel()
+        with anyio.fail_after(10), pytest.raises(RuntimeError, match="cancelled from outside") as e:
+            await anext(items)
+    assert isinstance(e.value.__cause__, asyncio.CancelledError)

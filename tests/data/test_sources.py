@@ -1,19 +1,31 @@
-"""Sources: queues, streams, functions; what cannot be read says what to give."""
+"""Sources: queues, streams, functions, bare iterators; what cannot be read is refused."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from asynchooks import InputError
-from asynchooks.data import batch, map_concurrent, prefetch, repeat, take
+from asynchooks.data import (
+    Stage,
+    batch,
+    interleave,
+    map_concurrent,
+    prefetch,
+    repeat,
+    shard,
+    shuffle,
+    take,
+)
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import Source, only_on_asyncio, read_all, read_some
+from .sources import Source, only_on_asyncio, read_all, read_some, same
 
 pytestmark = pytest.mark.anyio
 
@@ -169,3 +181,237 @@ async def test_a_stage_without_tasks_needs_no_block() -> None:
     stage = batch(Source(3).items(), 2)
     assert await read_some(stage, 1) == [[0, 1]]
     await stage.aclose()
+
+
+async def cancel_a_wait(stage: Stage[Any]) -> None:
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anext, stage)
+            await settle()
+            scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda source: batch(source, 1),
+        lambda source: take(source, 9),
+        lambda source: repeat(shuffle(source, 1, 0), 1),
+    ],
+)
+async def test_a_cancelled_wait_ends_a_bare_generator_and_later_readers_are_told(
+    around: Callable[[Any], Stage[Any]],
+) -> None:
+    source = Source(1, hangs=True)
+    async with around(source.items()) as stage:
+        await anext(stage)
+        await cancel_a_wait(stage)
+        assert source.is_closed
+        for _ in range(2):
+            with pytest.raises(InputError, match="was cancelled while it was read.*put prefetch"):
+                await anext(stage)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda source: prefetch(batch(source, 1), 1),
+        lambda source: batch(prefetch(source, 1), 1),
+    ],
+)
+async def test_a_cancelled_wait_is_not_seen_by_a_generator_behind_a_prefetch(
+    around: Callable[[Any], Stage[Any]],
+) -> None:
+    gate = anyio.Event()
+
+    async def source() -> AsyncIterator[int]:
+        yield 0
+        await gate.wait()
+        yield 1
+
+    async with around(source()) as stage:
+        assert await anext(stage) == [0]
+        await cancel_a_wait(stage)
+        gate.set()
+        assert await read_some(stage, 9) == [[1]]
+
+
+class Iterated:
+    """An async iterable whose iterators are no generators, and can be closed."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._at = 0
+
+    def __aiter__(self) -> Iterated:
+        again = Iterated()
+        again.log = self.log
+        return again
+
+    async def __anext__(self) -> int:
+        await anyio.lowlevel.checkpoint()
+        self._at += 1
+        return self._at
+
+    async def aclose(self) -> None:
+        self.log.append(f"closed at {self._at}")
+
+
+@pytest.mark.parametrize("around", [lambda each: batch(each, 2), lambda each: take(each, 2)])
+async def test_an_iterator_that_the_pipeline_made_is_closed_though_it_is_no_generator(
+    around: Callable[[Any], Stage[Any]],
+) -> None:
+    source = Iterated()
+    async with around(source) as stage:
+        await anext(stage)
+        assert source.log == []
+    assert source.log in (["closed at 1"], ["closed at 2"])
+
+
+class Numbers:
+    """An iterator under way, of the caller."""
+
+    def __init__(self) -> None:
+        self._at = -1
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        self._at += 1
+        return self._at
+
+
+class AsyncNumbers(Numbers):
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        await anyio.lowlevel.checkpoint()
+        return next(self)
+
+
+@pytest.mark.parametrize("kind", [Numbers, AsyncNumbers])
+async def test_an_iterator_of_the_caller_has_one_reader_at_a_time_and_then_another(
+    kind: Callable[[], Any],
+) -> None:
+    source = kind()
+    async with take(source, 3) as first:
+        assert await anext(first) == 0
+        with pytest.raises(InputError, match="is being read elsewhere"):
+            await anext(take(source, 3))
+    assert await read_all(take(source, 3)) == [1, 2, 3]
+
+
+async def test_an_iterable_may_run_an_event_loop_and_a_pipeline_in_its_thread() -> None:
+    async def inner() -> list[Any]:
+        return await read_all(prefetch(batch(range(4), 2), 1))
+
+    def source() -> Iterator[Any]:
+        for backend in ("asyncio", "trio"):
+            yield from anyio.run(inner, backend=backend)
+
+    async with nothing_left():
+        assert await read_all(prefetch(source(), 2)) == 2 * [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda source: batch(source, 1),
+        lambda source: take(source, 9),
+        lambda source: shard(source, 1, 0),
+        lambda source: shuffle(source, 1, 0),
+        lambda source: interleave([source]),
+        lambda source: prefetch(batch(source, 1), 2),
+        lambda source: map_concurrent(same, source, 2),
+    ],
+)
+async def test_every_stage_of_a_function_can_be_read_again(
+    kind: str, around: Callable[[Any], Stage[Any]]
+) -> None:
+    source = Source(3)
+    once = await read_all(around(getattr(source, kind)))
+    assert len(once) == 3
+    assert await read_all(repeat(around(getattr(source, kind)), 2)) == 2 * once
+    assert source.num_begun == source.num_closed == 3
+
+
+async def test_a_wait_that_is_cancelled_on_the_way_to_the_position_loses_none_and_adds_none() -> (
+    None
+):
+    gate = anyio.Event()
+
+    class Slow(AsyncNumbers):
+        async def __anext__(self) -> int:
+            if self._at == 1:
+                await gate.wait()
+            return await super().__anext__()
+
+    stage = batch(Slow(), 2)
+    source = {"stage": "async iterable", "items": 4}
+    stage.load_state_dict({"stage": "batch", "items": 4, "source": source})
+    async with stage:
+        await cancel_a_wait(stage)
+        gate.set()
+        assert await read_some(stage, 2) == [[4, 5], [6, 7]]
+
+
+class Flaky:
+    """Fails at its third item, once, and goes on."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._has_failed = False
+
+    def __aiter__(self) -> Flaky:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._next == 2 and not self._has_failed:
+            self._has_failed = True
+            raise OSError("flaky")
+        if self._next == 4:
+            raise StopAsyncIteration
+        self._next += 1
+        return self._next - 1
+
+
+async def failing() -> AsyncIterator[int]:
+    yield 0
+    yield 1
+    raise OSError("flaky")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+async def test_a_generator_that_has_failed_has_not_ended_for_the_next_reader(size: int) -> None:
+    async with batch(failing(), size) as batches:
+        with pytest.raises(OSError, match="flaky"):
+            async for _ in batches:
+                pass
+        for _ in range(2):
+            with pytest.raises(OSError, match="flaky"):
+                await anext(batches)
+
+
+async def test_a_pass_that_has_failed_is_not_followed_by_another_one() -> None:
+    async with repeat(failing, 2) as items:
+        assert [await anext(items), await anext(items)] == [0, 1]
+        for _ in range(2):
+            with pytest.raises(OSError, match="flaky"):
+                await anext(items)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_an_iterator_that_goes_on_after_an_error_is_read_on_to_its_end(size: int) -> None:
+    items: list[int] = []
+    async with batch(Flaky(), size, collate=list) as batches:
+        while True:
+            try:
+                async for several in batches:
+                    items += several
+            except OSError:
+                continue
+            break
+    assert items == [0, 1, 2, 3]

@@ -1,15 +1,18 @@
-"""Sessions that take part in a protocol: together, and to the limit."""
+"""ProtocolHook: sessions that wait by a protocol; what they leave at their end."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
+    PreemptionError,
+    Recovery,
     SharedSessionCreator,
     StopAtStepHook,
 )
@@ -20,9 +23,11 @@ from asynchooks.protocols import (
     ParameterServer,
     Protocol,
     ProtocolHook,
+    StaleSynchronous,
     Synchronous,
 )
 
+from ..support.helpers import settle
 from ..support.virtual_kernel import Trampoline
 from .trainers import step_of, train
 from .worlds import ALL, make_server, pause
@@ -148,3 +153,173 @@ def test_bad_arguments_are_refused() -> None:
         ProtocolHook(3, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="worker is 2; give one from 0 to 1"):
         ProtocolHook(server, 2)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", [Synchronous(), StaleSynchronous(0)], ids=repr)
+async def test_a_worker_that_waits_ends_when_its_session_is_stopped(protocol: Protocol) -> None:
+    server = make_server(protocol, 2)
+    hooks = [ProtocolHook(server, 0)]
+    creator = FunctionSessionCreator(
+        step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
+    )
+    session = MonitoredSession(hooks, creator)
+    num_runs = 0
+
+    async def run() -> None:
+        nonlocal num_runs
+        async with session:
+            while not session.should_stop():
+                await session.run("loss")
+                num_runs += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await settle()  # worker 1 never comes
+        session.request_stop()
+    assert num_runs == 1
+    assert server.num_present == 1
+
+
+@pytest.mark.anyio
+async def test_a_limit_that_is_set_when_it_is_passed_ends_the_waits() -> None:
+    server = make_server(Synchronous(), 2)
+    server.global_step.publish(5)
+    num_runs = []
+
+    async def first() -> None:
+        creator = FunctionSessionCreator(
+            step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
+        )
+        async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    async def second() -> None:
+        num_runs.append(await train(server, 1, anyio.lowlevel.checkpoint, 3))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first)
+        await settle()
+        group.start_soon(second)
+    assert num_runs == [0]
+    assert server.version == 5
+
+
+@pytest.mark.anyio
+async def test_the_others_wait_for_a_session_that_crashed_until_it_is_back() -> None:
+    server = make_server(Synchronous(), 2)
+    done: list[int] = []
+
+    async def fail_once() -> None:
+        if not done:
+            done.append(server.version)
+            raise ValueError("crashed")
+        await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
+        with pytest.raises(ValueError, match="crashed"):
+            await train(server, 1, fail_once, 3)
+        await settle()
+        assert (server.version, server.num_present) == (0, 2)
+        await train(server, 1, fail_once, 3)
+    assert server.version == 3
+
+
+@pytest.mark.anyio
+async def test_the_others_go_on_when_one_that_was_cancelled_is_said_to_be_gone() -> None:
+    server = make_server(Synchronous(), 2)
+    async with anyio.create_task_group() as group:
+        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
+        with anyio.move_on_after(0.02):
+            await train(server, 1, anyio.sleep_forever, 3)
+        assert server.version == 0
+        server.leave(1)
+    assert server.version == 3
+
+
+@pytest.mark.anyio
+async def test_a_lost_session_goes_on_with_the_servers_parameters() -> None:
+    server = make_server(Asynchronous(), 1, learning_rate=0.25)
+    num_runs = 0
+
+    async def lose_once() -> None:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 3:
+            raise PreemptionError("lost")
+
+    hooks = [ProtocolHook(server, 0), StopAtStepHook(last_step=4)]
+    creator = FunctionSessionCreator(step_of(server, 0, lose_once), global_step=server.global_step)
+    recovery = Recovery(first_pause_secs=0)
+    async with MonitoredSession(hooks, creator, recovery=recovery) as session:
+        while not session.should_stop():
+            await session.run("loss")
+    assert (server.version, num_runs) == (4, 5)
+    np.testing.assert_array_equal(server.parameters, np.full(2, 0.5**4))
+
+
+@pytest.mark.anyio
+async def test_the_others_wait_while_a_shared_session_is_recreated() -> None:
+    server = make_server(Synchronous(), 2)
+    num_runs = 0
+
+    async def step(worker: int) -> dict[str, Any]:
+        nonlocal num_runs
+        num_runs += 1
+        version = server.pull(worker).version
+        await anyio.lowlevel.checkpoint()
+        if worker == 1 and num_runs in (2, 7):
+            raise PreemptionError("lost")
+        server.push(worker, np.ones(2), version)
+        return {"loss": 0.5}
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step, global_step=server.global_step))
+
+    async def worker(index: int) -> None:
+        hooks = [ProtocolHook(server, index), StopAtStepHook(last_step=6)]
+        recovery = Recovery(first_pause_secs=0)
+        async with MonitoredSession(hooks, creator, recovery=recovery) as session:
+            while not session.should_stop():
+                await session.run("loss", {"worker": index})
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker, 0)
+        await settle()
+        group.start_soon(worker, 1)
+    assert (server.version, server.num_applied, server.num_discarded) == (6, 12, 0)
+    assert num_runs > 12
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_waits_at_the_limit_leaves_its_block_cleanly() -> None:
+    server = make_server(StaleSynchronous(0), 2)
+    num_runs = []
+
+    async def first() -> None:
+        num_runs.append(await train(server, 0, anyio.lowlevel.checkpoint, 2))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first)
+        await settle()  # it has made a step, and waits in before_run of its second
+        server.push(1, np.ones(2), 1)
+    assert num_runs == [1]  # the block was left by StopTraining, which it swallows
+    assert server.num_present == 1
+
+
+@pytest.mark.anyio
+async def test_after_its_session_was_stopped_a_worker_may_go_on_without_one() -> None:
+    server = make_server(StaleSynchronous(0), 2)
+    creator = FunctionSessionCreator(
+        step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
+    )
+    async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+        await session.run("loss")
+        session.request_stop()
+    server.join(0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.begin_step, 0)
+        await settle()
+        assert server.clock(0) == 1
+        server.push(1, np.ones(2), server.version)

@@ -203,7 +203,10 @@ def test_rates_of_zero_move_nothing() -> None:
         (lambda: server_of({1: np.zeros(2)}), "has the key 1; give texts"),
         (lambda: server_of(np.zeros(2), update=3), "update is 3; give a function"),
         (lambda: server_of(np.zeros(2), learning_rate=-1.0), r"learning_rate is -1\.0; give a fin"),
-        (lambda: server_of(np.zeros(2), learning_rate="1"), "learning_rate is '1'; give a finite number"),
+        (
+            lambda: server_of(np.zeros(2), learning_rate="1"),
+            "learning_rate is '1'; give a finite number",
+        ),
         (lambda: staleness_aware(float("nan")), "rate is nan; give a finite number"),
         (lambda: server_of(np.zeros(2)).push(0, np.zeros(3), 0), r"the shape \(3,\); expected"),
         (lambda: server_of(np.zeros(2)).push(0, np.zeros((1, 2)), 0), r"the shape \(1, 2\); ex"),
