@@ -111,12 +111,7 @@ def consumers_of(source: Any) -> Consumers:
 
 
 def consumers_of_last_stage(source: Any, user: str) -> Consumers:
-    """The consumers of the last stage of a pipeline.
-
-    Raises:
-        TypeError: it is no stage.
-        ValueError: another stage reads it.
-    """
+    """The consumers of the last stage of a pipeline; TypeError or ValueError if it is none."""
     if not isinstance(source, Stage):
         raise TypeError(
             f"{user} got {source!r}; give the stage that the session draws from, such as "
@@ -133,8 +128,7 @@ def consumers_of_last_stage(source: Any, user: str) -> Consumers:
 class Consumers:
     """All consumers of one stage: the first take opens its pipeline, the last leave closes it.
 
-    A pipeline that has not ended stays open while sessions may come that share the last
-    consumer's creator.
+    It stays open before its end while sessions may come that share the last consumer's creator.
     """
 
     def __init__(self, stage: Stage[Any]) -> None:
@@ -388,11 +382,7 @@ class Consumer:
         self._taken: Taken | None = None
 
     async def take(self, end: TrainingEnd | None) -> Any:
-        """The item in hand, or the next one.
-
-        Raises:
-            StopAsyncIteration, StopTraining, BaseException: as `Consumers.take`.
-        """
+        """The item in hand, or the next one; raises as `Consumers.take`."""
         if self._taken is None or not self._consumers.is_current(self._taken):
             self._taken = None
             engine = current_engine()
@@ -460,10 +450,7 @@ class Consumer:
 
 
 class WaitTime:
-    """Seconds that the consumers of one session wait, until this is closed.
-
-    Those that leave meanwhile are counted, too.
-    """
+    """Seconds that the consumers of one session wait, with those that leave before it is closed."""
 
     def __init__(self, consumers: Consumers, stops: SessionStop | None) -> None:
         self._consumers = consumers

@@ -49,7 +49,6 @@ class Buffered(Stage[Any]):
         self._ready: deque[Any] = deque()
         self._takers: deque[Slot] = deque()
         self._room: Slot | None = None  # of the task that reads, while there is no room
-        self._what = f"an item of {self.kind}"
         self._is_over = False  # nothing will come any more
         self._error: BaseException | None = None  # why
         self._closing_error: BaseException | None = None
@@ -151,7 +150,7 @@ class Buffered(Stage[Any]):
                     raise self._error
                 return
             asked = self._engine.tick()
-            slot = Slot(self._engine, self._what)
+            slot = Slot(self._engine, f"an item of {self.kind}")
             self._takers.append(slot)
             try:
                 with EndsAtStop(slot, stop):
@@ -219,7 +218,12 @@ class Buffered(Stage[Any]):
                 failure = self._engine.failure_in(error)
                 if failure is None:
                     if not worker.is_unwanted:
-                        self._fail(_foreign(self, error))
+                        foreign = RuntimeError(
+                            f"a task of {self!r} was cancelled from outside; cancel the task that "
+                            "reads it instead"
+                        )
+                        foreign.__cause__ = error
+                        self._fail(foreign)
                     raise
                 self._fail(failure)
             finally:
@@ -283,14 +287,6 @@ class Worker:
         self.is_unwanted = True
         if self.task is not None:
             self.task.cancel()
-
-
-def _foreign(stage: Stage[Any], cancellation: BaseException) -> RuntimeError:
-    error = RuntimeError(
-        f"a task of {stage!r} was cancelled from outside; cancel the task that reads it instead"
-    )
-    error.__cause__ = cancellation
-    return error
 
 
 class Prefetch(Buffered):

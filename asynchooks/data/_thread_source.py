@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ class ThreadSource(SourceStage):
     def _start(self) -> None:
         if self._is_for_once:
             self._claim(self._opener.source)
-        self._thread = ReadingThread(self._engine, self._position.open, self._position.note)
+        self._thread = ReadingThread(self._engine, self._position)
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         thread = self._thread
@@ -122,16 +122,13 @@ class ReadingThread:
     a read that never ends cannot hold the process's exit.
     """
 
-    def __init__(
-        self, engine: Engine, open_it: Callable[[], Opened], on_item: Callable[[Opened], None]
-    ) -> None:
+    def __init__(self, engine: Engine, reading: _Reading) -> None:
         self.items: deque[Any] = deque()
         self.error: BaseException | None = None
         self.is_over = False  # no further item will come
         self._closing_error: BaseException | None = None
         self._engine = engine
-        self._open = open_it
-        self._on_item = on_item
+        self._reading = reading
         self._opened: Opened | None = None
         self._asked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._num_asked = 0
@@ -202,7 +199,7 @@ class ReadingThread:
 
     def _next(self) -> Any:
         if self._opened is None:
-            self._opened = self._open()
+            self._opened = self._reading.open()
         try:
             item = next(self._opened.iterator)
         except StopIteration:
@@ -210,7 +207,7 @@ class ReadingThread:
                 raise
             self._opened = self._opened.again()
             item = next(self._opened.iterator)
-        self._on_item(self._opened)
+        self._reading.note(self._opened)
         return item
 
     def _wake(self) -> None:

@@ -67,10 +67,16 @@ class _Collecting(Protocol):
 
 @dataclass(frozen=True)
 class _OneOfEach(_Collecting):
-    """One gradient of each of K workers makes an update; fewer, where fewer workers are left."""
+    """One gradient of each of K workers, which wait for the update; fewer, where fewer are left."""
 
     def num_gradients(self, server: ParameterServer) -> int:
         return min(self.k, server.num_contributing)
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)  # it may be back from a crash after its push
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
 
     def check(self, num_workers: int) -> None:
         if self.k > num_workers:
@@ -99,12 +105,6 @@ class KSync(_OneOfEach):
 
     def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
         return version == server.version and not server.has_collected(worker)
-
-    async def begin_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)  # it may be back from a crash after its push
-
-    async def end_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,6 @@ class KAsync(_OneOfEach):
     Example:
         server = ParameterServer(np.zeros(3), KAsync(3), num_workers=4)
     """
-
-    async def begin_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)
-
-    async def end_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)
 
 
 @dataclass(frozen=True)

@@ -270,10 +270,8 @@ class ParameterServer(Membership):
         return pushed
 
     def _is_accepted(self, worker: int, version: int, staleness: int) -> bool:
-        gate = self._gate
-        if staleness < 0 or self.is_closed or worker in self._clocks.left:
-            return False
-        if gate.is_at_limit:
+        is_late = staleness < 0 or self.is_closed or self._gate.is_at_limit
+        if is_late or worker in self._clocks.left:
             return False
         return self._accepts is None or self._accepts(self, worker, version)
 

@@ -5,6 +5,7 @@ Parameters are one array, or a dict of arrays by name; none is ever changed in p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -118,27 +118,6 @@ class Calls:
             self._events[item].set()
 
 
-class Stateful:
-    """An async iterable that knows its position."""
-
-    def __init__(self, num_items: int) -> None:
-        self._num_items = num_items
-        self._at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self._at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._at = state["at"]
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        while self._at < self._num_items:
-            await anyio.lowlevel.checkpoint()
-            self._at += 1
-            yield self._at - 1
-        self._at = 0
-
-
 class StatefulSync:
     """An iterable that knows its position."""
 
@@ -159,11 +138,20 @@ class StatefulSync:
         self._at = 0
 
 
+class Stateful(StatefulSync):
+    """The same as an async iterable."""
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for item in self:
+            yield item
+            await anyio.lowlevel.checkpoint()
+
+
 class Epochs:
     """An iterable that knows its position, and has other items in each pass.
 
     Args:
-        begins: when a pass begins anew: "at iter", "at next", or "at both ends": the pass is
+        begins: when a further pass begins: "at iter", "at next", or "at both ends": the pass is
             counted as it ends, and the position goes back at the first `next`.
     """
 

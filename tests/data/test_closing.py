@@ -95,7 +95,7 @@ async def test_the_first_error_leaves_and_the_generator_ends(
     assert source.num_closed == 1
 
 
-async def test_whoever_waits_for_a_thread_is_told_that_the_stage_is_closed() -> None:
+async def test_a_reader_that_waits_for_a_thread_gets_the_error_of_a_closed_stage() -> None:
     may_go_on = threading.Event()
 
     def numbers() -> Iterator[int]:
@@ -329,7 +329,7 @@ async def test_leaving_a_loop_ends_all_at_once(
 
 @around
 @pytest.mark.parametrize("is_native", [False, True])
-async def test_cancelling_whoever_waits_for_a_source_that_hangs_ends_all(
+async def test_cancelling_the_reader_of_a_source_that_hangs_ends_all(
     around: str, is_native: bool, anyio_backend_name: str
 ) -> None:
     if is_native:

@@ -27,7 +27,7 @@ from .sources import position, read_all, read_some
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_is_given_back_goes_at_once_to_whoever_waits() -> None:
+async def test_an_item_given_back_goes_at_once_to_a_waiting_consumer() -> None:
     never = anyio.Event()
 
     async def one_item() -> AsyncGenerator[int, None]:
@@ -133,7 +133,7 @@ class EndedRun(CurrentRun):
         return True
 
 
-async def test_what_comes_for_whoever_waits_while_the_pipeline_goes_back_is_not_given_out() -> None:
+async def test_an_item_that_comes_during_a_rewind_is_not_given_out() -> None:
     gate = anyio.Event()
     consumers = consumers_of(prefetch(FromFunction(lambda: gated(range(5), {2: gate})), 1))
     trains, waits = consumers.join(CurrentRun(None)), consumers.join(CurrentRun(None))
@@ -165,7 +165,7 @@ async def test_what_comes_for_whoever_waits_while_the_pipeline_goes_back_is_not_
 
 
 def drawn_from(num_items: int) -> tuple[Consumers, Consumer, Consumer]:
-    """With two who draw: a hook, and a loop over `session.batches`."""
+    """With two consumers: a hook, and a loop over `session.batches`."""
     consumers = consumers_of(prefetch(range(num_items), 2))
     hook, batches = (
         consumers.join(CurrentRun(None)),
@@ -423,14 +423,14 @@ def used_in(state: dict[str, Any]) -> set[int]:
     return {*range(state["items"]), *beyond}
 
 
-WHO = st.integers(0, 2)
+NUMBER = st.integers(0, 2)
 ACTS = st.one_of(
-    st.tuples(st.just("take"), WHO),
-    st.tuples(st.just("take"), WHO),
-    st.tuples(st.just("use"), WHO),
-    st.tuples(st.just("give back"), WHO),
-    st.tuples(st.just("save"), WHO),
-    st.tuples(st.just("go back"), WHO),
+    st.tuples(st.just("take"), NUMBER),
+    st.tuples(st.just("take"), NUMBER),
+    st.tuples(st.just("use"), NUMBER),
+    st.tuples(st.just("give back"), NUMBER),
+    st.tuples(st.just("save"), NUMBER),
+    st.tuples(st.just("go back"), NUMBER),
 )
 BEGINS = st.sampled_from([None, {"items": 0}, {"items": 2}, {"items": 1, "used_beyond": [1, 3]}])
 
@@ -447,17 +447,17 @@ async def test_each_item_is_used_once_whatever_is_saved_and_gone_back_to(
     begin: dict[str, Any] | None, acts: list[tuple[str, int]]
 ) -> None:
     training = Training(None if begin is None else {"stage": "sequence", **begin})
-    for act, who in acts:
+    for act, number in acts:
         if act == "save":
             training.save()
         elif act == "go back":
-            training.go_back(who)
+            training.go_back(number)
         elif act == "take":
-            await training.take(training.members[who])
+            await training.take(training.members[number])
         elif act == "use":
-            training.use(training.members[who])
+            training.use(training.members[number])
         else:
-            training.give_back(training.members[who])
+            training.give_back(training.members[number])
     await training.end()
 
 

@@ -268,7 +268,7 @@ async def live(recipe: Recipe, life: Life, state: Any, is_empty: bool) -> tuple[
         and life.cancel_after is None
         and life.num_readers == 1
     ):
-        runner = "thread"  # a cancelled run there ends, and counts for nobody
+        runner = "thread"  # a cancelled run there ends, and has used nothing
 
     async def feed() -> None:
         hooks: list[Any] = [FeedHook(stage, "x"), Saving()]

@@ -165,7 +165,7 @@ async def test_async_functions_without_items_and_classes_are_no_sources() -> Non
         prefetch(list, 1)
 
 
-def test_a_plain_with_is_told_of_async_with() -> None:
+def test_a_plain_with_is_refused_with_async_with_as_the_remedy() -> None:
     with pytest.raises(TypeError, match="opened by `async with stage:`, not by `with stage:`"):
         with prefetch(range(3), 1):
             raise AssertionError("never entered")

@@ -434,13 +434,13 @@ class Wordy:
         return "word " * 1000
 
 
-async def test_a_source_with_a_long_repr_is_told_by_its_type() -> None:
+async def test_a_source_with_a_long_repr_is_named_by_its_type() -> None:
     with pytest.raises(BadRecordError) as caught:
         await read_all(batch(Wordy(), 1))
     assert caught.value.__notes__ == ["in a Wordy, after 1 items"]
 
 
-def test_a_state_of_other_stages_is_told_in_one_sentence_and_a_damaged_one_with_its_cause() -> None:
+def test_a_state_of_other_stages_gets_one_sentence_and_a_damaged_one_its_cause() -> None:
     source = {"stage": "sequence", "items": 1}
     with pytest.raises(InputStateError, match="^the state is that of sequence, and this stage is "):
         take(range(3), 2).load_state_dict(source)

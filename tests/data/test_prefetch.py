@@ -261,7 +261,7 @@ async def test_map_in_threads_begins_no_more_than_its_concurrency() -> None:
             assert source.num_read <= taken + 3
 
 
-async def test_a_stage_that_nobody_reads_reads_nothing_but_ahead() -> None:
+async def test_a_stage_without_a_reader_reads_ahead_only() -> None:
     source = Source(None)
     async with batch(shuffle(source.items(), 3, 0), 2):
         await settle()

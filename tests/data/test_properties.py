@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing comes twice, whoever is cancelled, whatever fails."""
+"""Nothing is lost and nothing comes twice, under any cancellation or failure."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def test_a_function_that_returns_the_same_iterator_again_is_an_error(
     assert got == [0, 1]
 
 
-async def test_every_pass_is_shuffled_anew_and_the_same_in_each_run() -> None:
+async def test_every_pass_has_an_order_of_its_own_and_the_same_in_each_run() -> None:
     runs = [await read_all(repeat(shuffle(range(20), 20, 7), 3)) for _ in range(2)]
     assert runs[0] == runs[1]
     passes = [runs[0][at : at + 20] for at in (0, 20, 40)]

@@ -1,4 +1,4 @@
-"""Several around one stage: who opens and who closes it; generators that hold a group open."""
+"""Several around one stage: the first opens it, the last closes it; open groups in generators."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import anyio
@@ -108,45 +109,35 @@ async def test_a_cancelled_reader_of_a_stream_keeps_what_was_read() -> None:
             assert await anext(batches) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("make", [lambda each: take(each, 9), lambda each: batch(each, 2)])
-async def test_a_generator_that_runs_elsewhere_is_named(make: Any) -> None:
-    source = Source(1, hangs=True)
-    generator = source.items()
-    async with anyio.create_task_group() as group:
-        await anext(generator)
-        group.start_soon(anext, generator, None)
-        await settle()
-        stage = make(generator)
-        with pytest.raises(InputError, match=r"<async_generator .* is being read elsewhere; give"):
-            await anext(stage)
-        group.cancel_scope.cancel()
-
-
-async def test_the_error_of_a_generator_that_runs_elsewhere_keeps_its_cause() -> None:
-    source = Source(1, hangs=True)
-    generator = source.items()
-    async with anyio.create_task_group() as group:
-        await anext(generator)
-        group.start_soon(anext, generator, None)
-        await settle()
-        with pytest.raises(InputError) as caught:
-            await anext(take(generator, 9))
-        group.cancel_scope.cancel()
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-async def test_a_generator_that_runs_elsewhere_is_named_also_when_the_block_is_left() -> None:
-    source = Source(1, hangs=True)
-    generator = source.items()
+@asynccontextmanager
+async def running_elsewhere() -> AsyncIterator[AsyncGenerator[int, None]]:
+    """A generator that another task waits for."""
+    generator = Source(1, hangs=True).items()
     async with anyio.create_task_group() as group:
         await anext(generator)
         group.start_soon(anext, generator, None)
         await settle()
         try:
-            with pytest.raises(InputError, match="is being read elsewhere"):
-                await read_all(prefetch(generator, 1))
+            yield generator
         finally:
             group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("make", [lambda each: take(each, 9), lambda each: batch(each, 2)])
+async def test_a_generator_that_runs_elsewhere_is_named_with_the_cause(make: Any) -> None:
+    async with running_elsewhere() as generator:
+        stage = make(generator)
+        with pytest.raises(
+            InputError, match="<async_generator .* is being read elsewhere; give"
+        ) as e:
+            await anext(stage)
+    assert isinstance(e.value.__cause__, RuntimeError)
+
+
+async def test_a_generator_that_runs_elsewhere_is_named_also_when_the_block_is_left() -> None:
+    async with running_elsewhere() as generator:
+        with pytest.raises(InputError, match="is being read elsewhere"):
+            await read_all(prefetch(generator, 1))
 
 
 async def test_another_runtime_error_of_a_generator_leaves_as_itself() -> None:
@@ -199,7 +190,7 @@ async def cancel_a_wait(stage: Stage[Any]) -> None:
         lambda source: repeat(shuffle(source, 1, 0), 1),
     ],
 )
-async def test_a_cancelled_wait_ends_a_bare_generator_and_later_readers_are_told(
+async def test_a_cancelled_wait_ends_a_bare_generator_and_is_an_error_for_later_readers(
     around: Callable[[Any], Stage[Any]],
 ) -> None:
     source = Source(1, hangs=True)

@@ -286,7 +286,7 @@ async def test_however_often_a_wait_is_cancelled_one_item_is_asked_for() -> None
                     scope.cancel()
         source.gates[0].set()
         assert await anext(items) == 0
-        assert not await source.until_asked(1, 0.1), "nobody wants it yet"
+        assert not await source.until_asked(1, 0.1), "it is not asked for yet"
         for gate in source.gates:
             gate.set()
         assert [item async for item in items] == [1, 2, 3]
@@ -331,7 +331,7 @@ async def test_leaving_waits_for_the_call_under_way_and_for_no_other() -> None:
 
 
 class ClockOfAWait:
-    """An engine on which a thread goes on, and has woken whoever waits, when the time is asked."""
+    """An engine on which a thread goes on, and has woken its reader, when the time is asked."""
 
     def __init__(self, engine: Engine, thread: ReadingThread, gate: threading.Event) -> None:
         self._engine, self._of, self._gate = engine, thread, gate

@@ -32,7 +32,7 @@ pytestmark = [
 
 
 class Numbers:
-    """Its items are numbers, or whoever makes them."""
+    """Its items are numbers, or the process that makes them."""
 
     def __init__(self, tells_process: bool = False) -> None:
         self._tells_process = tells_process

@@ -40,7 +40,7 @@ SECS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=4, max_size=12)
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 @settings(max_examples=40)
 @given(CRASHES, SECS)
-def test_nothing_hangs_whoever_crashes_or_leaves(
+def test_nothing_hangs_when_workers_crash_or_leave(
     protocol: Protocol, crashes: list[tuple[float, int, float | None]], secs: list[float]
 ) -> None:
     # not on the small kernel of event loops, which cannot cancel what waits in a shielded scope
@@ -170,7 +170,7 @@ def test_a_synchronous_worker_that_crashed_after_its_push_waits_again_when_it_is
     check_counts(world)
 
 
-def test_a_worker_that_is_told_to_leave_ends_at_its_next_step() -> None:
+def test_a_worker_that_was_made_to_leave_ends_at_its_next_step() -> None:
     server = make_server(StaleSynchronous(0), 2, limit=20)
     world = World(server, fixed(1, 5))
 

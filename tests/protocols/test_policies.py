@@ -1,4 +1,4 @@
-"""Protocols: who waits, and which gradients make an update; parse_protocol."""
+"""Protocols: which workers wait, and which gradients make an update; parse_protocol."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_ksync_takes_the_fastest_and_abandons_the_others_at_the_update() -> None
     assert world.server.staleness_counts() == {0: 6}
 
 
-def test_ksync_starts_all_anew_from_the_new_parameters() -> None:
+def test_ksync_restarts_all_from_the_new_parameters() -> None:
     world = World(make_server(KSync(1), 3, limit=2), lambda w, n: [[1, 9], [2, 1], [3, 9]][w][n])
     world.run()
     assert world.updates == [1, 2]
@@ -87,7 +87,7 @@ def test_a_protocol_of_ones_own_may_need_fewer_gradients_as_training_goes_on() -
     assert server.push(0, np.ones(2), 1).is_applied
 
 
-def test_kbatch_sync_takes_gradients_of_one_version_whoever_sent_them() -> None:
+def test_kbatch_sync_takes_gradients_of_one_version_from_any_worker() -> None:
     world = World(make_server(KBatchSync(3), 4, limit=2), fixed(1, 2, 3, 4)).run()
     assert world.updates == [2, 4]  # worker 0 at 1 s and 2 s, worker 1 at 2 s
     applied = [sum(world.server.staleness_counts(worker).values()) for worker in range(4)]
@@ -120,7 +120,7 @@ def test_a_batch_stays_as_large_when_workers_leave() -> None:
 
 def test_kasync_lets_the_pusher_wait_and_the_others_go_on() -> None:
     world = World(make_server(KAsync(2), 3, limit=3), fixed(1, 2, 3.5)).run()
-    # 0 at 1 s waits for 1 at 2 s; both start anew, 0 comes at 3 s and waits for 2 at 3.5 s, which
+    # 0 at 1 s waits for 1 at 2 s; both start again, 0 comes at 3 s and waits for 2 at 3.5 s, which
     # began at version 0; then 1 comes at 4 s, from version 1, and waits for 0
     assert world.updates == [2, 3.5, 4.5]
     assert world.server.staleness_counts(0) == {0: 3}

@@ -91,7 +91,7 @@ def test_a_state_dict_saver_takes_a_server(tmp_path: Path) -> None:
     assert server.staleness_counts() == other.staleness_counts()
 
 
-def test_only_the_hook_of_worker_0_saves_unless_it_is_told_otherwise() -> None:
+def test_only_the_hook_of_worker_0_saves_unless_it_is_set_otherwise() -> None:
     server = new_server(Asynchronous())
     assert ProtocolHook(server, 0).state_dict()["version"] == 0
     assert ProtocolHook(server, 1).state_dict() == {}
@@ -160,7 +160,7 @@ def test_who_waits_looks_again_after_a_restore(protocol: Protocol) -> None:
     world.run(restore)
     assert world.ended == {0, 1}
     begins = [entry for entry in world.log if "pulled" in entry[2] and entry[0] == 5]
-    # where worker 1 computed on a version that is undone, it begins anew, too
+    # where worker 1 computed on a version that is undone, it begins again, too
     assert [worker for _, worker, _ in begins] == [0, 1]
 
 

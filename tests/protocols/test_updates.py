@@ -92,7 +92,7 @@ def test_parameters_are_copied_on_entry_and_a_snapshot_stays_what_it_was() -> No
     np.testing.assert_array_equal(server.parameters, np.zeros(3))
 
 
-def test_nobody_can_change_the_servers_arrays() -> None:
+def test_the_servers_arrays_cannot_be_changed() -> None:
     server = server_of({"w": np.ones(3)})
     for _ in range(2):
         with pytest.raises(ValueError, match="read-only"):
