@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mappin
 from typing import Any
 
 from .._errors import InputError, is_thrown_away
-from ._source_stage import OwnState, Passes, SourceStage, read_elsewhere, too_short
+from ._source_stage import OwnState, Passes, SourceStage, has_methods, read_elsewhere, too_short
 from ._stage import saved_count
 
 
@@ -25,7 +25,8 @@ class AsyncSource(SourceStage):
         self._iterator: AsyncIterator[Any] | None = None
         self._is_cut = False  # a cancellation has entered it
         self._failure: BaseException | None = None  # of an iterator that has given nothing since
-        self._stateful: Any = source if _has_state(source) else None
+        has_state = has_methods(source, "state_dict", "load_state_dict")
+        self._stateful: Any = source if has_state else None
 
     def _start(self) -> None:
         if self._is_for_once:
@@ -181,7 +182,3 @@ class AsyncSource(SourceStage):
 def _is_file(source: Any) -> bool:
     """Whether anyio has opened it: closed as any other file, though no iterator."""
     return isinstance(source, sys.modules["anyio"].AsyncFile)
-
-
-def _has_state(source: Any) -> bool:
-    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))

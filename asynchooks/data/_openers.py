@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .._errors import InputError, InputStateError, note_once
-from ._source_stage import Passes
+from ._source_stage import Passes, has_methods
 
 logger = logging.getLogger("asynchooks")
 
@@ -48,11 +48,7 @@ def opener_of(source: Iterable[Any]) -> Opener:
 
 
 class Opener:
-    """Any iterable.
-
-    Where it, or its iterator, has `state_dict` and `load_state_dict`, or `get_state` and
-    `set_state` (Grain's), that is its position.
-    """
+    """Any iterable; where it, or its iterator, has a state of its own, that is its position."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -65,13 +61,14 @@ class Opener:
     def open(self, num_to_pass: int, saved: Any) -> Opened:
         """An iterator that goes on behind so many items, or where its own state was `saved`."""
         source = self.source
-        if _has_methods(source, "state_dict", "load_state_dict"):
+        if has_methods(source, "state_dict", "load_state_dict"):
             if saved is not None:
                 source.load_state_dict(saved)
             return Opened(self._iterator(), num_to_pass, source.state_dict)
         iterator = self._iterator()
+        # the second pair is Grain's
         for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
-            if _has_methods(iterator, get, put):
+            if has_methods(iterator, get, put):
                 if saved is not None:
                     getattr(iterator, put)(saved)
                 return Opened(iterator, num_to_pass, getattr(iterator, get))
@@ -145,7 +142,7 @@ class _DataLoader(Opener):
             self._log(method)
         if method == "fork":
             return iter(loader)
-        if is_being_imported_by_a_worker():
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # it still begins
             raise InputError(
                 f"a worker of {self!r}, which imports the main module, would start workers itself: "
                 + _GUARD
@@ -186,12 +183,3 @@ class _DataLoader(Opener):
                 "" if is_persistent else " (for several passes give persistent_workers=True)",
                 _GUARD,
             )  # fmt: skip
-
-
-def is_being_imported_by_a_worker() -> bool:
-    """Whether this process is one that `multiprocessing` has started and that still begins."""
-    return getattr(multiprocessing.current_process(), "_inheriting", False)
-
-
-def _has_methods(source: Any, *names: str) -> bool:
-    return all(callable(getattr(source, name, None)) for name in names)

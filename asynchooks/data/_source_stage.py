@@ -129,6 +129,10 @@ class SourceStage(Stage[Any]):
         self._position.trim(num_out)
 
 
+def has_methods(source: Any, *names: str) -> bool:
+    return all(callable(getattr(source, name, None)) for name in names)
+
+
 def read_elsewhere(source: object) -> InputError:
     return InputError(
         f"{source!r} is being read elsewhere; give all readers the same stage: "

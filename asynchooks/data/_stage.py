@@ -76,8 +76,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
 
-    # --- what a kind of stage is made of
-
     @abstractmethod
     async def _pull(self, limit: int) -> Sequence[T]:
         """The next items, at least one and no more than `limit`; none at the end.
@@ -120,8 +118,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def _trim_due(self, num_out: int) -> None:
         self._trim_next = num_out + TRIM_EVERY
         self._trim(num_out)
-
-    # --- reading
 
     async def _read(self, limit: int) -> Sequence[T]:
         if not self._lock.enter_now():
@@ -175,8 +171,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         if self._num_out >= self._trim_next:
             self._trim_due(self._num_out)
         return items[0]
-
-    # --- opening and closing
 
     def _walk(self) -> list[Stage[Any]]:
         """This stage and all below."""
@@ -260,8 +254,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             opened = [each for each in self._sources if each._phase is Phase.NEW]
         await _take_all([each.aclose for each in opened])
 
-    # --- its position
-
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last item that was taken out: JSON, for `load_state_dict`.
 
@@ -331,8 +323,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             if stage._num_out or not (may_be_open or stage._phase is Phase.NEW):
                 what = repr(self) if stage is self else f"{stage!r}, which {self!r} reads,"
                 raise RuntimeError(f"{what} has begun; load its state before it is opened or read")
-
-    # --- further passes
 
     def _check_repeatable(self) -> None:
         """Raise TypeError if what is below can be read once only."""

@@ -65,7 +65,7 @@ class Clocks:
         self._answered_at: float | None = None
 
     def ask(self, engine: Engine) -> float:
-        """Somebody asks for items; returns when."""
+        """Items are asked for; returns when."""
         now = engine.tick()
         if self._answered_at is not None:
             self.blocked += now - self._answered_at

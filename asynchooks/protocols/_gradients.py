@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
@@ -101,23 +102,23 @@ class Collected:
 
 
 class StalenessCounts:
-    """How many gradients made updates, by (worker, staleness), and over all workers."""
+    """How many gradients made updates, by worker and staleness."""
 
-    __slots__ = ("_by_worker", "_overall")
+    __slots__ = ("_counts",)
 
     def __init__(self, num_workers: int) -> None:
-        self._overall: dict[int, int] = {}
-        self._by_worker: list[dict[int, int]] = [{} for _ in range(num_workers)]
+        self._counts: list[dict[int, int]] = [{} for _ in range(num_workers)]
 
     def add(self, worker: int, staleness: int) -> None:
-        overall, own = self._overall, self._by_worker[worker]
-        overall[staleness] = overall.get(staleness, 0) + 1
-        own[staleness] = own.get(staleness, 0) + 1
+        counts = self._counts[worker]
+        counts[staleness] = counts.get(staleness, 0) + 1
 
     def of(self, worker: int | None) -> dict[int, int]:
         """The counts of one worker, or of all, by staleness in rising order."""
-        counts = self._overall if worker is None else self._by_worker[worker]
-        return dict(sorted(counts.items()))
+        total: Counter[int] = Counter()
+        for counts in self._counts if worker is None else (self._counts[worker],):
+            total.update(counts)
+        return dict(sorted(total.items()))
 
     def state(self) -> Any:
         """Rows of (worker, staleness, count): int64, shape (n, 3)."""
@@ -125,15 +126,13 @@ class StalenessCounts:
 
         rows = [
             (worker, staleness, count)
-            for worker, counts in enumerate(self._by_worker)
+            for worker, counts in enumerate(self._counts)
             for staleness, count in sorted(counts.items())
         ]
         return np.array(rows, np.int64).reshape(-1, 3)
 
     def restore(self, rows: Any) -> None:
-        self._overall.clear()
-        for counts in self._by_worker:
+        for counts in self._counts:
             counts.clear()
         for worker, staleness, count in rows.tolist():
-            self._by_worker[worker][staleness] = count
-            self._overall[staleness] = self._overall.get(staleness, 0) + count
+            self._counts[worker][staleness] = count
