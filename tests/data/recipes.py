@@ -107,9 +107,7 @@ def _around(child: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
         ),
         st.tuples(st.just("interleave"), st.lists(child, min_size=1, max_size=3)),
         st.tuples(
-            st.just("take"),
-            st.tuples(st.just("repeat"), child, st.none()),
-            st.integers(0, 12),
+            st.just("take"), st.tuples(st.just("repeat"), child, st.none()), st.integers(0, 12)
         ),
     )
 

@@ -159,8 +159,7 @@ async def test_arrays_are_stacked_within_tuples_and_mappings() -> None:
 
 
 @pytest.mark.parametrize(
-    "items",
-    [["a", "b"], [b"a", b"b"], [[1], [2]], [None, 3], [True, False], [1, 2], [1.5, 2.5]],
+    "items", [["a", "b"], [b"a", b"b"], [[1], [2]], [None, 3], [True, False], [1, 2], [1.5, 2.5]]
 )
 async def test_all_else_becomes_a_list(items: list[Any]) -> None:
     assert await _batch(*items) == items

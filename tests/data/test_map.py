@@ -346,13 +346,7 @@ async def test_no_call_begins_after_an_error_though_an_item_was_on_its_way() -> 
         assert calls.begun == [0]
 
 
-@pytest.mark.parametrize(
-    "ordered",
-    [
-        True,
-        False,
-    ],
-)
+@pytest.mark.parametrize("ordered", [True, False])
 async def test_items_before_an_error_of_the_source_are_still_mapped(ordered: bool) -> None:
     calls = Calls()
     error = BadRecordError()

@@ -205,10 +205,7 @@ async def test_a_cancelled_wait_ends_a_bare_generator_and_is_an_error_for_later_
 
 @pytest.mark.parametrize(
     "around",
-    [
-        lambda source: prefetch(batch(source, 1), 1),
-        lambda source: batch(prefetch(source, 1), 1),
-    ],
+    [lambda source: prefetch(batch(source, 1), 1), lambda source: batch(prefetch(source, 1), 1)],
 )
 async def test_a_cancelled_wait_is_not_seen_by_a_generator_behind_a_prefetch(
     around: Callable[[Any], Stage[Any]],

@@ -48,9 +48,7 @@ def test_nothing_hangs_when_workers_crash_or_leave(
 
 
 def train_with_crashes(
-    protocol: Protocol,
-    crashes: list[tuple[float, int, float | None]],
-    secs: list[float],
+    protocol: Protocol, crashes: list[tuple[float, int, float | None]], secs: list[float]
 ) -> None:
     server = make_server(protocol, NUM_WORKERS)
     world = World(server, lambda w, n: secs[(3 * w + n) % len(secs)], num_steps=5)

@@ -211,10 +211,7 @@ def test_rates_of_zero_move_nothing() -> None:
         (lambda: server_of(np.zeros(2)).push(0, np.zeros(3), 0), r"the shape \(3,\); expected"),
         (lambda: server_of(np.zeros(2)).push(0, np.zeros((1, 2)), 0), r"the shape \(1, 2\); ex"),
         (lambda: server_of(np.zeros(2)).push(0, None, 0), r"gradient is None; expected an array"),
-        (
-            lambda: server_of(np.zeros(2)).push(0, {"w": 1}, 0),
-            "gradient is a mapping; exp",
-        ),
+        (lambda: server_of(np.zeros(2)).push(0, {"w": 1}, 0), "gradient is a mapping; exp"),
         (lambda: server_of({"w": np.zeros(2)}).push(0, np.zeros(2), 0), "gradient is a ndarray"),
         (lambda: server_of({"w": np.zeros(2)}).push(0, {"v": 1}, 0), r"names \['v'\]; expected"),
         (lambda: server_of({"w": np.zeros(2)}).push(0, {"w": 1.0}, 0), r"gradient\['w'\] has the"),
