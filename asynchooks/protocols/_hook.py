@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .. import _check as check
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from ._membership import Membership
 from ._server import ParameterServer
@@ -55,8 +56,7 @@ class ProtocolHook(SessionRunHook):
     def __init__(
         self, server: Membership, worker: int, *, saves_server: bool | None = None
     ) -> None:
-        if not isinstance(server, Membership):
-            raise TypeError(f"server is {server!r}; give a ParameterServer")
+        check.instance("server", server, Membership, "a ParameterServer")
         server.check_worker(worker)
         is_here = isinstance(server, ParameterServer)
         if saves_server and not is_here:

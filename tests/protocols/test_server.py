@@ -11,7 +11,9 @@ import pytest
 from asynchooks import GlobalStep, StopTraining
 from asynchooks.protocols import (
     Asynchronous,
+    KAsync,
     KBatchAsync,
+    KSync,
     ParameterServer,
     Protocol,
     StaleSynchronous,
@@ -143,6 +145,13 @@ async def test_at_the_limit_no_step_begins() -> None:
         await server.begin_step(0)
 
 
+def test_a_gradient_for_a_closed_server_is_discarded() -> None:
+    server = make_server(Asynchronous(), 1)
+    server.close()
+    assert server.push(0, np.ones(2), 0).is_discarded
+    assert (server.version, server.num_discarded) == (0, 1)
+
+
 async def test_a_worker_that_has_left_begins_no_step() -> None:
     server = make_server(Asynchronous(), 2)
     server.leave(1)
@@ -155,7 +164,7 @@ async def _is_refused(server: ParameterServer) -> None:
         await server.begin_step(0)
 
 
-async def test_who_waits_for_the_slowest_is_woken_at_the_limit() -> None:
+async def test_a_worker_that_waits_for_the_slowest_is_woken_at_the_limit() -> None:
     server = make_server(StaleSynchronous(0), 3, limit=2)
     server.push(0, np.ones(2), 0)
     async with anyio.create_task_group() as group:
@@ -164,8 +173,11 @@ async def test_who_waits_for_the_slowest_is_woken_at_the_limit() -> None:
         server.push(1, np.ones(2), 0)  # worker 2 has not finished a step
 
 
-async def test_who_waits_for_the_last_update_begins_no_step_after_it() -> None:
-    server = make_server(Synchronous(), 2, limit=1)
+@pytest.mark.parametrize("protocol", [Synchronous(), KSync(2), KAsync(2)])
+async def test_a_worker_that_waits_for_the_last_update_begins_no_step_after_it(
+    protocol: Protocol,
+) -> None:
+    server = make_server(protocol, 2, limit=1)
     server.push(0, np.ones(2), 0)
     async with anyio.create_task_group() as group:
         group.start_soon(_is_refused, server)  # as one that crashed and is back
