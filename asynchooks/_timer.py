@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from ._check import a_number, number
+from . import _check
 from ._engine.current import now
 
-is_number = a_number
 _END_OF_SECS = 1e15
 """Beyond, differences of a clock's floats lose their fractions of a second."""
 
@@ -32,12 +32,7 @@ class SecondOrStepTimer:
     """
 
     def __init__(self, every_secs: float | None = None, every_steps: int | None = None) -> None:
-        if (every_secs is None) == (every_steps is None):
-            raise ValueError(
-                f"got every_secs={every_secs} and every_steps={every_steps}; give exactly one"
-            )
-        interval = every_steps if every_secs is None else every_secs
-        number("a timer's interval", interval, least=0, finite=False, expected="a number >= 0")
+        _check_interval(every_secs=every_secs, every_steps=every_steps)
         self._every_secs = every_secs
         self._every_steps = every_steps
         self.reset()
@@ -104,8 +99,28 @@ class SecondOrStepTimer:
         self._last_time = 0.0 if secs is None else now() - secs
 
 
+def timer_of(**intervals: float | None) -> SecondOrStepTimer:
+    """The timer of a hook's two arguments, which errors name: first its seconds, then its steps."""
+    _check_interval(**intervals)
+    secs, steps = intervals.values()
+    return SecondOrStepTimer(every_secs=secs, every_steps=steps)  # type: ignore[arg-type]
+
+
+def _check_interval(**intervals: float | None) -> None:
+    (secs_name, secs), (steps_name, steps) = intervals.items()
+    if (secs is None) == (steps is None):
+        raise ValueError(
+            f"got {steps_name}={steps!r} and {secs_name}={secs!r}; give exactly one of them (and "
+            "None for the other)"
+        )
+    name, given = (steps_name, steps) if secs is None else (secs_name, secs)
+    interval = _check.number(name, given, least=0, finite=False, expected="a number >= 0")
+    if secs is None and interval != math.inf and interval % 1:
+        raise ValueError(f"{name} is {given!r}; give a whole number >= 0")
+
+
 def _is_elapsed(secs: object) -> bool:
-    return a_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
+    return _check.a_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
 
 
 def _is_whole(step: object) -> bool:

@@ -74,7 +74,7 @@ async def main(directory: str, last_step: int) -> None:
     async def evaluate(session: Any, step: int) -> dict[str, float]:
         return {"accuracy": model.accuracy(test_x, test_y)}
 
-    evaluation = ah.EvaluationHook(evaluate, every_n_steps=100, mode=ah.Evaluate.BETWEEN)
+    evaluation = ah.EvaluationHook(evaluate, every_n_steps=100, mode=ah.Evaluate.EXCLUSIVE)
     accuracy = evaluation.metric("accuracy")
     hooks = [
         ah.PreemptionHook(deadline_secs=20),

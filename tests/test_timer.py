@@ -76,8 +76,9 @@ def test_outside_of_every_event_loop_it_uses_the_system_s_seconds() -> None:
     [
         ({}, "give exactly one"),
         ({"every_secs": 1, "every_steps": 1}, "give exactly one"),
-        ({"every_steps": -1}, "interval is -1"),
-        ({"every_secs": float("nan")}, "interval is nan"),
+        ({"every_steps": -1}, "every_steps is -1"),
+        ({"every_steps": 2.5}, "every_steps is 2.5; give a whole number >= 0"),
+        ({"every_secs": float("nan")}, "every_secs is nan"),
     ],
 )
 def test_bad_intervals_are_refused(arguments: dict[str, float], message: str) -> None:
@@ -155,5 +156,5 @@ def test_what_is_no_state_of_a_timer_is_refused(state: dict[str, object]) -> Non
 
 @pytest.mark.parametrize("interval", ["5", True, [1]])
 def test_an_interval_is_a_number(interval: Any) -> None:
-    with pytest.raises(TypeError, match="a timer's interval is .*; give a number >= 0"):
+    with pytest.raises(TypeError, match="every_steps is .*; give a number >= 0"):
         SecondOrStepTimer(every_steps=interval)

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from ._early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from ._evaluation import Evaluate as Evaluate
     from ._evaluation import EvaluationHook as EvaluationHook
+    from ._feed import FeedHook as FeedHook
     from ._feed_fn import FeedFnHook as FeedFnHook
     from ._final_ops import FinalOpsHook as FinalOpsHook
-    from ._input import FeedHook as FeedHook
-    from ._input import InputPositionHook as InputPositionHook
+    from ._input_position import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
     from ._step_counter import StepCounterHook as StepCounterHook
     from ._stop_at_step import StopAtStepHook as StopAtStepHook
@@ -35,8 +35,8 @@ else:  # type checkers shall see the names above, and no others
             "EarlyStoppingHook": "_early_stopping",
             "Evaluate": "_evaluation",
             "EvaluationHook": "_evaluation",
-            "FeedHook": "_input",
-            "InputPositionHook": "_input",
+            "FeedHook": "_feed",
+            "InputPositionHook": "_input_position",
             "DataWaitHook": "_data_wait",
             "FeedFnHook": "_feed_fn",
             "FinalOpsHook": "_final_ops",

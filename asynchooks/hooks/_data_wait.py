@@ -1,4 +1,4 @@
-"""DataWaitHook: what share of the time training waits for its input."""
+"""DataWaitHook: the share of the time that training waits for its input."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import Any
 from .._engine.current import now
 from .._hook import SessionHooks, SessionRunContext, SessionRunHook, SessionRunValues
 from .._running.hook_state import TimerState
+from .._timer import timer_of
 from ..data._consumers import WaitTime, consumers_of_last_stage
 from ..data._stage import Stage
-from ._arguments import as_timer
-from ._summaries import Output, SummaryWriter, scalar_summary
+from ._summaries import Output, SummaryWriter
 
 logger = logging.getLogger("asynchooks")
 
 
 class DataWaitHook(SessionRunHook):
-    """Logs which share of the time a session waits for its input, under the tag `data_wait`.
+    """Logs the share of the time that a session waits for its input, under the tag `data_wait`.
 
-    0 is a loop that never waits, 1 one that does nothing else; it counts what `FeedHook` or
-    `session.batches` of this session wait for. Near 0 the input is no matter; else look at
-    `source.statistics()`, which stage it is that all others wait for. The first run only starts
-    the clock.
+    It is 0 for a loop that never waits, 1 for one that does nothing else, and counts the waits of
+    `FeedHook` or `session.batches` in this session. Near 0 the input does not limit training; else
+    `source.statistics()` says for which stage all others wait. The first run only starts the clock.
 
     Args:
-        source: the stage that the session draws from.
+        source: the stage that the session reads.
         every_n_steps: steps between two values, >= 0.
         every_n_secs: seconds between two values, >= 0; exactly one of the two is given, so this
             one needs every_n_steps=None.
@@ -34,9 +33,8 @@ class DataWaitHook(SessionRunHook):
         summary_writer: as in `StepCounterHook`.
 
     Raises:
-        TypeError: `source` is no stage.
-        ValueError: both or neither interval are given; another stage reads `source`, so that no
-            session waits for it.
+        TypeError: `source` is not a stage.
+        ValueError: both or neither interval are given; or another stage reads `source`.
         ImportError: in begin: output_dir needs TensorBoard, which is not installed.
 
     Example:
@@ -58,13 +56,13 @@ class DataWaitHook(SessionRunHook):
         summary_writer: SummaryWriter | None = None,
     ) -> None:
         self._consumers = consumers_of_last_stage(source, "DataWaitHook")
-        self._timer = as_timer(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
+        self._timer = timer_of(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
         self._output = Output(output_dir, summary_writer)
         self._wait_time: WaitTime | None = None  # of this session, while it is open
-        self._last: tuple[float, float] | None = None  # when, and how long was waited till then
+        self._last: tuple[float, float] | None = None  # the time, and the seconds waited until then
 
     async def begin(self) -> None:
-        self._stop_watching()  # of a session that was told of no end
+        self._stop_watching()  # of a session that did not call `end`
         self._wait_time = WaitTime(self._consumers, SessionHooks.of(self).stops)
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
@@ -77,13 +75,10 @@ class DataWaitHook(SessionRunHook):
         self._timer.update_last_triggered_step(step)
         at, waited = now(), self._wait_time.secs
         if self._last is not None and at > self._last[0]:
-            self._record((waited - self._last[1]) / (at - self._last[0]), step)
+            share = (waited - self._last[1]) / (at - self._last[0])
+            self._output.add_scalar("data_wait", share, step)
+            logger.info("data wait: %.1f %% of the time", 100 * share)
         self._last = (at, waited)
-
-    def _record(self, share: float, step: int) -> None:
-        if self._output.writer is not None:
-            self._output.writer.add_summary(scalar_summary("data_wait", share), step)
-        logger.info("data wait: %.1f %% of the time", 100 * share)
 
     def state_dict(self) -> dict[str, Any]:
         return TimerState(timer=self._timer.state_dict())

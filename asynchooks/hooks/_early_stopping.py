@@ -1,12 +1,12 @@
-"""EarlyStoppingHook: ends training that no longer gets better."""
+"""EarlyStoppingHook: ends training whose metric no longer improves."""
 
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
+from .. import _check
 from .._engine.stop import StopReason
 from .._hook import (
     FinishPhase,
@@ -18,7 +18,6 @@ from .._hook import (
 )
 from .._stopping.coordinator import Coordinator
 from ..checkpoints import Mode
-from ._arguments import saved_number, saved_whole
 from ._metrics import MetricReader
 from .checkpoint._saver_hook import CheckpointSaverHook
 
@@ -26,7 +25,7 @@ logger = logging.getLogger("asynchooks")
 
 
 class EarlyStoppingHook(SessionRunHook):
-    """Stops all workers of the model when a metric has not got better for a number of looks at it.
+    """Stops all workers of the model when a metric has not improved for a number of looks at it.
 
     A fetch, or a function, is looked at after each run of this session; `EvaluationHook.metric`
     once for each evaluation. The count, the best value and its step are saved with checkpoints: a
@@ -36,18 +35,18 @@ class EarlyStoppingHook(SessionRunHook):
         metric: fetches of one number; `evaluation.metric("accuracy")`; or a function that returns
             a number, or None when there is nothing to look at.
         patience: looks in a row without improvement before the stop, >= 1.
-        min_delta: by more than this a value must be better than the best one, >= 0.
+        min_delta: how much a value must exceed the best one to be better, >= 0.
         mode: `Mode.MIN` if smaller is better, `Mode.MAX` if larger is.
-        restore_best: whether the model is brought back, at the end of a training that this hook
-            has stopped, when no worker trains any more, to the best checkpoint of the session's
-            CheckpointSaverHook, which decides by its own `metric` and needs
-            `retention=Retention(keep_best=1)`, and on a graph `background=True`.
+        restore_best: whether a training that this hook has stopped ends, when no worker trains any
+            more, with the model of the best checkpoint of the session's CheckpointSaverHook. That
+            hook decides by its own `metric`, and needs `retention=Retention(keep_best=1)`, and on a
+            graph `background=True`.
 
     Raises:
-        ValueError, TypeError: an argument is not what it should be.
+        ValueError, TypeError: an argument is out of its range, or of another type.
         RuntimeError: when opening: `restore_best` without such a CheckpointSaverHook, or the
             EvaluationHook of the metric is not in the session.
-        ValueError: when opening: to that CheckpointSaverHook the best is another, by its mode.
+        ValueError: when opening: that CheckpointSaverHook has another mode.
         MetricError: out of `run`: the metric is NaN, or no number.
 
     Source: the idea and the arguments are those of Keras's `EarlyStopping`.
@@ -71,18 +70,13 @@ class EarlyStoppingHook(SessionRunHook):
     ) -> None:
         if metric is None:
             raise TypeError('metric is None; give fetches, such as "loss", or a function')
-        if not isinstance(patience, SupportsIndex):
-            raise TypeError(f"patience is {patience!r}; give an integer number of looks >= 1")
-        if not operator.index(patience) >= 1:
-            raise ValueError(f"patience is {patience!r}; give a number of looks >= 1")
-        if not min_delta >= 0:
-            raise ValueError(f"min_delta is {min_delta!r}; give a number >= 0")
-        if not isinstance(mode, Mode):
-            raise TypeError(f"mode is {mode!r}; give Mode.MIN or Mode.MAX")
         self._metric = metric
-        self._patience = patience
-        self._min_delta = min_delta
-        self._mode = mode
+        looks = "an integer number of looks >= 1"
+        self._patience = _check.integer("patience", patience, least=1, expected=looks)
+        self._min_delta = _check.number(
+            "min_delta", min_delta, least=0, finite=False, expected="a number >= 0"
+        )
+        self._mode = _check.instance("mode", mode, Mode, "Mode.MIN or Mode.MAX")
         self._restores_best = restore_best
         self._looks_at_default_graph = callable(metric)  # which is the user's
         self._saver: CheckpointSaverHook | None = None
@@ -108,10 +102,10 @@ class EarlyStoppingHook(SessionRunHook):
         self._forget()
         self._saver = None
         shared = SessionHooks.of(self)
-        shared.check(lambda: self._check([*shared.hooks, *shared.begun]))
+        shared.check(lambda: self._find_saver([*shared.hooks, *shared.begun]))
 
-    def _check(self, hooks: Sequence[Any]) -> None:
-        """Find what it needs among the session's hooks, each of which has begun."""
+    def _find_saver(self, hooks: Sequence[Any]) -> None:
+        """Find what this hook needs among the session's hooks, each of which has begun."""
         self._reader.check_is_taken(hooks, "EarlyStoppingHook")
         savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
         self._saver = next((each for each in savers if each.best_mode is not None), None)
@@ -127,12 +121,12 @@ class EarlyStoppingHook(SessionRunHook):
             raise ValueError(
                 f"EarlyStoppingHook(mode={self._mode}, restore_best=True) got a "
                 f"CheckpointSaverHook that keeps the best by {self._saver.best_mode}, expected "
-                f"{self._mode}: it would bring back another model; give both the same mode: "
+                f"{self._mode}: it would restore another model; give both the same mode: "
                 f"Retention(keep_best=1, mode={self._mode})"
             )
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        if self._num_worse >= self._patience:  # of the restored state: it has stopped already
+        if self._num_worse >= self._patience:  # the restored training has stopped already
             coord.request_stop(reason=self._stop(), all_workers=True)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -142,7 +136,7 @@ class EarlyStoppingHook(SessionRunHook):
         if self._reader.args is not None:
             self._look(run_context, run_values.results)
         else:
-            # an evaluation between the steps ends after every after_run
+            # an exclusive evaluation ends after every after_run
             run_context.finish_with(lambda: self._look_late(run_context), phase=FinishPhase.DECIDE)
 
     async def _look_late(self, run_context: SessionRunContext) -> None:
@@ -161,7 +155,7 @@ class EarlyStoppingHook(SessionRunHook):
             run_context.request_stop(self._stop(), all_workers=True)
 
     def _stop(self) -> StopReason:
-        """Why training stops; the best is brought back at its end, if that was asked for."""
+        """Why training stops; also has the best restored at its end, if that was asked for."""
         best = f"{self._best:g} of step {self._best_step}"
         why = f"no better than {best} for {self._num_worse} looks"
         logger.info("Early stopping: %s", why)
@@ -184,8 +178,10 @@ class EarlyStoppingHook(SessionRunHook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        has_best = state["best"] is not None
-        self._best = saved_number(state, "best") if has_best else None
-        self._best_step = saved_whole(state, "best_step") if has_best else None
-        self._num_worse = saved_whole(state, "num_worse")
+        best, step = state["best"], state["best_step"]
+        if best is not None:
+            best = _check.number("the saved best", best, finite=False, expected="a number")
+            step = _check.integer("the saved best_step", step, least=0)
+        self._best, self._best_step = best, step
+        self._num_worse = _check.integer("the saved num_worse", state["num_worse"], least=0)
         self._reader.load_state_dict(state["metric"])

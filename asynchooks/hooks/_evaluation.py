@@ -1,41 +1,42 @@
-"""EvaluationHook: how good the model is, every so often, beside training or between its steps."""
+"""EvaluationHook: evaluations of the model every n steps, concurrent with training or exclusive."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from typing import Any
+from typing import Any, SupportsFloat
 
+from .. import _check
+from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
-from .._errors import StopTraining
+from .._engine.threads import is_async
+from .._errors import StopTraining, is_input_end, out_of_range_types
 from .._hook import SessionHooks, SessionRunContext, SessionRunHook, SessionRunValues
 from .._stopping.backoff import Restart
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
+from .._timer import timer_of
+from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
-from ._arguments import as_timer
-from ._evaluate_fn import EvaluateFn
-from ._metrics import Metric
-from ._results import Results
-from ._summaries import Output, SummaryWriter, scalar_summary
-from ._under_way import UnderWay
+from ._metrics import Metric, Results
+from ._summaries import Output, SummaryWriter
 
 logger = logging.getLogger("asynchooks")
 
 
 class Evaluate(Enum):
-    """Whether training stands still while `EvaluationHook` evaluates."""
+    """Whether training goes on while `EvaluationHook` evaluates."""
 
-    BESIDE = auto()
+    CONCURRENT = auto()
     """Training goes on, and the weights may move meanwhile.
 
-    A plain function then runs in a thread beside steps, which may run in threads, too. It must
-    share nothing with them that is not thread-safe: of PyTorch no module (`model.eval()` would put
-    the training steps into evaluation mode, and their updates tear what it reads), but a copy.
-    TensorFlow's graphs may be shared.
+    A plain function then runs in a thread, while steps may run in other threads. It must not share
+    anything with them that is not thread-safe. With PyTorch it needs a copy of the module:
+    `model.eval()` would put the training steps into evaluation mode, and their updates would tear
+    what it reads. TensorFlow's graphs may be shared.
     """
-    BETWEEN = auto()
+    EXCLUSIVE = auto()
     """No worker that shares the model runs a step meanwhile."""
 
 
@@ -43,48 +44,49 @@ class EvaluationHook(SessionRunHook):
     """Evaluates the model every n steps or seconds, and at the end.
 
     Results go to the log, to TensorBoard as `<name>/<key>`, and to `latest`; all are labelled with
-    the step at which the evaluation began. You make it, for one session at a time, whose end ends
-    it. It counts from the step at which the session was created, or else from the last evaluation,
+    the step at which the evaluation began. The hook belongs to one session at a time, whose end
+    ends it. It counts from the step at which the session was created, or from the last evaluation,
     also of a restored state: `every_n_steps=100` evaluates at 100, 200, ..., not at the first run.
-    What is due while `max_at_once` are under way is put off, to the next run after one has ended.
-    After a recovery the count begins anew.
+    An evaluation that is due while `max_at_once` others run is put off to the next run after one
+    has ended. After a recovery the count starts again.
 
-    A plain function evaluates between steps, a coroutine function beside training, unless `mode`
-    says otherwise. Beside training, a coroutine has come to its first wait before this worker runs
-    its next step; then the weights may move. What must see one step throughout takes
+    By default a plain function is exclusive and a coroutine function is concurrent. A concurrent
+    coroutine has come to its first wait before this worker runs its next step; then the weights may
+    move. Where it must see one step throughout, it takes
     `async with session.global_step.exclusive():`, around all of it or around making a copy.
-    Between steps the hook holds that itself: `evaluate` must not ask for it again, nor run a step
-    (a RuntimeError in a coroutine); and a run under way that waits for this worker would hang.
+    In an exclusive evaluation the hook holds that itself: `evaluate` must not ask for it again, nor
+    run a step (a RuntimeError in a coroutine); and a run in progress that waits for this worker
+    would hang.
 
-    A clean end waits for what is under way, however long that takes, so `evaluate` should not wait
-    for a later step. Where training was asked to stop, waits of asynchooks in it raise
-    StopTraining: let out, that counts as not finished.
+    A clean end waits for the evaluations that still run, however long that takes, so `evaluate`
+    should not wait for a later step. Where training was asked to stop, waits of asynchooks in it
+    raise StopTraining: one that leaves `evaluate` counts as not finished.
 
     Args:
-        evaluate: `evaluate(session, global_step_value)`, given what hooks are given as the
+        evaluate: `evaluate(session, global_step_value)`, called with what hooks get as the
             session. A coroutine function, or a plain one, which runs in a thread (with the graph,
             if any, as the default one). It returns a mapping of names to numbers: Python's,
-            NumPy's, arrays and tensors of shape (); NaN is one. On a step function
+            NumPy's, arrays and tensors of shape (); NaN is allowed. On a step function
             `session.run` in it would be one more training step.
         every_n_steps: steps between two evaluations, >= 0.
         every_n_secs: seconds between two evaluations, >= 0; exactly one of the two is given.
-        mode: `Evaluate.BESIDE` or `Evaluate.BETWEEN`; None: as `evaluate` is, see above. Of a plain
-            function beside training, `Evaluate.BESIDE` says what it must not share.
-        max_at_once: evaluations that may be under way beside training, >= 1.
+        mode: None for the default of the function, see above. `Evaluate.CONCURRENT` says what a
+            plain function must not share.
+        max_at_once: concurrent evaluations at any time, >= 1.
         at_end: whether to evaluate at a clean end, unless there is a result of that step. Not
-            after an error, of whichever side task or worker.
+            after an error of any side task or worker.
         output_dir: directory for an event file, if no writer is given; hooks of a process share it.
         summary_writer: a writer with `add_summary(summary, global_step)` and `flush()`; it stays
             open.
-        on_failure: what an error in `evaluate` leads to beside training, as for `start_soon`.
-            Between steps it leaves the run.
-        name: what the evaluations are called in the log, in tags and in errors.
+        on_failure: what an error in a concurrent evaluation leads to, as for `start_soon`. An
+            error in an exclusive one leaves the run.
+        name: of the evaluations in the log, in tags and in errors.
 
     Raises:
         ValueError: both or neither interval are given, `max_at_once` is below 1, or `on_failure`
-            is given for evaluations between steps.
-        TypeError: an argument is not what it should be; in an evaluation: its results are not.
-        RuntimeError: in an evaluation: it read an input to its end, and let that out.
+            is given for exclusive evaluations.
+        TypeError: an argument is of the wrong type; in an evaluation: its results are.
+        RuntimeError: in an evaluation: it read an input to its end, and did not catch that.
         ImportError: in begin: output_dir needs TensorBoard, which is not installed.
 
     Example:
@@ -100,7 +102,7 @@ class EvaluationHook(SessionRunHook):
     needs_global_step = True
     _looks_at_default_graph = False
     _shown = (
-        ("evaluate", "_fn._fn"),
+        ("evaluate", "_fn"),
         ("every_n_steps", "_timer._every_steps"),
         ("every_n_secs", "_timer._every_secs"),
         ("name", "_name"),
@@ -120,26 +122,24 @@ class EvaluationHook(SessionRunHook):
         on_failure: OnFailure | Restart = OnFailure.STOP,
         name: str = "eval",
     ) -> None:
-        if not isinstance(mode, (Evaluate, type(None))):
-            raise TypeError(f"mode is {mode!r}; give Evaluate.BESIDE or Evaluate.BETWEEN, or None")
-        self._fn = EvaluateFn(evaluate, name)
-        by_default = Evaluate.BETWEEN if self._fn.is_plain else Evaluate.BESIDE
-        if not isinstance(max_at_once, int) or max_at_once < 1:
-            raise ValueError(f"max_at_once is {max_at_once!r}; give an integer >= 1")
-        if not isinstance(on_failure, (OnFailure, Restart)):
-            raise TypeError(
-                f"on_failure is {on_failure!r}; give OnFailure.STOP, OnFailure.LOG or a "
-                "Restart(max_attempts=...)"
-            )
-        if (mode or by_default) is Evaluate.BETWEEN and on_failure is not OnFailure.STOP:
-            why = "" if mode else ", where a plain function evaluates by default,"
+        modes = "Evaluate.CONCURRENT or Evaluate.EXCLUSIVE, or None"
+        _check.instance("mode", mode, (Evaluate, type(None)), modes)
+        policies = "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)"
+        _check.instance("on_failure", on_failure, (OnFailure, Restart), policies)
+        results = (
+            "a function of the session and the step that returns a mapping of names to numbers"
+        )
+        self._fn = _check.function("evaluate", evaluate, results)
+        by_default = Evaluate.CONCURRENT if is_async(evaluate) else Evaluate.EXCLUSIVE
+        self._is_exclusive = (mode or by_default) is Evaluate.EXCLUSIVE
+        if self._is_exclusive and on_failure is not OnFailure.STOP:
+            why = "" if mode else " (the default for a plain function)"
             raise ValueError(
-                f"on_failure is {on_failure!r}, but an error in an evaluation between steps{why} "
-                "leaves the run; leave it out, or evaluate beside training: mode=Evaluate.BESIDE"
+                f"on_failure is {on_failure!r}, but an error in an exclusive evaluation{why} "
+                "leaves the run; leave it out, or give mode=Evaluate.CONCURRENT"
             )
-        self._timer = as_timer(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
-        self._mode = mode or by_default
-        self._max_at_once = max_at_once
+        self._timer = timer_of(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
+        self._max_at_once = _check.integer("max_at_once", max_at_once, least=1)
         self._at_end = at_end
         self._output = Output(output_dir, summary_writer)
         self._on_failure = on_failure
@@ -147,9 +147,9 @@ class EvaluationHook(SessionRunHook):
         self._results = Results(name)
         self._is_restored = False  # since the last session was created
         self.followers: list[Callable[[int, Mapping[str, float]], Awaitable[None]]] = []
-        """Awaited with the step and the results of each evaluation that ends beside training."""
-        # between steps the user's code runs in a run; a side task has the graph around it anyhow
-        self._looks_at_default_graph = self._mode is Evaluate.BETWEEN
+        """Awaited with the step and the results of each concurrent evaluation that has ended."""
+        # an exclusive evaluation runs in a run; a side task has the graph around it anyhow
+        self._looks_at_default_graph = self._is_exclusive
 
     @property
     def latest(self) -> Mapping[str, float] | None:
@@ -170,7 +170,7 @@ class EvaluationHook(SessionRunHook):
         return Metric(self._results, key, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """When the last evaluation began, and the newest results; not what is under way."""
+        """When the last evaluation began, and the newest results; not those that still run."""
         return {"timer": self._timer.state_dict(), **self._results.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -188,45 +188,48 @@ class EvaluationHook(SessionRunHook):
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._coord = coord
         self._is_over = False
-        self._under_way = UnderWay(coord, self._on_failure, self._name)
+        self._concurrent = _Concurrent(coord, self._on_failure, self._name)
         if not self._is_restored:
             self._timer.update_last_triggered_step(session.global_step.value)
-            self._results.begin_anew()
+            self._results.begin_session()
         self._is_restored = False
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value
         if not self._timer.should_trigger_for_step(step):
             return
-        if self._mode is Evaluate.BETWEEN:
-            raw = raw_session_of(run_context.session)
-            run_context.finish_with(lambda: self._evaluate_alone(raw), exclusive=True)
-        elif len(self._under_way) < self._max_at_once:
-            await self._evaluate_beside(raw_session_of(run_context.session), step)
+        raw = raw_session_of(run_context.session)
+        if self._is_exclusive:
+            run_context.finish_with(lambda: self._evaluate_now(raw), exclusive=True)
+        elif len(self._concurrent) < self._max_at_once:
+            await self._start(raw, step)
 
     async def end(self, session: Any) -> None:
         await self.evaluate_last(session)
         await self._output.finish()
 
     async def evaluate_last(self, session: Any) -> None:
-        """Wait for what is under way, and evaluate at the end, once.
+        """Wait for the evaluations that still run, and evaluate at the end, once.
 
         A saver that decides by a metric of this hook calls it before its last save.
         """
         if self._is_over:
             return
         self._is_over = True
-        await self._under_way.wait_for_end()
-        if self._at_end and not self._has_failed():
-            raw = raw_session_of(session)
-            step = raw.global_step.value
-            if not self._results.are_of(step) and self._mode is Evaluate.BETWEEN:
-                async with raw.global_step.exclusive():
-                    # another worker that shares it may have replaced it until then
-                    await self._evaluate_alone(raw_session_of(session))
-            elif not self._results.are_of(step):
-                await self._evaluate_beside(raw, step)
-                await self._under_way.wait_for_end()
+        await self._concurrent.wait_for_end()
+        if not self._at_end or self._has_failed():
+            return
+        raw = raw_session_of(session)
+        step = raw.global_step.value
+        if self._results.are_of(step):
+            return
+        if self._is_exclusive:
+            async with raw.global_step.exclusive():
+                # another worker that shares it may have replaced it until then
+                await self._evaluate_now(raw_session_of(session))
+        else:
+            await self._start(raw, step)
+            await self._concurrent.wait_for_end()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         await self._output.finish()
@@ -236,12 +239,12 @@ class EvaluationHook(SessionRunHook):
         reason = self._coord.stop_reason
         return self._coord.error is not None or (reason is not None and reason.error is not None)
 
-    async def _evaluate_beside(self, raw: RawSession, step: int) -> None:
+    async def _start(self, raw: RawSession, step: int) -> None:
         self._timer.update_last_triggered_step(step)
-        await self._under_way.start(lambda: self._evaluate(raw))
+        await self._concurrent.start(lambda: self._evaluate(raw))
 
-    async def _evaluate_alone(self, raw: RawSession) -> None:
-        # others may have moved it until they stood still
+    async def _evaluate_now(self, raw: RawSession) -> None:
+        # other workers may have moved the step until they stood still
         self._timer.update_last_triggered_step(raw.global_step.value)
         await self._evaluate(raw)
 
@@ -249,21 +252,141 @@ class EvaluationHook(SessionRunHook):
         engine = current_engine()
         begun, step = engine.now(), raw.global_step.value
         try:
-            is_alone = self._mode is Evaluate.BETWEEN
-            numbers = await self._fn.call(raw, step, is_alone=is_alone, is_held=self._is_over)
+            numbers = await self._call(raw, step)
         except StopTraining as stop:
             logger.info("%s at step %d was not finished: %s", self._name, step, stop)
-        else:
-            self._record(step, numbers, engine.now() - begun)
-            if self._mode is Evaluate.BESIDE:
-                for follow in self.followers:
-                    await follow(step, numbers)
-
-    def _record(self, step: int, numbers: dict[str, float], seconds: float) -> None:
+            return
         self._results.add(step, numbers)
         text = ", ".join(f"{key} = {value:g}" for key, value in numbers.items()) or "no results"
-        logger.info("%s at step %d: %s (%.2f sec)", self._name, step, text, seconds)
-        if self._output.writer is not None:
-            for key, value in numbers.items():
-                summary = scalar_summary(f"{self._name}/{key}", value)
-                self._output.writer.add_summary(summary, step)
+        secs = engine.now() - begun
+        logger.info("%s at step %d: %s (%.2f sec)", self._name, step, text, secs)
+        for key, value in numbers.items():
+            self._output.add_scalar(f"{self._name}/{key}", value, step)
+        if not self._is_exclusive:
+            for follow in self.followers:
+                await follow(step, numbers)
+
+    async def _call(self, raw: RawSession, step: int) -> dict[str, float]:
+        """Call the user's function once; returns its results as floats by name."""
+        # no worker that shares the raw session closes it meanwhile; at the end this one keeps it
+        raw.enter_run(is_held=self._is_over)
+        source = f"evaluate of EvaluationHook {self._name!r}"
+        try:
+            results = await raw.call(self._fn, raw.exposed, step, is_alone=self._is_exclusive)
+        except Exception as error:
+            if isinstance(error, out_of_range_types()) or is_input_end(error):
+                # left as it is, it would pass for the end of training
+                raise RuntimeError(
+                    f"{source} let {error!r} out: its input has ended; catch that where it reads, "
+                    "and return the results"
+                ) from error
+            raise
+        finally:
+            if raw.leave():
+                await close_raw(raw, current_engine(), raw.grace_secs)
+        return _as_numbers(source, results)
+
+
+def _as_numbers(source: str, results: object) -> dict[str, float]:
+    if not isinstance(results, Mapping):
+        raise TypeError(
+            f"{source} returned {results!r}; expected a mapping of names to numbers, such as "
+            '{"accuracy": 0.93}'
+        )
+    numbers = {}
+    for key, value in results.items():
+        if not isinstance(key, str):
+            raise TypeError(
+                f"{source} returned a result called {key!r}; expected a text, such as {str(key)!r}"
+            )
+        numbers[key] = _as_number(source, key, value)
+    return numbers
+
+
+def _as_number(source: str, key: str, value: object) -> float:
+    error: Exception | None = None
+    # NumPy's texts have __float__, too; its arrays of one element would only warn
+    is_scalar = not isinstance(value, (str, bytes)) and getattr(value, "ndim", 0) == 0
+    if is_scalar and isinstance(value, SupportsFloat):
+        try:
+            return float(value)
+        except Exception as raised:  # a graph's variable has one that adds ops to the graph
+            error = raised
+    raise TypeError(
+        f"{source} returned {key!r}: {value!r} of type {type(value).__name__}; expected one number "
+        "(of an array its mean, of a graph's tensor what session.run gives for it)"
+    ) from error
+
+
+class _Evaluation:
+    """One concurrent evaluation, also in the pause before it is called again."""
+
+    __slots__ = ("is_in_pause", "num_failures")
+
+    def __init__(self) -> None:
+        self.is_in_pause = False
+        self.num_failures = 0
+
+
+class _Concurrent:
+    """The concurrent evaluations of one hook on one raw session, as side tasks."""
+
+    def __init__(self, coord: Coordinator, on_failure: OnFailure | Restart, name: str) -> None:
+        self._coord = coord
+        self._on_failure = on_failure
+        self._max_restarts = on_failure.max_attempts if isinstance(on_failure, Restart) else 0
+        self._name = name
+        self._running: set[_Evaluation] = set()
+        self._changed: Slot | None = None  # woken whenever one of them ends or fails
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def start(self, fn: Callable[[], Awaitable[None]]) -> None:
+        """Start `fn()` as a side task, and suspend until it is called.
+
+        So what it does before its first wait is done before the caller trains on: a step that
+        does not suspend could otherwise be run a thousand times first.
+        """
+        engine = current_engine()
+        evaluation, begun = _Evaluation(), Slot(engine, f"the beginning of {self._name}")
+        self._running.add(evaluation)
+        self._coord.start_soon(
+            self._run, fn, evaluation, begun, on_failure=self._on_failure, name=self._name
+        )
+        await engine.park(begun)
+
+    async def _run(
+        self, fn: Callable[[], Awaitable[None]], evaluation: _Evaluation, begun: Slot
+    ) -> None:
+        begun.wake()
+        evaluation.is_in_pause = False
+        try:
+            await fn()
+        except Exception:
+            # it stays in the count: else another one would begin meanwhile, and be one too many
+            evaluation.num_failures += 1
+            evaluation.is_in_pause = evaluation.num_failures <= self._max_restarts
+            raise
+        finally:
+            if not evaluation.is_in_pause:
+                self._running.discard(evaluation)
+            if self._changed is not None:
+                self._changed.wake()
+
+    async def wait_for_end(self) -> None:
+        """Suspend until all have ended; after a stop not for those that wait for a restart.
+
+        Cancellation safe.
+        """
+        engine, stop = current_engine(), self._coord.stop
+        while self._running:
+            slot = self._changed = Slot(engine, f"the end of {self._name}")
+            # a stop does not end the wait for an evaluation that runs: it may finish
+            if all(each.is_in_pause for each in self._running):
+                stop.add(slot)
+            try:
+                if await engine.park(slot) is STOPPED:
+                    return
+            finally:
+                stop.discard(slot)

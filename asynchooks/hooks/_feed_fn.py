@@ -1,4 +1,4 @@
-"""FeedFnHook: feeds what a function returns."""
+"""FeedFnHook: feeds the values that a function returns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from .. import _check
 from .._engine.threads import is_async
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ..backends._raw_session import raw_session_of
@@ -14,17 +15,17 @@ Feeds = Mapping[Any, Any] | None
 
 
 class FeedFnHook(SessionRunHook):
-    """Calls a function before each run and feeds what it returns.
+    """Calls a function before each run and feeds the values that it returns.
 
     Args:
         feed_fn: takes nothing and returns a mapping as for `session.run`'s feed_dict; sync or
             async. A sync one runs where blocking steps run. Its StopIteration or
-            StopAsyncIteration ends training cleanly. A callable object with `state_dict()` and
-            `load_state_dict(state)` is saved and restored with checkpoints: so training goes on
-            where the data was left.
+            StopAsyncIteration ends training cleanly. The state of a callable object with
+            `state_dict()` and `load_state_dict(state)` is saved and restored with checkpoints, so
+            that training goes on at its position in the data.
 
     Raises:
-        TypeError: `feed_fn` cannot be called.
+        TypeError: `feed_fn` is not callable.
 
     Source: TensorFlow's `tf.compat.v1.train.FeedFnHook`.
 
@@ -38,26 +39,24 @@ class FeedFnHook(SessionRunHook):
     _shown = (("feed_fn", "feed_fn"),)
 
     def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
-        if not callable(feed_fn):
-            raise TypeError(f"feed_fn is {feed_fn!r}; give a function that returns a feed_dict")
-        self.feed_fn = feed_fn
-        self._positioned = feed_fn if isinstance(feed_fn, _HasState) else None
-        self._is_coroutine = is_async(feed_fn) and self._positioned is None
-        self._state_before: dict[str, Any] | None = None  # a run that has not ended well
+        self.feed_fn = _check.function("feed_fn", feed_fn, "a function that returns a feed_dict")
+        self._stateful = feed_fn if isinstance(feed_fn, _HasState) else None
+        self._is_coroutine = is_async(feed_fn) and self._stateful is None
+        self._state_before: dict[str, Any] | None = None  # the present run, or one that failed
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the data, where `feed_fn` is an object that has a `state_dict`.
+        """The position in the data, where `feed_fn` has a `state_dict`.
 
-        What was fed to a run that failed, or never took place, lies behind it.
+        Values that were fed to a run that failed, or did not take place, come after it.
         """
         if self._state_before is not None:
             return self._state_before
-        return {} if self._positioned is None else self._positioned.state_dict()
+        return {} if self._stateful is None else self._stateful.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._positioned is not None:
+        if self._stateful is not None:
             self._state_before = None
-            self._positioned.load_state_dict(state)
+            self._stateful.load_state_dict(state)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         self._state_before = None
@@ -78,8 +77,8 @@ class FeedFnHook(SessionRunHook):
         return SessionRunArgs(None, await feeds if isinstance(feeds, Awaitable) else feeds)
 
     def _draw(self) -> Feeds | Awaitable[Feeds]:
-        if self._state_before is None and self._positioned is not None:
-            self._state_before = copy.deepcopy(self._positioned.state_dict())
+        if self._state_before is None and self._stateful is not None:
+            self._state_before = copy.deepcopy(self._stateful.state_dict())
         return self.feed_fn()
 
 

@@ -21,10 +21,10 @@ class FinalOpsHook(SessionRunHook):
 
     Args:
         final_ops: what to compute, as for `session.run`; None computes nothing.
-        final_ops_feed_dict: what to feed meanwhile; for graphs only.
+        final_ops_feed_dict: what to feed then; for graphs only.
 
     Raises:
-        OutOfRangeError: at the end: the ops read an input that has ended (the log says so).
+        OutOfRangeError: at the end: the ops read an input that has ended; a warning explains it.
         ValueError: when opening: a feed_dict was given for a step function.
 
     Source: TensorFlow's `tf.compat.v1.train.FinalOpsHook`.
@@ -83,10 +83,9 @@ class FinalOpsHook(SessionRunHook):
             except Exception as error:
                 if isinstance(error, out_of_range_types()) or is_input_end(error):
                     logger.warning(
-                        "An OutOfRangeError or StopIteration exception is raised by the code in "
-                        "FinalOpsHook: its ops %r read an input that has ended. What is computed "
-                        "at the end should depend on variables only, such as the value_op of a "
-                        "metric rather than its update_op.",
+                        "The ops %r of FinalOpsHook read an input that has ended. Give it ops "
+                        "that depend on variables only, such as the value of a metric rather than "
+                        "its update",
                         self._final_ops,
                     )
                 raise

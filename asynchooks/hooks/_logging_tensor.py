@@ -1,4 +1,4 @@
-"""LoggingTensorHook: values of a run, in the log."""
+"""LoggingTensorHook: logs values of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .. import _check
 from .._hook import (
     SessionRunArgs,
     SessionRunContext,
@@ -15,9 +16,8 @@ from .._hook import (
 )
 from .._running.hook_state import TimerState
 from .._stopping.coordinator import Coordinator
+from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ._arguments import as_timer, saved_whole
-from ._graph_elements import as_graph_element
 
 logger = logging.getLogger("asynchooks")
 
@@ -26,17 +26,17 @@ class LoggingTensorHook(SessionRunHook):
     """Logs values every n runs of this session, every n seconds, and/or at the end.
 
     The first run always logs (but not with `at_end` alone). On a graph, `at_end` computes the
-    values once more; a step function gives those of its last run, as computing them anew would be
-    one more training step.
+    values once more; with a step function it logs those of the last run, as computing them again
+    would be one more training step.
 
     Args:
         tensors: a mapping of tags to fetches (logged in the order of the tags), or an iterable of
             fetches, which are their own tags. A fetch is a tensor, an op, a SparseTensor or a name
-            (`x` means `x:0`), nested as you like; on a step function the name of an output.
+            (`x` means `x:0`), nested or not; on a step function the name of an output.
         every_n_iter: runs between two messages, > 0.
         every_n_secs: seconds between two messages, >= 0; give at most one of the two.
         at_end: whether to log at the end, too, even if the last run was logged.
-        formatter: makes the text out of a dict of tags to values.
+        formatter: returns the text for a dict of tags to values.
 
     Raises:
         ValueError: `every_n_iter` and `every_n_secs` are both given, or neither without `at_end`;
@@ -83,7 +83,7 @@ class LoggingTensorHook(SessionRunHook):
         else:
             self._tags = self._given = list(tensors)
         self._timer = (
-            None if only_at_end else as_timer(every_n_secs=every_n_secs, every_n_iter=every_n_iter)
+            None if only_at_end else timer_of(every_n_secs=every_n_secs, every_n_iter=every_n_iter)
         )
         self._at_end = at_end
         self._formatter = formatter
@@ -96,11 +96,11 @@ class LoggingTensorHook(SessionRunHook):
         graph = begin_graph.get()
         self._fetches = self._given
         if graph is not None:
-            self._fetches = [as_graph_element(graph, each) for each in self._given]
+            self._fetches = [_as_graph_element(graph, each) for each in self._given]
         self._last: list[Any] | None = None
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        # what cannot be computed at the end is kept from the last run
+        # values that cannot be computed at the end are kept from the last run
         self._keeps_last = self._at_end and not raw_session_of(session).evaluates
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -120,7 +120,7 @@ class LoggingTensorHook(SessionRunHook):
         return TimerState(num_runs=self._num_runs, timer=timer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._num_runs = saved_whole(state, "num_runs")
+        self._num_runs = _check.integer("the saved num_runs", state["num_runs"], least=0)
         if self._timer is not None and state["timer"] is not None:
             self._timer.load_state_dict(state["timer"])
 
@@ -132,14 +132,13 @@ class LoggingTensorHook(SessionRunHook):
             self._log(self._last)
 
     def _log(self, values: list[Any]) -> None:
-        seconds = None
+        tagged, seconds = zip(self._tags, values, strict=True), None
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._num_runs)
         if self._formatter is not None:
-            logger.info("%s", self._formatter(dict(zip(self._tags, values, strict=True))))
+            logger.info("%s", self._formatter(dict(tagged)))
             return
-        pairs = zip(self._tags, values, strict=True)
-        text = ", ".join(f"{tag} = {_text(value)}" for tag, value in pairs)
+        text = ", ".join(f"{tag} = {_text(value)}" for tag, value in tagged)
         if seconds is None:
             logger.info("%s", text)
         else:
@@ -172,3 +171,29 @@ def _inner(value: Any, np: Any) -> str:
         inner = ", ".join(_inner(each, np) for each in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)
+
+
+def _as_graph_element(graph: Any, fetch: Any) -> Any:
+    """The graph's elements, nested as `fetch` is; a name `x` means `x:0`."""
+    if isinstance(fetch, dict):
+        return {key: _as_graph_element(graph, each) for key, each in fetch.items()}
+    if isinstance(fetch, tuple) and hasattr(fetch, "_fields"):
+        return type(fetch)(*(_as_graph_element(graph, each) for each in fetch))
+    if isinstance(fetch, (list, tuple)):
+        return type(fetch)(_as_graph_element(graph, each) for each in fetch)
+    if not isinstance(fetch, str):
+        if getattr(fetch, "graph", None) is not graph:
+            raise ValueError(
+                f"{fetch!r} is no element of the session's graph {graph!r}; build it in the graph "
+                "in which the session is made"
+            )
+        return fetch
+    if ":" in fetch:
+        return graph.as_graph_element(fetch)
+    element = graph.as_graph_element(f"{fetch}:0")
+    if len(element.op.outputs) > 1:
+        raise ValueError(
+            f"the name {fetch!r} has {len(element.op.outputs)} outputs; give one of them, such as "
+            f"{fetch + ':0'!r}"
+        )
+    return element

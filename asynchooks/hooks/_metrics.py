@@ -1,15 +1,71 @@
-"""Numbers by which hooks decide: where they come from, and what is wrong with them."""
+"""Results of evaluations, and the numbers by which hooks decide. Nothing here evaluates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from .. import _check
 from .._errors import MetricError, shown
 from .._hook import SessionRunArgs
-from ._arguments import saved_whole
-from ._results import Results
+
+
+class Results:
+    """The newest results of one hook's evaluations, by step; `name` is theirs, for errors."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.latest: Mapping[str, float] | None = None
+        self.latest_step: int | None = None
+        # else they are of a session that was lost, or of one before: any result is newer
+        self._are_of_this_session = False
+
+    def begin_session(self) -> None:
+        """Another session begins, perhaps at an earlier step: the next results are the newest."""
+        self._are_of_this_session = False
+
+    def add(self, step: int, numbers: dict[str, float]) -> None:
+        """Keep them if they are the newest by step; an evaluation may overtake an earlier one."""
+        known = self.latest_step if self._are_of_this_session else None
+        if known is None or step >= known:
+            self.latest, self.latest_step = MappingProxyType(numbers), step
+            self._are_of_this_session = True
+
+    def are_of(self, step: int) -> bool:
+        """Whether the newest belong to this step of this session."""
+        return self._are_of_this_session and self.latest_step == step
+
+    def newest(self, key: str) -> tuple[int, float] | None:
+        """The step of the newest value of one metric, and the value; None before the first.
+
+        Raises:
+            MetricError: the newest results hold none of that name.
+        """
+        if self.latest is None or self.latest_step is None:
+            return None
+        if key not in self.latest:
+            raise MetricError(
+                f"{self._name!r} gave no {key!r} at step {self.latest_step}, but "
+                f"{', '.join(map(repr, self.latest)) or 'nothing'}; ask for one of those"
+            )
+        return self.latest_step, self.latest[key]
+
+    def state_dict(self) -> dict[str, Any]:
+        latest = None if self.latest is None else dict(self.latest)
+        return {"latest": latest, "latest_step": self.latest_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        latest, step = state["latest"], None
+        if latest is not None:
+            for key, value in latest.items():
+                if not _check.a_number(value):  # which may be NaN
+                    raise TypeError(f"the saved {key} is {value!r}; give a number")
+            latest = MappingProxyType({key: float(value) for key, value in latest.items()})
+            step = _check.integer("the saved latest_step", state["latest_step"], least=0)
+        self.latest, self.latest_step = latest, step
+        self._are_of_this_session = latest is not None
 
 
 class Metric:
@@ -62,9 +118,7 @@ class Metric:
 
 
 class MetricReader:
-    """How one hook looks at its metric, which a user gave.
-
-    A value of a `Metric` is seen once, whatever is asked how often.
+    """How one hook reads the metric that its user gave. Each value of a `Metric` is read once.
 
     Args:
         metric: fetches of one number, a `Metric`, or a function that returns a number or None.
@@ -77,11 +131,7 @@ class MetricReader:
         self._last_taken: int | None = None
 
     def check_is_taken(self, hooks: Iterable[Any], reader: str) -> None:
-        """Raise RuntimeError if none of a session's hooks takes it: it would never be read.
-
-        Args:
-            reader: what decides by it, for people.
-        """
+        """Raise RuntimeError if none of a session's hooks takes it: `reader` would never decide."""
         owner = None if self.evaluation is None else self.evaluation.owner
         if owner is not None and not any(each is owner for each in hooks):
             name = type(owner).__name__
@@ -91,7 +141,7 @@ class MetricReader:
             )
 
     def read(self, results: Any, step: int) -> tuple[int, float] | None:
-        """The step and the number that were not seen before, None if there is none.
+        """The step and the number that were not read before, None if there is none.
 
         Args:
             results: what the last run gave for `args`, if it was asked for them.
@@ -124,8 +174,9 @@ class MetricReader:
         return {"last_taken": self._last_taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        is_taken = state["last_taken"] is not None
-        self._last_taken = saved_whole(state, "last_taken") if is_taken else None
+        step = state["last_taken"]
+        step = None if step is None else _check.integer("the saved last_taken", step, least=0)
+        self._last_taken = step
 
 
 def named(fetches: Any) -> str:
@@ -143,11 +194,7 @@ def described(value: Any) -> str:
 
 
 def as_number(value: Any, metric: Any) -> float:
-    """The value as a float.
-
-    Raises:
-        MetricError: it is NaN, or no number.
-    """
+    """The value as a float; MetricError if it is NaN, or no number."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError("a text is no number")

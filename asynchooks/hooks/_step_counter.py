@@ -9,8 +9,8 @@ from typing import Any
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._running.hook_state import TimerState
 from .._stopping.coordinator import Coordinator
-from ._arguments import as_timer
-from ._summaries import Output, SummaryWriter, scalar_summary
+from .._timer import timer_of
+from ._summaries import Output, SummaryWriter
 
 logger = logging.getLogger("asynchooks")
 
@@ -52,7 +52,7 @@ class StepCounterHook(SessionRunHook):
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
     ) -> None:
-        self._timer = as_timer(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
+        self._timer = timer_of(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
         self._output = Output(output_dir, summary_writer)
         self._tag = "global_step/sec"
         self._last_step: int | None = None
@@ -70,15 +70,15 @@ class StepCounterHook(SessionRunHook):
         if self._timer.should_trigger_for_step(step):
             seconds, steps = self._timer.update_last_triggered_step(step)
             if seconds and steps is not None:  # a clock that has not moved gives no rate
-                self._record(steps / seconds, step)
+                self._output.add_scalar(self._tag, steps / seconds, step)
+                logger.info("%s: %g", self._tag, steps / seconds)
         stands = step == self._last_step and not run_context.global_step.published_only
-        if stands and self._num_warnings < _MAX_WARNINGS:  # by a protocol it may well stand still
+        if stands and self._num_warnings < _MAX_WARNINGS:  # under a protocol it may stand still
             self._num_warnings += 1
             logger.warning(
-                "It seems that global step (tf.train.get_global_step) has not been increased. "
-                "Current value (could be stable): %s vs previous value: %s. You could increase the "
-                "global step by passing tf.train.get_global_step() to Optimizer.apply_gradients or "
-                "Optimizer.minimize.", step, self._last_step,
+                "%s has not moved: it is %s after this run, as after the one before. If training "
+                "should move it, give it to the optimizer: minimize(loss, global_step=...)",
+                run_context.global_step.name, step,
             )  # fmt: skip
         self._last_step = step
 
@@ -87,11 +87,6 @@ class StepCounterHook(SessionRunHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
-
-    def _record(self, steps_per_sec: float, step: int) -> None:
-        if self._output.writer is not None:
-            self._output.writer.add_summary(scalar_summary(self._tag, steps_per_sec), step)
-        logger.info("%s: %g", self._tag, steps_per_sec)
 
     async def end(self, session: Any) -> None:
         await self._output.finish()

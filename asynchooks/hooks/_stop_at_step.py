@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import _check
 from .._engine.stop import StopReason
 from .._errors import StopTraining
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._stopping.coordinator import Coordinator
-from ._arguments import as_step
 
 
 class StopAtStepHook(SessionRunHook):
-    """Stops training at a global step, exactly, however many workers of this process share it.
+    """Stops training exactly at a global step, however many workers of this process share it.
 
     It sets a limit on the global step: `session.run` starts no step that could lead beyond it,
     and raises StopTraining once it is reached. Where a run moves the step by k, the stop is within
     k - 1. Unlike TensorFlow's, it runs nothing when the step is there already. Only runs that
     move the step count.
 
-    A worker that comes to ask when another one has taken the last step leaves its block by that
+    A worker that asks for a step after another one has taken the last leaves its block by that
     StopTraining: what must happen at the end belongs in `end`, or after the block.
 
     Args:
@@ -29,7 +29,7 @@ class StopAtStepHook(SessionRunHook):
 
     Raises:
         ValueError: both or neither are given.
-        TypeError: no integer.
+        TypeError: an argument is not an integer.
 
     Example:
         async with MonitoredSession([StopAtStepHook(last_step=1000)], creator) as session:
@@ -46,8 +46,10 @@ class StopAtStepHook(SessionRunHook):
             raise ValueError(
                 f"got num_steps={num_steps} and last_step={last_step}; give exactly one of them"
             )
-        self._num_steps = None if num_steps is None else as_step("num_steps", num_steps)
-        self._last_step = None if last_step is None else as_step("last_step", last_step)
+        name, steps = ("last_step", last_step) if num_steps is None else ("num_steps", num_steps)
+        steps = _check.integer(name, steps, expected="an integer number of steps")
+        self._num_steps = None if num_steps is None else steps
+        self._last_step = steps if num_steps is None else None
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         if self._last_step is None:
@@ -57,19 +59,19 @@ class StopAtStepHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         # with several hooks on one step the largest limit holds; this one may be smaller
-        if self._is_there(run_context):
+        if self._is_reached(run_context):
             if not run_context.global_step.is_at_limit and run_context.called_by is not None:
                 run_context.called_by.stops.note(self._reason(run_context))
             raise StopTraining(f"{run_context.global_step!r} has reached step {self._last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         # at the limit should_stop() is True by itself, and the next run ends cleanly
-        if self._is_there(run_context) and not run_context.global_step.is_at_limit:
+        if self._is_reached(run_context) and not run_context.global_step.is_at_limit:
             run_context.request_stop(self._reason(run_context))
 
     def _reason(self, run_context: SessionRunContext) -> StopReason:
         what = f"{run_context.global_step.name} has reached {self._last_step}"
         return StopReason("StopAtStepHook", what)
 
-    def _is_there(self, run_context: SessionRunContext) -> bool:
+    def _is_reached(self, run_context: SessionRunContext) -> bool:
         return self._last_step is not None and run_context.global_step.value >= self._last_step

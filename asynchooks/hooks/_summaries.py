@@ -1,7 +1,7 @@
-"""Writing for TensorBoard, through TensorBoard's own writer or TensorFlow's; one file a directory.
+"""Event files for TensorBoard, by its own writer or TensorFlow's; one file per directory.
 
-TensorBoard reads the event files of a directory one after the other, and none again that it has
-left: of two that grow at once it drops points.
+TensorBoard reads the event files of a directory one after the other, and no file again after the
+next one: of two files that grow at the same time it drops points.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GRACE_SECS = 30.0
 
 
 class SummaryWriter(Protocol):
-    """What takes summaries: TensorFlow's `FileWriter` is one."""
+    """Writes summaries: TensorFlow's `FileWriter` is one."""
 
     def add_summary(self, summary: Any, global_step: int) -> None: ...
 
@@ -28,18 +28,13 @@ class SummaryWriter(Protocol):
 
 
 class EventWriter(SummaryWriter, Protocol):
-    """What takes the beginning of a session, too: TensorFlow's `FileWriter` is one."""
+    """Writes the start of a session, too: TensorFlow's `FileWriter` is one."""
 
     def add_session_log(self, session_log: Any, global_step: int) -> None: ...
 
 
 class Output:
-    """Where one hook writes: to the writer that it was given, or to a directory, or nowhere.
-
-    Args:
-        directory: for an event file, if no writer is given.
-        writer: stays open; None opens one in the directory.
-    """
+    """The output of one hook: a given writer, which stays open, or one in a directory, or none."""
 
     def __init__(self, directory: str | None, writer: Any) -> None:
         self._directory = directory
@@ -51,24 +46,27 @@ class Output:
 
         In a TensorFlow graph the writer is TensorFlow's cached one, which TensorFlow's hooks use,
         too, and which must not be closed. Elsewhere it is TensorBoard's, which needs no TensorFlow,
-        unless the directory has one of TensorFlow's already. Hooks of one directory share it.
-
-        Raises:
-            ImportError: neither is installed (says what to install).
+        unless TensorFlow's cache has one of the directory. Hooks of one directory share it.
+        ImportError: neither is installed (says what to install).
         """
         if self.writer is not None or not self._directory:
             return
         if begin_graph.get() is not None:
             self.writer = tensorflows_writer(self._directory)
         else:
-            # a relative name there may be of another working directory
+            # relative names in the cache may belong to another working directory
             cached = _cached_by_tensorflow(self._directory, only_absolute=True)
             self.writer = None if cached is None else _Serializing(cached)
             if self.writer is None:
                 self.writer = self._own = _EVENT_FILES.open(self._directory)
 
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Write one scalar of the step, where there is a writer."""
+        if self.writer is not None:
+            self.writer.add_summary(scalar_summary(tag, value), step)
+
     async def finish(self) -> None:
-        """At the end of the session, however it ends; waits for the disk off the event loop."""
+        """At any end of the session; waits for the disk off the event loop."""
         if self.writer is not None:
             name = "asynchooks-flush"
             await run_blocking(current_engine(), self._flush, _GRACE_SECS, name)
@@ -86,8 +84,8 @@ class Output:
 def tensorflows_writer(directory: str) -> Any:
     """TensorFlow's cached writer of the directory, which its own hooks share; do not close it.
 
-    With a graph as the default one, as TensorFlow writes no events where execution is eager. One
-    that its user has closed is opened again, into a new file.
+    Call it with a graph as the default one: TensorFlow writes no events where execution is eager.
+    A writer that its user has closed is opened again, into a new file.
     """
     writer = _cached_by_tensorflow(directory)
     if writer is None:
@@ -96,17 +94,17 @@ def tensorflows_writer(directory: str) -> Any:
 
 
 def _cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
-    """The writer that TensorFlow's cache holds of the directory, however that is spelled there.
+    """The writer of the directory, in any spelling, in TensorFlow's cache; None if there is none.
 
     The cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return None
-    cache, place = tensorflow.compat.v1.summary.FileWriterCache, _place(directory)
+    cache, path = tensorflow.compat.v1.summary.FileWriterCache, _canonical(directory)
     with cache._lock:
         keys = [key for key in cache._cache if not only_absolute or _is_absolute(key)]
-        writers = [cache._cache[key] for key in keys if _place(key) == place]
+        writers = [cache._cache[key] for key in keys if _canonical(key) == path]
     if not writers:
         return None
     writers[0].reopen()  # only does something if it was closed
@@ -114,7 +112,7 @@ def _cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any
 
 
 class _Serializing:
-    """TensorFlow's writer, where summaries may be messages of TensorBoard's, not TensorFlow's."""
+    """TensorFlow's writer for summaries that may be messages of TensorBoard's."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -130,8 +128,8 @@ def _is_absolute(directory: Any) -> bool:
     return "://" in path or os.path.isabs(path)
 
 
-def _place(directory: Any) -> str:
-    """The same for every spelling of a directory."""
+def _canonical(directory: Any) -> str:
+    """The same path for every spelling of a directory."""
     path = os.fsdecode(directory)
     return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
@@ -149,7 +147,7 @@ def scalar_summary(tag: str, value: float) -> Any:
 
 
 def session_start() -> Any:
-    """The message that says that a session has begun."""
+    """The message that a session has begun."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
         session_log = tensorflow.compat.v1.SessionLog
@@ -176,8 +174,8 @@ class EventFileWriter:
             ) from error
         before = _event_files_in(directory)
         self._writer = event_file_writer.EventFileWriter(directory)
-        # A name ends with the second and a count, 9 before 10: within a second it may sort before
-        # an earlier file, and would be read before that.
+        # A name ends with the second and a count, 9 before 10: a file may sort before an earlier
+        # one of the same second, and would be read before it.
         while before and max(_event_files_in(directory) - before) < max(before):
             (name,) = _event_files_in(directory) - before
             self._writer.close()
@@ -199,7 +197,7 @@ class EventFileWriter:
 
         from tensorboard.compat.proto.event_pb2 import Event
 
-        # the file format wants the wall clock, which no engine has
+        # the file format asks for wall time, which engines do not have
         self._writer.add_event(Event(wall_time=time.time(), step=step, **what))
 
     def flush(self) -> None:
@@ -214,7 +212,7 @@ class EventFiles:
 
     Hooks of several sessions, event loops and threads have nothing else in common, so there is one
     table in the process, as TensorFlow has its `FileWriterCache`. Unlike that, it closes a file
-    when its last user has gone; who comes later gets a new one. So does a forked process.
+    when its last user has gone; later users, and forked processes, get a new one.
     """
 
     def __init__(self) -> None:
@@ -223,27 +221,27 @@ class EventFiles:
     def forget(self) -> None:
         """In a forked process: the files, and the threads that write them, are the parent's."""
         self._lock = threading.Lock()  # guards the next one
-        self._open: dict[str, tuple[EventFileWriter, int]] = {}  # and how many use it, by place
+        self._open: dict[str, tuple[EventFileWriter, int]] = {}  # by path, with the number of users
 
     def open(self, directory: str) -> EventFileWriter:
-        """The writer of the directory, to be given back by `close`."""
-        place = _place(directory)
+        """The writer of the directory; each call needs one of `close`."""
+        path = _canonical(directory)
         with self._lock:
-            writer, num_users = self._open.get(place) or (EventFileWriter(directory), 0)
-            self._open[place] = writer, num_users + 1
+            writer, num_users = self._open.get(path) or (EventFileWriter(directory), 0)
+            self._open[path] = writer, num_users + 1
         return writer
 
     def close(self, writer: EventFileWriter) -> None:
         """One of its users has gone; the last one closes the file. Blocks on the disk."""
         with self._lock:
-            uses = [(place, num) for place, (each, num) in self._open.items() if each is writer]
-            if not uses:  # it is the parent's of this forked process
+            uses = [(path, num) for path, (each, num) in self._open.items() if each is writer]
+            if not uses:  # it belongs to the parent of this forked process
                 return
-            place, num_users = uses[0]
+            path, num_users = uses[0]
             if num_users > 1:
-                self._open[place] = writer, num_users - 1
+                self._open[path] = writer, num_users - 1
                 return
-            del self._open[place]
+            del self._open[path]
         writer.close()
 
 
@@ -253,7 +251,7 @@ if sys.platform != "win32":
 
 
 def _event_files_in(directory: str) -> set[str]:
-    """The names of this process's event files there; none of a directory that is not local."""
+    """The names of this process's event files; none where the directory is not local."""
     if not os.path.isdir(directory):
         return set()
     names, process = os.listdir(directory), f".{os.getpid()}."
@@ -261,6 +259,5 @@ def _event_files_in(directory: str) -> set[str]:
 
 
 def _serialized(message: Any) -> bytes:
-    is_bytes = isinstance(message, bytes)
-    data: bytes = message if is_bytes else message.SerializeToString()
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
     return data

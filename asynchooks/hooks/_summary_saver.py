@@ -1,4 +1,4 @@
-"""SummarySaverHook: summaries that the model makes, for TensorBoard."""
+"""SummarySaverHook: writes summaries that the model makes, for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .._hook import (
     begin_graph,
 )
 from .._running.hook_state import TimerState
-from ._arguments import as_timer
+from .._timer import timer_of
 from ._summaries import EventWriter, Output, scalar_summary, session_start
 
 
 class SummarySaverHook(SessionRunHook):
     """Writes summaries at the first run, then every n steps or seconds.
 
-    They are labelled with the step after the run. Without writer and directory nothing is written.
+    They are labelled with the step after the run. Without a writer or a directory none is written.
 
     Args:
         save_steps: steps between two summaries, >= 0.
@@ -61,10 +61,10 @@ class SummarySaverHook(SessionRunHook):
                 f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one "
                 "(merge_all() returns None where the graph has no summaries)"
             )
-        self._timer = as_timer(save_secs=save_secs, save_steps=save_steps)
+        self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
         self._output = Output(output_dir, summary_writer)
         self._scaffold = scaffold
-        self._asked: Sequence[Any] = ()  # in the run under way
+        self._asked: Sequence[Any] = ()  # in the present run
         self._summary_op = summary_op
 
     async def begin(self) -> None:

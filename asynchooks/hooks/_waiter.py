@@ -1,11 +1,11 @@
-"""GlobalStepWaiterHook: a worker that starts when the others have come far enough."""
+"""GlobalStepWaiterHook: delays a worker until the others have reached a global step."""
 
 from __future__ import annotations
 
 import logging
 
+from .. import _check
 from .._hook import SessionRunContext, SessionRunHook
-from ._arguments import as_step
 
 logger = logging.getLogger("asynchooks")
 
@@ -15,16 +15,16 @@ _LOG_EVERY_STEPS = 1000
 class GlobalStepWaiterHook(SessionRunHook):
     """Suspends a worker's first run until the global step is reached; for a gradual start.
 
-    Unlike TensorFlow's, which sleeps half a second between two looks, it is woken by the step.
-    The wait ends with StopTraining when the session is stopped, and with StepUnreachableError
-    when nobody is left who could bring the step. Where the number of workers is not known, others
-    may still come: then a worker that is alone waits, and the log says so.
+    Unlike TensorFlow's, which polls every half a second, it is woken by the step. The wait ends
+    with StopTraining when the session is stopped, and with StepUnreachableError when no worker is
+    left that could move the step there. Where the number of workers is not known, others may still
+    join: then a worker that is alone waits, and the log says so.
 
     Args:
         wait_until_step: the global step to wait for; <= 0 returns at once.
 
     Raises:
-        TypeError: no integer.
+        TypeError: it is not an integer.
 
     Example:
         hooks = [GlobalStepWaiterHook(int(100 * math.log(worker + 1)))]
@@ -36,7 +36,9 @@ class GlobalStepWaiterHook(SessionRunHook):
     _shown = (("wait_until_step", "_wait_until_step"),)
 
     def __init__(self, wait_until_step: int) -> None:
-        self._wait_until_step = as_step("wait_until_step", wait_until_step)
+        self._wait_until_step = _check.integer(
+            "wait_until_step", wait_until_step, expected="an integer number of steps"
+        )
         self._has_started = False
 
     async def begin(self) -> None:

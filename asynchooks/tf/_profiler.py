@@ -12,8 +12,8 @@ from tensorflow.python.client import timeline
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ..hooks._arguments import as_timer
 from ..hooks._summaries import tensorflows_writer
 from .graph._default_graph import check_graph_session
 
@@ -64,7 +64,7 @@ class ProfilerHook(SessionRunHook):
         show_dataflow: bool = True,
         show_memory: bool = False,
     ) -> None:
-        self._timer = as_timer(save_secs=save_secs, save_steps=save_steps)
+        self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
         self._directory = os.fspath(output_dir)
         self._show_dataflow = show_dataflow
         self._show_memory = show_memory

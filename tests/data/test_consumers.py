@@ -18,7 +18,7 @@ from asynchooks._engine.stop import Stop
 from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.data import Stage, _stage, batch, prefetch, shuffle, take
 from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
-from asynchooks.hooks._input import InputPositionHook
+from asynchooks.hooks._input_position import InputPositionHook
 
 from ..hooks.inputs import FromFunction, gated
 from ..support.helpers import settle

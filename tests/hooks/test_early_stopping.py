@@ -134,7 +134,7 @@ async def test_the_order_of_the_hooks_does_not_delay_the_stop() -> None:
     async def evaluate(session: Any, step: int) -> dict[str, float]:
         return {"accuracy": 0.5}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=3, mode=Evaluate.BETWEEN, at_end=False)
+    evaluation = EvaluationHook(evaluate, every_n_steps=3, mode=Evaluate.EXCLUSIVE, at_end=False)
     hook = EarlyStoppingHook(evaluation.metric("accuracy"), patience=2, mode=Mode.MAX)
     await train(model, hook, evaluation)
     assert model.count == 9
@@ -147,7 +147,7 @@ async def test_nan_fails_the_run(kind: str) -> None:
     async def evaluate(session: Any, step: int) -> dict[str, float]:
         return {"loss": model.loss}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.BETWEEN, at_end=False)
+    evaluation = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE, at_end=False)
     metrics: dict[str, Any] = {
         "fetch": "loss",
         "function": lambda: model.loss,
@@ -170,7 +170,7 @@ async def test_a_result_that_evaluations_do_not_give_fails_the_run() -> None:
     async def evaluate(session: Any, step: int) -> dict[str, float]:
         return {"accuracy": 0.5}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=2, mode=Evaluate.BETWEEN)
+    evaluation = EvaluationHook(evaluate, every_n_steps=2, mode=Evaluate.EXCLUSIVE)
     hook = EarlyStoppingHook(evaluation.metric("loss"), patience=1)
     with pytest.raises(MetricError, match="'eval' gave no 'loss' at step 2, but 'accuracy'"):
         await train(Counter(), evaluation, hook)
@@ -183,7 +183,11 @@ async def test_what_is_no_number_fails_the_run() -> None:
 
 BAD: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (TypeError, "metric is None", lambda: EarlyStoppingHook(None, 1)),
-    (ValueError, "patience is 0; give a number of looks", lambda: EarlyStoppingHook("loss", 0)),
+    (
+        ValueError,
+        "patience is 0; give an integer number of looks",
+        lambda: EarlyStoppingHook("loss", 0),
+    ),
     (TypeError, "patience is 1.5; give an int", lambda: EarlyStoppingHook("loss", 1.5)),  # type: ignore
     (ValueError, "min_delta is -1", lambda: EarlyStoppingHook("loss", 1, min_delta=-1)),
     (ValueError, "min_delta is nan", lambda: EarlyStoppingHook("loss", 1, min_delta=float("nan"))),

@@ -40,7 +40,7 @@ def metric_of(kind: str, model: Losses) -> tuple[list[Any], Any]:
     async def evaluate(session: Any, step: int) -> dict[str, float]:
         return {"loss": model.loss}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=2, mode=Evaluate.BETWEEN, at_end=False)
+    evaluation = EvaluationHook(evaluate, every_n_steps=2, mode=Evaluate.EXCLUSIVE, at_end=False)
     return [evaluation], evaluation.metric("loss")
 
 

@@ -21,7 +21,7 @@ async def latest_of(results: Any) -> dict[str, float]:
     async def evaluate(session: Any, step: int) -> Any:
         return results
 
-    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.BETWEEN)
+    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE)
     async with MonitoredSession([hook], counting_creator()) as session:
         await session.run([])
     assert hook.latest is not None

@@ -126,7 +126,7 @@ async def test_no_worker_runs_a_step_between_steps_or_in_exclusive(way: str) -> 
         await anyio.lowlevel.checkpoint()
         return {}
 
-    mode = Evaluate.BETWEEN if way == "between" else Evaluate.BESIDE
+    mode = Evaluate.EXCLUSIVE if way == "between" else Evaluate.CONCURRENT
     evaluate = exclusively if way == "beside, exclusively" else watch
     hook = EvaluationHook(evaluate, every_n_steps=10, mode=mode, at_end=False)
     creator = SharedSessionCreator(FunctionSessionCreator(step))
@@ -247,7 +247,7 @@ async def test_a_plain_function_evaluates_between_steps_unless_beside_is_asked_f
         assert release.wait(30)
         return {"step": step}
 
-    for mode, goes_on in ((None, False), (Evaluate.BESIDE, True)):
+    for mode, goes_on in ((None, False), (Evaluate.CONCURRENT, True)):
         begun.clear()
         release.clear()
         hook = EvaluationHook(evaluate, every_n_steps=2, at_end=False, mode=mode)
@@ -279,6 +279,6 @@ def test_a_failure_that_is_to_be_logged_needs_a_plain_function_beside_training()
     def evaluate(session: Any, step: int) -> dict[str, float]:
         return {}
 
-    with pytest.raises(ValueError, match=r"plain function evaluates by default, .*mode=Evaluate.B"):
+    with pytest.raises(ValueError, match=r"the default for a plain function\) .*mode=Evaluate.C"):
         EvaluationHook(evaluate, every_n_steps=1, on_failure=OnFailure.LOG)
-    EvaluationHook(evaluate, 1, on_failure=OnFailure.LOG, mode=Evaluate.BESIDE)
+    EvaluationHook(evaluate, 1, on_failure=OnFailure.LOG, mode=Evaluate.CONCURRENT)

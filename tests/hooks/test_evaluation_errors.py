@@ -40,7 +40,7 @@ async def test_an_error_beside_training_stops_it_and_leaves_as_itself() -> None:
 
 async def test_an_error_between_steps_leaves_the_run() -> None:
     error = ValueError("no data")
-    hook = EvaluationHook(Failing(error), every_n_steps=2, mode=Evaluate.BETWEEN)
+    hook = EvaluationHook(Failing(error), every_n_steps=2, mode=Evaluate.EXCLUSIVE)
     async with MonitoredSession([hook], counting_creator()) as session:
         await session.run([])
         with pytest.raises(ValueError, match="no data") as caught:
@@ -105,8 +105,8 @@ async def test_a_stop_keeps_what_failed_from_restarting_and_the_end_does_not_wai
 
 
 def test_a_policy_for_evaluations_between_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="leaves the run; leave it out, or evaluate beside"):
-        EvaluationHook(Notes(), 1, mode=Evaluate.BETWEEN, on_failure=OnFailure.LOG)
+    with pytest.raises(ValueError, match="leaves the run; leave it out, or give mode=Eval"):
+        EvaluationHook(Notes(), 1, mode=Evaluate.EXCLUSIVE, on_failure=OnFailure.LOG)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_policy_for_evaluations_between_steps_is_refused() -> None:
         ({"every_n_steps": 1, "every_n_secs": 1.0}, ValueError, "give exactly one"),
         ({"every_n_steps": -1}, ValueError, "every_n_steps is -1"),
         ({"every_n_steps": 1, "max_at_once": 0}, ValueError, "max_at_once is 0"),
-        ({"every_n_steps": 1, "max_at_once": 1.5}, ValueError, "max_at_once is 1.5"),
-        ({"every_n_steps": 1, "mode": "beside"}, TypeError, "give Evaluate.BESIDE or"),
+        ({"every_n_steps": 1, "max_at_once": 1.5}, TypeError, "max_at_once is 1.5"),
+        ({"every_n_steps": 1, "mode": "concurrent"}, TypeError, "give Evaluate.CONCURRENT or"),
         ({"every_n_steps": 1, "on_failure": "log"}, TypeError, "give OnFailure.STOP, "),
         ({"every_n_steps": 1, "evaluate": 3}, TypeError, "evaluate is 3"),
     ],

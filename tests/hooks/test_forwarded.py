@@ -262,7 +262,7 @@ async def early_stopping(wrap: Wrap, path: Path) -> Any:
 async def early_stopping_by_an_evaluation(wrap: Wrap, path: Path) -> Any:
     model = Losses(5, 3, 1, 2, 4, 4, 4)
     evaluation = EvaluationHook(
-        lambda session, step: {"loss": model.loss}, every_n_steps=1, mode=Evaluate.BETWEEN
+        lambda session, step: {"loss": model.loss}, every_n_steps=1, mode=Evaluate.EXCLUSIVE
     )
     by = evaluation.metric("loss")
     best = saving(path, model, save_steps=1, retention=Retention(keep_best=1), metric=by)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from asynchooks import EvaluationHook, MetricError, SessionRunArgs
-from asynchooks.hooks._metrics import Metric, MetricReader, as_number
-from asynchooks.hooks._results import Results
+from asynchooks.hooks._metrics import Metric, MetricReader, Results, as_number
 
 
 def test_fetches_are_read_from_the_results_of_each_run() -> None:
@@ -50,7 +49,7 @@ def test_a_value_belongs_to_the_step_that_was_evaluated_and_to_no_other() -> Non
     assert reader.at(4) is None
     results.add(4, {"loss": 0.5})
     assert [reader.at(step) for step in (3, 4, 4, 5)] == [None, 0.5, 0.5, None]
-    results.begin_anew()  # a session that may come to the same step with other weights
+    results.begin_session()  # a session that may come to the same step with other weights
     assert reader.at(4) is None
     assert MetricReader("loss").at(4) is None
 

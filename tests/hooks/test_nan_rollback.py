@@ -172,7 +172,7 @@ async def test_rollbacks_are_counted_across_sessions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", [True, False])
 async def test_rollbacks_need_a_saver(fails: bool) -> None:
     hook = NanTensorHook("loss", fails, max_rollbacks=2)
-    message = r"NanTensorHook\(max_rollbacks=2\) has nothing to go back to: give the session a Che"
+    message = r"NanTensorHook\(max_rollbacks=2\) has no checkpoints to go back to: give the sess"
     with pytest.raises(RuntimeError, match=message):
         async with MonitoredSession([hook], FunctionSessionCreator(Weights().step)):
             pass
@@ -180,7 +180,7 @@ async def test_rollbacks_need_a_saver(fails: bool) -> None:
 
 @pytest.mark.parametrize(("value", "kind"), [(-1, ValueError), (1.5, TypeError), (None, TypeError)])
 def test_a_number_of_rollbacks_that_is_none_is_refused(value: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="max_rollbacks is -1; give a number|integer"):
+    with pytest.raises(kind, match="max_rollbacks is .*; give an integer >= 0"):
         NanTensorHook("loss", max_rollbacks=value)
 
 

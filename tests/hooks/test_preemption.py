@@ -78,7 +78,7 @@ async def test_the_signal_leaves_after_the_end_of_all_hooks(
     assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == [
-        f"{number.name}: training stops, and what there is to save is saved, within 25 s. Another "
+        f"{number.name}: training stops, and its hooks end, within 25 s. Another "
         "signal, after 1 s, ends the process at once"
     ]
 

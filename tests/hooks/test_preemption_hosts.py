@@ -83,9 +83,7 @@ async def test_a_call_stops_and_saves_and_the_block_ends_cleanly(
     assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
     assert not any(each.name.startswith("asynchooks") for each in threading.enumerate())
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert warnings == [
-        "PreemptionHook: the host ends: training stops, and what there is to save is saved"
-    ]
+    assert warnings == ["PreemptionHook: the host ends: training stops, and its hooks end"]
 
 
 @CALLS
@@ -231,7 +229,7 @@ def test_in_another_thread_a_call_stops_and_the_log_says_that_no_signal_does(
     hook.preempt("the host ends")
     thread.join(10)
     assert seen == ["PreemptionHook: the host ends"]
-    assert "have whatever handles signals call the hook's preempt()" in caplog.text
+    assert "have the handler of the signals call the hook's preempt()" in caplog.text
 
 
 @pytest.mark.parametrize("secs", [-1, math.nan, -math.inf])

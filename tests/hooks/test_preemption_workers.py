@@ -165,6 +165,6 @@ gc.collect()
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == [expected]
-    warning = f"{number.name}: training stops, and what there is to save is saved"
+    warning = f"{number.name}: training stops, and its hooks end"
     assert done.stderr.startswith(warning)
     assert len(done.stderr.splitlines()) == 1

@@ -19,7 +19,7 @@ from asynchooks import (
     PreemptionError,
 )
 from asynchooks._engine.base import Engine
-from asynchooks.hooks._results import Results
+from asynchooks.hooks._metrics import Results
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, counting_step, settle

@@ -283,7 +283,7 @@ async def evaluation_that_is_restarted(place: Place) -> None:
 
 
 async def evaluation_between_steps(place: Place) -> None:
-    await place.train(EvaluationHook(place.fail, every_n_steps=2, mode=Evaluate.BETWEEN))
+    await place.train(EvaluationHook(place.fail, every_n_steps=2, mode=Evaluate.EXCLUSIVE))
 
 
 async def save_in_the_background(place: Place) -> None:

@@ -260,7 +260,7 @@ async def test_what_was_evaluated_is_saved_before_another_worker_moves_it(tmp_pa
         evaluated.append(model.weight)
         return {"weight": model.weight}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.BETWEEN)
+    evaluation = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE)
     creator = SharedSessionCreator(FunctionSessionCreator(model.step), num_workers=2)
 
     async def work(hooks: list[Any]) -> None:

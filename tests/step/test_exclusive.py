@@ -124,7 +124,7 @@ async def test_an_evaluation_between_steps_must_not_run_one() -> None:
         return {}
 
     creator = SharedSessionCreator(counting_creator(), num_workers=2)
-    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.BETWEEN, at_end=False)
+    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE, at_end=False)
     with anyio.fail_after(5):
         async with (
             MonitoredSession([hook], creator) as session,

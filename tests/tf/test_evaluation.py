@@ -104,7 +104,7 @@ async def test_evaluations_of_a_shared_model_see_one_step_of_it(
         hook = EvaluationHook(exclusively, every_n_steps=10, output_dir=str(tmp_path))
     else:
         hook = EvaluationHook(
-            evaluate, every_n_steps=10, mode=Evaluate.BETWEEN, output_dir=str(tmp_path)
+            evaluate, every_n_steps=10, mode=Evaluate.EXCLUSIVE, output_dir=str(tmp_path)
         )
     with model.graph.as_default():
         creator = SharedSessionCreator(asynchooks.ChiefSessionCreator())
@@ -194,7 +194,7 @@ async def test_a_tensor_that_was_not_run_is_an_error_and_an_eager_one_a_number()
     async def evaluate(session: Any, step: int) -> Any:
         return results[step - 1]
 
-    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.BETWEEN)
+    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE)
     async with monitored(model.graph, [hook]) as session:
         with pytest.raises(TypeError, match=r"one number .* what session.run gives for it"):
             await session.run(model.train_op)
@@ -218,4 +218,4 @@ async def test_only_evaluations_between_steps_have_runs_enter_the_graph() -> Non
         hook = EvaluationHook(lambda session, step: {}, every_n_steps=5, mode=mode, at_end=False)
         async with monitored(model.graph, [hook, Looks(after_run=look)]) as session:
             await session.run(model.train_op)
-        assert (graphs.pop() is model.graph) == (mode is Evaluate.BETWEEN)
+        assert (graphs.pop() is model.graph) == (mode is Evaluate.EXCLUSIVE)

@@ -43,7 +43,7 @@ def evaluation(output_dir: str, name: str = "eval") -> EvaluationHook:
     return EvaluationHook(
         lambda session, step: {"score": 1.0},
         every_n_steps=4,
-        mode=Evaluate.BETWEEN,
+        mode=Evaluate.EXCLUSIVE,
         output_dir=output_dir,
         name=name,
     )

@@ -73,7 +73,7 @@ COUNTERS = {
     "too few": Program(counter(), "file_version"),
     "only the log": Program(lambda s: [s.train.StepCounterHook(5)], "INFO global_step/sec: #"),
     # TensorFlow warns five times a process in all: two of these tests may be in it
-    "stands still": Program(counter(), "WARNING It seems that", num_runs=2, trains=False),
+    "stands still": Program(counter(), "WARNING the step stands still", num_runs=2, trains=False),
     "the same hook in two sessions": Program(
         lambda s: [*checkpoints(s), *counter(every_n_steps=8)(s)],
         "global_step/sec",

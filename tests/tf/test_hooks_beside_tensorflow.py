@@ -126,7 +126,7 @@ FINAL = {
     "none": Program(final(lambda s: None), "None"),
     "without a run": Program(final(lambda s: s.model.x), "final float32: ", num_runs=0),
     "once more at each end": Program(final(lambda s: s.model.x), "final float32: ", num_sessions=2),
-    "an end of input": Program(final(lambda s: ended_queue()), "WARNING An OutOfRangeError or"),
+    "an end of input": Program(final(lambda s: ended_queue()), "WARNING FinalOpsHook: input ended"),
     "an error": Program(final(lambda s: "nobody:0"), "ValueError"),
     "not after a failure": Program(
         lambda s: [s.train.FinalOpsHook(s.model.x), *with_loss(np.nan)(s)], "NanLoss"

@@ -113,7 +113,7 @@ async def test_a_step_that_does_not_move_is_warned_of_five_times(
     await train(model.graph, StepCounterHook(), model.step, 9)
     warned = [r for r in caplog.records if r.levelno == logging.WARNING and r.name == "asynchooks"]
     assert len(warned) == 5
-    assert "has not been increased" in warned[0].getMessage()
+    assert "has not moved" in warned[0].getMessage()
 
 
 async def test_the_rate_is_that_of_the_time_between_the_triggers(

@@ -256,7 +256,7 @@ async def elsewhere(use_resource: bool, runner: StepRunnerName, inside: bool) ->
 
     hooks = [
         asynchooks.FeedHook([[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], model.vector),
-        EvaluationHook(evaluate, every_n_steps=1, mode=asynchooks.Evaluate.BETWEEN),
+        EvaluationHook(evaluate, every_n_steps=1, mode=asynchooks.Evaluate.EXCLUSIVE),
         EvaluationHook(evaluate_in_coroutine, every_n_steps=1),
     ]
     with model.graph.as_default():

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from ... import _check
 from ..._engine.current import current_engine
 from ..._hook import (
     FinishPhase,
@@ -20,9 +21,9 @@ from ..._hook import (
 )
 from ..._running.hook_state import TimerState
 from ..._stopping.coordinator import Coordinator
+from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, Mode, Retention, check_saver
-from .._arguments import as_path, as_timer
 from .._metrics import Metric, MetricReader
 from ._background import WhenBusy
 from ._checkpointer import Checkpointer
@@ -133,8 +134,8 @@ class CheckpointSaverHook(SessionRunHook):
             raise TypeError(f"retention is {retention!r}; give Retention(max_to_keep=3), or None")
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
-        self._timer = as_timer(save_secs=save_secs, save_steps=save_steps)
-        self._directory = as_path("checkpoint_dir", checkpoint_dir)
+        self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
+        self._directory = _check.path("checkpoint_dir", checkpoint_dir)
         self._basename = checkpoint_basename
         self._saver = saver
         self._scaffold = scaffold
@@ -206,7 +207,7 @@ class CheckpointSaverHook(SessionRunHook):
             "Step %d is not among the best checkpoints, though its %g, found beside training, is "
             "better: that step was not saved, or its checkpoint was deleted. Save the steps that "
             "are evaluated, and keep them until then (save_steps, Retention(max_to_keep=...)), or "
-            "give EvaluationHook mode=Evaluate.BETWEEN",
+            "give EvaluationHook mode=Evaluate.EXCLUSIVE",
             step, value,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""LoopLagHook: says who held the event loop, and for how long."""
+"""LoopLagHook: logs which code held the event loop, and for how long."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from ... import _check
 from ..._engine.base import STOPPED, Engine, Slot
 from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop
 from ..._hook import SessionRunHook
 from ..._stopping.coordinator import Coordinator
-from .._arguments import as_secs
 from ._holder import holder_of, loop_code
 from ._thread import GuardThread
 
@@ -30,12 +30,12 @@ class LoopLag:
     """One time that the event loop was held. Made by `LoopLagHook`, for its `lags`.
 
     Args:
-        secs: seconds from the ping to its answer: less than the whole, by half of `max_lag_secs`
-            at most.
-        culprit: who held it for the largest part, as far as was seen: "after_run of SlowHook",
+        secs: seconds from the ping to its answer: short of the whole time by at most half of
+            `max_lag_secs`.
+        culprit: what held it for the largest part, as far as was seen: "after_run of SlowHook",
             "the step", "the step_fn", "the side task 'name'", "the session", "code outside of a
             run", "the event loop itself" or "code that let no other thread run".
-        where: the innermost code that belongs to no event loop: "slow.py:12 in compute"; may be "".
+        where: the innermost code outside of event loops: "slow.py:12 in compute"; may be "".
 
     Example:
         lag = LoopLag(0.35, "after_run of SlowHook", "slow.py:12 in compute")
@@ -52,24 +52,23 @@ class LoopLag:
 
 
 class LoopLagHook(SessionRunHook):
-    """Warns of code that holds the event loop, so that nobody else runs meanwhile.
+    """Warns of code that holds the event loop, so that no other task can run.
 
-    A daemon thread pings the event loop, one wake-up each `max_lag_secs` / 2 at most, and looks at
-    the stack of the loop's thread while no answer comes. When it comes, there is one line in the
-    log: "the event loop was held for 0.35 s by after_run of SlowHook (slow.py:12 in compute)". The
-    duration is measured from the ping to the answer, so it may be short by up to `max_lag_secs`
-    / 2. What holds Python's own lock, so that no thread runs, may go unseen.
+    A daemon thread pings the event loop, with one wake-up per `max_lag_secs` / 2 at most, and
+    samples the stack of the loop's thread until the answer comes. Then it logs one line: "the event
+    loop was held for 0.35 s by after_run of SlowHook (slow.py:12 in compute)". The duration is
+    measured from the ping to the answer, so it may be short by up to `max_lag_secs` / 2. Code that
+    holds the GIL, so that no thread runs, may remain unseen.
 
-    It watches from the creation of the raw session to a stop or the end: one such hook on an event
-    loop is enough, as it sees what other sessions do, too. In virtual time it does nothing.
-
-    You make it and give it to one session at a time; nothing needs to be closed.
+    It watches from the creation of the raw session to a stop or the end. One such hook per event
+    loop is enough, as it sees the code of other sessions, too. In virtual time it does nothing.
+    Give it to one session at a time.
 
     Args:
-        max_lag_secs: seconds that the event loop may be held without a word, > 0.
+        max_lag_secs: seconds that the event loop may be held without a warning, > 0.
 
     Raises:
-        TypeError: `max_lag_secs` is no number.
+        TypeError: `max_lag_secs` is not a number.
         ValueError: `max_lag_secs` is not above 0, or not finite.
 
     Example:
@@ -85,7 +84,7 @@ class LoopLagHook(SessionRunHook):
     _shown = (("max_lag_secs", "_max_lag_secs"),)
 
     def __init__(self, max_lag_secs: float = 0.1) -> None:
-        self._max_lag_secs = as_secs("max_lag_secs", max_lag_secs)
+        self._max_lag_secs = _check.seconds("max_lag_secs", max_lag_secs)
         self.lags: deque[LoopLag] = deque(maxlen=_MAX_LAGS)
         """The latest hundred lags since `begin`, in order."""
 
@@ -103,7 +102,7 @@ class LoopLagHook(SessionRunHook):
 
 
 class _Ping:
-    """One question to the event loop, and who was seen to hold it since, for how many seconds."""
+    """A ping of the event loop, and the seconds for which each code was seen to hold it since."""
 
     __slots__ = ("looked_at", "secs_by_holder", "sent_at")
 
@@ -117,15 +116,9 @@ class _Watch:
     """Pings of a thread, and their answers by a side task, over one raw session."""
 
     __slots__ = (
-        "_engine",
-        "_lags",
-        "_loop_code",
-        "_loop_thread",
-        "_max_lag_secs",
-        "_ping",
-        "_slot",
+        "_engine", "_lags", "_loop_code", "_loop_thread", "_max_lag_secs", "_ping", "_slot",
         "_thread",
-    )
+    )  # fmt: skip
 
     def __init__(self, engine: Engine, max_lag_secs: float, lags: deque[LoopLag]) -> None:
         self._engine = engine
@@ -134,7 +127,7 @@ class _Watch:
         self._loop_thread = threading.get_ident()
         self._loop_code = loop_code()
         # The thread sends a ping only while there is none, to the slot of that moment; the event
-        # loop changes the slot first and takes the ping away then. So neither needs a lock.
+        # loop first replaces the slot, then removes the ping. So neither needs a lock.
         self._slot = Slot(engine, "a ping")
         self._ping: _Ping | None = None
         self._thread: GuardThread | None = None
@@ -143,13 +136,13 @@ class _Watch:
         self._thread = GuardThread(self._look, self._max_lag_secs / 2, "asynchooks-lag")
 
     def close(self) -> None:
-        """In the event loop's thread: note what was held until now, then end the thread."""
+        """In the event loop's thread: record the last ping, then end the thread."""
         self._take_answer()
         if self._thread is not None:
             self._thread.close()
 
     async def answer(self) -> None:
-        """The side task: its answer is that it runs."""
+        """The side task: it answers by running."""
         try:
             value = None
             while value is not STOPPED:
@@ -160,18 +153,18 @@ class _Watch:
             self.close()
 
     def _look(self) -> float:
-        """In the thread: ping, or look who holds the event loop; returns the pause after that."""
+        """In the thread: ping, or sample what holds the event loop; returns the next pause."""
         now, ping = self._engine.now(), self._ping
         if ping is None:
             self._ping = _Ping(now)
             self._engine.wake(self._slot)
             return self._max_lag_secs / 2
-        # before it is too long already: when it becomes so, the answer may come first
+        # also before the lag is too long: when it becomes so, the answer may come first
         holder = holder_of(sys._current_frames().get(self._loop_thread), self._loop_code)
         held = ping.secs_by_holder
         held[holder] = held.get(holder, 0.0) + now - ping.looked_at
         ping.looked_at = now
-        # a loop that is held for long, or for good, is looked at less often
+        # a loop that is held for long, or for ever, is sampled less often
         return max(self._max_lag_secs / 2, min((now - ping.sent_at) / 4, _LONGEST_PAUSE_SECS))
 
     def _take_answer(self) -> None:

@@ -1,14 +1,14 @@
-"""NanTensorHook: ends training when the loss is no number, or goes back to where it was one."""
+"""NanTensorHook: ends training when the loss is NaN, or goes back to a good checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
+from ... import _check
 from ..._errors import NanLossDuringTrainingError, PreemptionError
 from ..._hook import (
     SessionHooks,
@@ -19,7 +19,6 @@ from ..._hook import (
 )
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
-from .._arguments import saved_whole
 from .._metrics import described, named
 from ..checkpoint._saver_hook import CheckpointSaverHook
 
@@ -27,25 +26,25 @@ logger = logging.getLogger("asynchooks")
 
 
 class NanTensorHook(SessionRunHook):
-    """Looks at the loss of each run; NaN fails the training, or stops it. Infinity does neither.
+    """Checks the loss of each run; NaN fails the training, or stops it. Infinity does neither.
 
     Where the session has a CheckpointSaverHook, checkpoints that are not known to be good are moved
-    aside: those saved since the last run but one whose loss was a number (the loss of a run tells
-    of the weights before it). The error names the newest good one, from which the next session
-    goes on; with `max_rollbacks` this one does so at once, by a recovery. Until then the model is
-    not saved any more, by whichever worker that shares it. (Not so TensorFlow's own files, on a
-    graph without `background=True`.)
+    aside: those saved since the last run but one whose loss was a number (the loss of a run belongs
+    to the weights before it). The error names the newest good one, from which the next session
+    goes on; with `max_rollbacks` this one does so at once, by a recovery. Until then no worker that
+    shares the model saves it. (This does not apply to TensorFlow's own files, on a graph without
+    `background=True`.)
 
     Args:
         loss_tensor: what to fetch, a scalar of any floating dtype: a tensor or its name ("x:0"),
             on a step function the name of an output.
         fail_on_nan_loss: whether to raise; otherwise the hook only asks to stop.
-        max_rollbacks: how often training goes back to the last good checkpoint instead, >= 0.
-            Worth it where the data or the noise is another then.
+        max_rollbacks: how often training goes back to the last good checkpoint instead, >= 0. It
+            helps where the data or the noise then differ.
 
     Raises:
         NanLossDuringTrainingError: out of `run`: the loss is NaN.
-        ValueError: out of `run`: the loss is no scalar.
+        ValueError: out of `run`: the loss is not a scalar.
         RuntimeError: when opening: `max_rollbacks` without a CheckpointSaverHook.
 
     Source: TensorFlow's `tf.compat.v1.train.NanTensorHook`; what concerns checkpoints is ours.
@@ -61,11 +60,9 @@ class NanTensorHook(SessionRunHook):
     def __init__(
         self, loss_tensor: Any, fail_on_nan_loss: bool = True, *, max_rollbacks: int = 0
     ) -> None:
-        if not operator.index(max_rollbacks) >= 0:
-            raise ValueError(f"max_rollbacks is {max_rollbacks!r}; give a number >= 0")
         self._args = SessionRunArgs(loss_tensor)
         self._fails = fail_on_nan_loss
-        self._max_rollbacks = max_rollbacks
+        self._max_rollbacks = _check.integer("max_rollbacks", max_rollbacks, least=0)
         self._saver: CheckpointSaverHook | None = None
         self._raw: RawSession | None = None
         self._good_step: int | None = None  # after the last run whose loss was a number
@@ -81,8 +78,8 @@ class NanTensorHook(SessionRunHook):
         self._saver = next((each for each in hooks if isinstance(each, CheckpointSaverHook)), None)
         if self._max_rollbacks and self._saver is None:
             raise RuntimeError(
-                f"NanTensorHook(max_rollbacks={self._max_rollbacks}) has nothing to go back to: "
-                "give the session a CheckpointSaverHook"
+                f"NanTensorHook(max_rollbacks={self._max_rollbacks}) has no checkpoints to go back "
+                "to: give the session a CheckpointSaverHook"
             )
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
@@ -103,7 +100,7 @@ class NanTensorHook(SessionRunHook):
                 "graph a tensor rather than an op (by name: 'loss:0')"
             )
         if loss == loss:  # only NaN differs from itself
-            if self._raw is not None and self._raw.is_saved:  # else reading it costs for nothing
+            if self._raw is not None and self._raw.is_saved:  # else reading the step has no use
                 self._good_step = run_context.global_step.value
             return
         logger.log(
@@ -126,11 +123,11 @@ class NanTensorHook(SessionRunHook):
     async def _reject(self, raw: RawSession) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
 
-        Where another worker's hook saves the model, that one moves aside what it has saved.
+        Where another worker's hook saves the model, that hook moves its checkpoints aside.
         """
-        # where no run was good, what the session began with is not known to be
+        # where no run was good, the weights that the session began with may be bad
         first_bad = self._first_step if self._good_step is None else self._good_step
-        bad_from = first_bad or 1  # a model that is new is as good as it will be
+        bad_from = first_bad or 1  # a new model has no better checkpoint
         raw.bad_from = bad_from if raw.bad_from is None else min(bad_from, raw.bad_from)
         newest = None if self._saver is None else await self._saver.checkpointer.reject(raw)
         return newest if first_bad else None
@@ -139,12 +136,13 @@ class NanTensorHook(SessionRunHook):
         return {"num_rollbacks": self._num_rollbacks} if self._num_rollbacks else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        # a rollback itself restores a checkpoint that knows less of them
-        self._num_rollbacks = max(self._num_rollbacks, saved_whole(state, "num_rollbacks"))
+        # a rollback restores a checkpoint from before it, which holds a smaller number
+        saved = _check.integer("the saved num_rollbacks", state["num_rollbacks"], least=0)
+        self._num_rollbacks = max(self._num_rollbacks, saved)
 
 
 class _RollbackError(NanLossDuringTrainingError, PreemptionError):
-    """Has the session recreated; where it is not, it leaves as what it is."""
+    """Has the session recreated; where that is not possible, it leaves the session."""
 
 
 def _error(loss_is_nan: str, good: str | None) -> NanLossDuringTrainingError:

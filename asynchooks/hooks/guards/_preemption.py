@@ -1,4 +1,4 @@
-"""PreemptionHook: a signal, or a call, becomes an orderly stop, and the process ends accordingly.
+"""PreemptionHook: an orderly stop at a signal, or by a call, and the end of the process.
 
 It saves nothing by itself: a clean end does, where there is a CheckpointSaverHook.
 """
@@ -6,64 +6,72 @@ It saves nothing by itself: a clean end does, where there is a CheckpointSaverHo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import os
+import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
+from ... import _check
 from ..._engine.base import TIMED_OUT, Engine, EngineTask, Slot
 from ..._engine.current import current_engine, system_now
 from ..._engine.stop import StopReason
 from ..._errors import StepUnreachableError, add_note, is_preemption
 from ..._hook import SessionHooks, SessionRunHook
 from ..._stopping.coordinator import Coordinator
-from ..._timer import is_number
 from ...backends._raw_session import RawSession, raw_session_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
-from ._signal_handlers import Deadline, SignalHandlers, checked_signal, end_by, exit_out_of_groups
 
 logger = logging.getLogger("asynchooks")
+
+OnSignal = Callable[[int, FrameType | None], None]
 
 _SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 )
+_ACTION_BYTES = 512
+"""More than C's `struct sigaction` has on any system."""
+_JOIN_SECS = 1.0
+"""How long the end of a session waits for the deadline's thread, which then has nothing to do."""
 
 
 class PreemptionHook(SessionRunHook):
     """Stops training in an orderly way when the process gets a signal, or by `preempt`.
 
-    At whatever moment it comes, all workers of the model are asked to stop: the step under way
-    completes, also in a thread, every wait of asynchooks ends, the next run ends the block, `end`
-    of all hooks runs, and a CheckpointSaverHook saves that step. When the session is closed the
-    signal leaves the block: as KeyboardInterrupt for SIGINT, else as `SystemExit(128 + signal)`,
-    which is what a shell says of a process that a signal ended (also out of trio's task groups,
-    which wrap it: then through `sys.excepthook`). Where the block does not end by itself (it waits
-    for another library, outside of `or_stop`), the step is saved after half of the time, and when
-    the time is over the process ends at once, with that exit code. A later signal ends it at once,
-    too, by that signal; but not within a second: who stops a group of processes signals each, and
-    some of them pass the signal on.
+    All workers of the model are then asked to stop: the step in progress completes, also in a
+    thread, every wait of asynchooks ends, the next run ends the block, `end` of all hooks runs, and
+    a CheckpointSaverHook saves that step. When the session is closed the signal leaves the block:
+    as KeyboardInterrupt for SIGINT, else as `SystemExit(128 + signal)`, the exit code that shells
+    report for that signal (also out of trio's task groups, which wrap it: then through
+    `sys.excepthook`). Where the block does not end by itself (it waits for another library,
+    outside of `or_stop`), the step is saved after half of the time, and when the time is over the
+    process ends at once, with that exit code. A later signal ends the process at once, too, by
+    that signal. Signals within a second of the first are ignored: programs that stop a group of
+    processes signal each, and some of these pass the signal on.
 
     One hook may be given to several sessions: all stop, and the signal leaves the last one. Put
-    it first, so that it sees signals while the others begin. Handlers that were there before
+    it first, so that it sees signals while the other hooks begin. The handlers that it replaces
     are put back at the end.
 
-    Where the signals are a host's (a web server, a notebook), give `signals=()` and have the host
+    Where a host handles the signals (a web server, a notebook), give `signals=()` and have the host
     call `preempt`, from any thread or signal handler: the same orderly stop, after which the block
-    ends cleanly. Then nothing ends the process. Outside of the main thread no program can handle
-    signals: the log says so, and `preempt` works.
+    ends cleanly and the process goes on. Outside of the main thread no program can handle signals:
+    a warning says so, and `preempt` works.
 
     Args:
-        signals: which ones, such as `signal.SIGTERM`; none where a host has the handlers.
+        signals: such as `signal.SIGTERM`; none where a host has the handlers.
         deadline_secs: seconds, > 0, from the first signal to the end of the process.
         same_signal_secs: seconds, >= 0, from the first signal, within which further ones, also of
-            other kinds, are taken for the same; on the system's clock.
+            other kinds, count as the same; on the system's clock.
 
     Raises:
-        TypeError, ValueError: `signals` holds what is no signal; `deadline_secs` is not > 0, or
-            `same_signal_secs` not >= 0.
+        TypeError, ValueError: an element of `signals` is not a signal; `deadline_secs` is not > 0,
+            or `same_signal_secs` not >= 0.
         KeyboardInterrupt, SystemExit: at the end of the block: a signal came.
 
     Example:
@@ -82,55 +90,51 @@ class PreemptionHook(SessionRunHook):
     ) -> None:
         if isinstance(signals, (int, str)) or not isinstance(signals, Iterable):
             raise TypeError(f"signals is {signals!r}; give several: [signal.SIGTERM]")
-        if not is_number(deadline_secs):
-            raise TypeError(f"deadline_secs is {deadline_secs!r}; give seconds > 0")
-        if not deadline_secs > 0:
-            raise ValueError(f"deadline_secs is {deadline_secs!r}; give seconds > 0")
-        if not is_number(same_signal_secs):
-            raise TypeError(f"same_signal_secs is {same_signal_secs!r}; give seconds >= 0")
-        if not same_signal_secs >= 0:
-            raise ValueError(f"same_signal_secs is {same_signal_secs!r}; give seconds >= 0")
-        self._signals = list(dict.fromkeys(checked_signal(each) for each in signals))
-        self._deadline_secs = deadline_secs
-        self._same_signal_secs = same_signal_secs
+        self._signals = list(dict.fromkeys(_checked_signal(each) for each in signals))
+        self._deadline_secs = _check.number(
+            "deadline_secs", deadline_secs, above=0, finite=False, expected="seconds > 0"
+        )
+        self._same_signal_secs = _check.number(
+            "same_signal_secs", same_signal_secs, least=0, finite=False, expected="seconds >= 0"
+        )
         self._num_sessions = 0
-        self._handlers = SignalHandlers(self._on_signal)
+        self._handlers = _SignalHandlers(self._on_signal)
         # signals, each with its time; appended to, as one handler may interrupt another anywhere
         self._arrived: list[tuple[signal.Signals, float]] = []
         self._reason: StopReason | None = None  # the first signal's, or the first call's
-        self._past_reason: StopReason | None = None  # that of sessions that have ended
+        self._past_reason: StopReason | None = None  # of sessions that have ended
         self._sessions: list[SessionHooks] = []
         self._coords: list[Coordinator] = []  # where it is called by hand
         self._raws: list[RawSession] = []
         self._watch: _Watch | None = None  # there while a session is open
-        self._deadline: Deadline | None = None
+        self._deadline: _Deadline | None = None
 
     @property
     def received(self) -> signal.Signals | None:
-        """The signal that came, None before, and where `preempt` was called instead."""
+        """The signal that came; None before, and where `preempt` was called instead."""
         return self._arrived[0][0] if self._arrived else None
 
     @property
     def is_preempted(self) -> bool:
         """Whether a signal came, or `preempt` was called; from any thread.
 
-        Like `received` it stays true after the session, and is false again when the next begins.
+        Like `received` it stays after the session, and is reset when the next one begins.
         """
         return self._reason is not None
 
     def preempt(self, reason: str | None = None) -> None:
         """Stop as at a signal, but end the block cleanly: no SystemExit, no end of the process.
 
-        For hosts that have the signals. Returns at once; call it from any thread, or in a signal
+        For hosts that handle signals. Returns at once; call it from any thread, or in a signal
         handler. Only the first call counts. Where no session is open, the next one stops as soon
-        as it is. A block that does not end is saved beside it after half of `deadline_secs`.
+        as it is. If the block does not end, the step is saved after half of `deadline_secs`.
 
         Args:
             reason: why, for the log and the session's `stop_reason`.
         """
         if self._reason is self._past_reason:
             self._reason = StopReason("PreemptionHook", reason or "preempt() was called")
-        watch = self._watch  # looked at last: `begin` looks at the reason last
+        watch = self._watch  # read last: `begin` reads the reason last
         if watch is not None:
             watch.wake()
 
@@ -155,13 +159,13 @@ class PreemptionHook(SessionRunHook):
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
                 "PreemptionHook sees no signals: this is the thread %r, and Python handles "
-                "signals in the main thread only. Open the session there, or have whatever "
-                "handles signals call the hook's preempt()", threading.current_thread().name,
+                "signals in the main thread only. Open the session there, or have the handler of "
+                "the signals call the hook's preempt()", threading.current_thread().name,
             )  # fmt: skip
             return
-        self._deadline = None if engine.is_virtual else Deadline(self._deadline_secs)
-        watch.stop_hearing = engine.wake_on_signals()
-        self._handlers = SignalHandlers(self._on_signal)  # those of before may be in use below
+        self._deadline = None if engine.is_virtual else _Deadline(self._deadline_secs)
+        watch.stop_listening = engine.wake_on_signals()
+        self._handlers = _SignalHandlers(self._on_signal)  # the old ones may be in use below
         self._handlers.install(self._signals)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -172,12 +176,12 @@ class PreemptionHook(SessionRunHook):
         first = self._arrived[0]
         if arrival is not first:
             if arrival[1] - first[1] >= self._same_signal_secs:
-                end_by(number)
+                _end_by(number)
             return
         if self._reason is None:
             self._reason = StopReason("PreemptionHook", f"the process got {received.name}")
         if self._deadline is not None:
-            self._deadline.begin(received)
+            self._deadline.start(received)
         if self._watch is not None:
             self._watch.wake()
         self._handlers.pass_on(received, frame)
@@ -188,7 +192,7 @@ class PreemptionHook(SessionRunHook):
             self._raws.append(raw)
         if self._is_by_hand:
             self._coords.append(coord)
-        if self._reason is not None:  # before there was anything to stop
+        if self._reason is not None:  # it came before there was anything to stop
             self._stop(self._reason)
 
     def _stop(self, reason: StopReason) -> None:
@@ -200,17 +204,17 @@ class PreemptionHook(SessionRunHook):
 
     async def _serve(self, watch: _Watch) -> None:
         """Wait for a signal, a call, or the end of all sessions, and act."""
-        await watch.engine.park(watch.news)
+        await watch.engine.park(watch.request)
         reason = self._reason
         if watch.ending.is_woken or reason is None:
             return
         received = self.received
         if received is None:
-            logger.warning("%s: training stops, and what there is to save is saved", reason)
+            logger.warning("%s: training stops, and its hooks end", reason)
         else:
             logger.warning(
-                "%s: training stops, and what there is to save is saved, within %g s. Another "
-                "signal, after %g s, ends the process at once",
+                "%s: training stops, and its hooks end, within %g s. Another signal, after %g s, "
+                "ends the process at once",
                 received.name, self._deadline_secs, self._same_signal_secs,
             )  # fmt: skip
         self._stop(reason)
@@ -219,7 +223,7 @@ class PreemptionHook(SessionRunHook):
             await self._rescue()
 
     async def _rescue(self) -> None:
-        """A block does not end by itself: save beside it."""
+        """Save while the block, which does not end by itself, goes on."""
         logger.warning("The block has not ended for %g s: saving now", self._deadline_secs / 2)
         begun = [each for session in self._sessions for each in session.begun]
         for saver in [each for each in begun if isinstance(each, CheckpointSaverHook)]:
@@ -256,21 +260,21 @@ class PreemptionHook(SessionRunHook):
             return error
         watch, self._watch = self._watch, None
         if not self._arrived:
-            self._handlers.is_in_use = False  # signals go to whatever was there before
+            self._handlers.is_in_use = False  # signals go to the handlers that were there before
         raws, self._raws = self._raws, []
         self._sessions, self._coords = [], []
         self._past_reason = self._reason
         if watch is None:
             return error
         try:
-            await self._see_off(watch, raws)
+            await self._end_watch(watch, raws)
         except BaseException as interruption:
             error = error or interruption
         finally:
             self._handlers.put_back()
-            watch.stop_hearing()
+            watch.stop_listening()
             if self._deadline is not None:
-                self._deadline.lift()
+                self._deadline.close()
                 self._deadline = None
         if self._past_reason is None:
             return error
@@ -282,7 +286,7 @@ class PreemptionHook(SessionRunHook):
         received = self.received
         if received is None:
             return None
-        exit_out_of_groups(128 + received)
+        _exit_out_of_groups(128 + received)
         is_interrupt = received is signal.SIGINT
         left = KeyboardInterrupt() if is_interrupt else SystemExit(128 + received)
         return watch.engine.expect_exit(left)
@@ -297,19 +301,19 @@ class PreemptionHook(SessionRunHook):
         self._sessions, self._coords, self._raws = [], [], []
         deadline, self._deadline = self._deadline, None
         if deadline is not None:
-            deadline.drop()
+            deadline.cancel()
         if threading.current_thread() is threading.main_thread():
             self._handlers.put_back()
             if watch is not None:
-                watch.stop_hearing()
+                watch.stop_listening()
         if watch is not None:
             watch.engine.wake_from_signal(watch.ending)
             watch.wake()
 
-    async def _see_off(self, watch: _Watch, raws: list[RawSession]) -> None:
+    async def _end_watch(self, watch: _Watch, raws: list[RawSession]) -> None:
         """End the watch, and let workers without this hook end before the signal ends them."""
         watch.ending.wake()
-        watch.news.wake()
+        watch.request.wake()
         with watch.engine.shielded(self._deadline_secs):
             if watch.task is not None:
                 await watch.task.wait()
@@ -320,15 +324,176 @@ class PreemptionHook(SessionRunHook):
 
 
 class _Watch:
-    """What waits for a signal, for all sessions of one hook."""
+    """The task that waits for a signal, for all sessions of one hook."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.news = Slot(engine, "a signal, or preempt()")
+        self.request = Slot(engine, "a signal, or preempt()")
         self.ending = Slot(engine, "the end of the session")
         self.task: EngineTask | None = None
-        self.stop_hearing: Callable[[], None] = lambda: None
+        self.stop_listening: Callable[[], None] = lambda: None
 
     def wake(self) -> None:
-        """There is news; in any thread, or in a signal handler."""
-        self.engine.wake_from_signal(self.news)
+        """A stop was requested, in any thread, or in a signal handler."""
+        self.engine.wake_from_signal(self.request)
+
+
+def _checked_signal(number: object) -> signal.Signals:
+    """The value as a signal that a program can handle."""
+    try:
+        checked = signal.Signals(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"signals holds {number!r}; give signals, such as signal.SIGTERM") from None
+    if checked.name in ("SIGKILL", "SIGSTOP"):
+        raise ValueError(f"signals holds {checked.name}, which no program can handle; leave it out")
+    return checked
+
+
+class _SignalHandlers:
+    """One handler for several signals; those that it replaces are put back.
+
+    A handler that was put over ours meanwhile stays, and ours below it passes the signal on to the
+    one that was there before.
+    """
+
+    def __init__(self, on_signal: OnSignal) -> None:
+        self._on_signal = on_signal
+        self.is_in_use = False
+        self._found: dict[signal.Signals, Any] = {}
+        self._actions: dict[signal.Signals, ctypes.Array[ctypes.c_char]] = {}
+
+    def install(self, signals: Sequence[signal.Signals]) -> None:
+        """Handle the signals; only in the main thread."""
+        self.is_in_use = True
+        for each in signals:
+            if signal.getsignal(each) is None:
+                logger.warning(
+                    "%s has a handler that is not Python's, and could not be put back: it stays",
+                    each.name,
+                )  # fmt: skip
+                continue
+            action = _read_action(each)
+            found = signal.signal(each, self._handle)
+            self._found[each] = found
+            if action is not None and not callable(found):
+                self._actions[each] = action  # perhaps one that Python does not know
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_in_use:
+            self._on_signal(number, frame)
+        else:  # ours stayed because another one had been put over it
+            _call(self._found.get(signal.Signals(number)), number, frame)
+
+    def pass_on(self, received: signal.Signals, frame: FrameType | None) -> None:
+        """Call the handler of another PreemptionHook below this one, if it is in use."""
+        below = _original(self._found.get(received), received)
+        if _handlers_of(below) is not None:
+            _call(below, received, frame)
+
+    def put_back(self) -> None:
+        """Put the replaced handlers back; only in the main thread."""
+        self.is_in_use = False
+        for each, found in list(self._found.items()):
+            if signal.getsignal(each) != self._handle:
+                continue
+            signal.signal(each, _original(found, each))
+            if (action := self._actions.pop(each, None)) is not None:
+                ctypes.CDLL(None).sigaction(int(each), action, None)
+            del self._found[each]
+
+
+def _read_action(number: signal.Signals) -> ctypes.Array[ctypes.c_char] | None:
+    """C's own handler, such as faulthandler's; None where the system has no such thing."""
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    try:
+        failed = ctypes.CDLL(None).sigaction(int(number), None, action)
+    except (AttributeError, OSError, TypeError):
+        return None
+    return None if failed else action
+
+
+def _handlers_of(handler: Any) -> _SignalHandlers | None:
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, _SignalHandlers) else None
+
+
+def _original(handler: Any, number: signal.Signals) -> Any:
+    """The handler, or the one that it replaced, if it is ours and not in use now."""
+    while (ours := _handlers_of(handler)) is not None and not ours.is_in_use:
+        handler = ours._found.get(number, signal.SIG_DFL)
+    return handler
+
+
+def _call(handler: Any, number: int, frame: FrameType | None) -> None:
+    if callable(handler):
+        handler(number, frame)
+    elif handler is not signal.SIG_IGN:
+        _end_by(number)
+
+
+def _end_by(number: int) -> None:
+    """End the process as the signal does where it has no handler."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+class _Deadline:
+    """Ends the process a time after a signal, from a thread of its own."""
+
+    def __init__(self, deadline_secs: float) -> None:
+        self._secs = deadline_secs
+        self._messages: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        name = "asynchooks-deadline"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, received: signal.Signals) -> None:
+        """Start the time; in a signal handler."""
+        self._messages.put(received)
+
+    def close(self) -> None:
+        """The process goes on, or ends by itself: end the thread, and wait for it."""
+        self.cancel()
+        self._thread.join(_JOIN_SECS)
+
+    def cancel(self) -> None:
+        """As `close`, without waiting."""
+        self._messages.put(None)
+
+    def _watch(self) -> None:
+        received = self._messages.get()
+        if received is None:
+            return
+        with contextlib.suppress(queue.Empty):
+            if self._messages.get(timeout=min(self._secs, threading.TIMEOUT_MAX)) is None:
+                return
+        log = threading.Thread(target=self._log, args=(received,), daemon=True)
+        log.start()
+        log.join(0.5)  # a pipe without a reader would block it for ever
+        os._exit(128 + received)
+
+    def _log(self, received: signal.Signals) -> None:
+        logger.critical(
+            "The process did not end within %g s of %s: ended", self._secs, received.name
+        )
+        for stream in (sys.stderr, sys.stdout):
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+
+def _exit_out_of_groups(code: int) -> None:
+    """Let the process exit with the code also where the exit leaves it wrapped by task groups.
+
+    Python takes the code of a SystemExit that the hook for uncaught exceptions raises.
+    """
+    found = getattr(sys.excepthook, "below", sys.excepthook)  # ours is there once only
+    exits = (SystemExit, KeyboardInterrupt)
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if isinstance(error, BaseExceptionGroup) and error.split(exits)[1] is None:
+            raise SystemExit(code)
+        found(kind, error, traceback)
+
+    hook.below = found  # type: ignore[attr-defined]
+
+    sys.excepthook = hook

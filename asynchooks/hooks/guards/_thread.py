@@ -1,7 +1,4 @@
-"""A daemon thread that watches from outside of the event loop, for hooks that guard it.
-
-It knows nothing of what is watched.
-"""
+"""A daemon thread that watches an event loop from outside, for hooks that guard it."""
 
 from __future__ import annotations
 
@@ -9,18 +6,13 @@ import threading
 from collections.abc import Callable
 
 _JOIN_SECS = 1.0
-"""What the end of a session gives to what the thread is just logging."""
+"""How long the end of a session waits for a line that the thread is just logging."""
 
 
 class GuardThread:
-    """Calls a function at moments that it names itself. The hook that makes it closes it.
+    """Calls `look` after `first_secs`, and again after the seconds that it returns; None: never.
 
-    A daemon, so that a guard that nobody closed cannot hold the process's exit.
-
-    Args:
-        look: returns in how many seconds it is to be called again, >= 0, or None: never.
-        first_secs: seconds until the first call, >= 0.
-        name: of the thread.
+    A daemon, so that a guard that was not closed cannot delay the exit of the process.
     """
 
     __slots__ = ("_first_secs", "_is_closed", "_look", "_thread")
@@ -38,8 +30,8 @@ class GuardThread:
             secs = self._look()
 
     def close(self) -> None:
-        """End the thread, and wait until it has; may be called again, from any thread."""
+        """End the thread, and wait for it; may be called again, from any thread."""
         self._is_closed.set()
-        # the garbage collector closes a forgotten session in whichever thread it runs
+        # the garbage collector closes a dropped session in any thread, perhaps in this one
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECS)

@@ -1,16 +1,16 @@
-"""TimeLimitHook: ends training when its time is up."""
+"""TimeLimitHook: ends training after a time."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+from ... import _check
 from ..._engine.base import TIMED_OUT, Slot
 from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop, StopReason
 from ..._hook import SessionRunHook
 from ..._stopping.coordinator import Coordinator
-from .._arguments import as_secs
 
 logger = logging.getLogger("asynchooks")
 
@@ -18,19 +18,17 @@ logger = logging.getLogger("asynchooks")
 class TimeLimitHook(SessionRunHook):
     """Stops all workers of the model a time after the session was opened, also while they wait.
 
-    should_stop() turns True, every wait of asynchooks ends, and the next run ends the block; a step
-    that is under way is not cut short, so the block ends a step's time later. The time runs from
+    should_stop() becomes True, every wait of asynchooks ends, and the next run ends the block; a
+    step in progress is completed, so the block may end a step's time later. The time runs from
     `begin`, on the engine's clock (real or simulated), and goes on while a lost session is
-    recreated: if it is up by then, the new one stops at once. It cannot end the creation of a
-    session, nor the pauses of a `Recovery`.
-
-    You make it and give it to one session at a time; nothing needs to be closed.
+    recreated: if it is up by then, the new session stops at once. It does not end the creation of
+    a session, nor the pauses of a `Recovery`. Give the hook to one session at a time.
 
     Args:
         secs: seconds that training may take, > 0.
 
     Raises:
-        TypeError: `secs` is no number.
+        TypeError: `secs` is not a number.
         ValueError: `secs` is not above 0, or not finite.
 
     Example:
@@ -45,7 +43,7 @@ class TimeLimitHook(SessionRunHook):
     _shown = (("secs", "_secs"),)
 
     def __init__(self, secs: float) -> None:
-        self._secs = as_secs("secs", secs)
+        self._secs = _check.seconds("secs", secs)
         self._until = 0.0
 
     async def begin(self) -> None:

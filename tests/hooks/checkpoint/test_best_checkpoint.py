@@ -47,7 +47,7 @@ class Rig:
         self.model = Counter()
         self.seen: list[int] = []
         self.evaluation = EvaluationHook(
-            self.evaluate, every_n_steps=every, mode=Evaluate.BETWEEN, at_end=False
+            self.evaluate, every_n_steps=every, mode=Evaluate.EXCLUSIVE, at_end=False
         )
         by = self.evaluation.metric("loss")
         options = {"retention": BEST, **options}
@@ -171,7 +171,7 @@ class BesideRig(Rig):
     def __init__(self, path: Path, every: int, save_steps: int, **options: Any) -> None:
         super().__init__(path, every, save_steps, **options)
         self.gated = Gated()
-        mode = Evaluate.BESIDE
+        mode = Evaluate.CONCURRENT
         evaluation = EvaluationHook(self.evaluate, every_n_steps=every, mode=mode, at_end=False)
         options = {"retention": Retention(max_to_keep=2, keep_best=1), **options}
         self.saver = saving(
@@ -199,7 +199,7 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
             assert metrics_of(tmp_path).get(step) is None
             await run_to(run, step + 2)
             rig.gated.let(step)
-            await until(lambda: len(rig.hooks[0]._under_way) == 0)
+            await until(lambda: len(rig.hooks[0]._concurrent) == 0)
             assert metrics_of(tmp_path)[step] == distance(step)
     assert metrics_of(tmp_path) == {10: 0.0, 20: 10.0, 22: None}
     assert "is not among the best" not in caplog.text
@@ -235,7 +235,7 @@ async def test_an_evaluation_beside_training_of_what_is_not_there_is_said_in_the
         await run_to(session, 14)
         rig.gated.let(5)
         await until(lambda: "Step 5 is not among the best checkpoints" in caplog.text)
-    assert "mode=Evaluate.BETWEEN" in caplog.text
+    assert "mode=Evaluate.EXCLUSIVE" in caplog.text
     assert metrics_of(tmp_path) == {14: None}
 
 
@@ -251,7 +251,7 @@ async def test_an_evaluation_beside_training_that_ends_at_once_is_saved_with_its
     async with MonitoredSession(rig.hooks, creator, step_runner="inline") as session:
         for step in (5, 10, 15):
             await run_to(session, step)
-            await until(lambda: len(rig.hooks[0]._under_way) == 0)
+            await until(lambda: len(rig.hooks[0]._concurrent) == 0)
         await run_to(session, 17)
     assert metrics_of(tmp_path) == {10: 0.0, 17: None}
     assert "is not among the best" not in caplog.text

@@ -1,13 +1,13 @@
-"""Hooks at a session's input: FeedHook, which reads it, and InputPositionHook, which keeps it."""
+"""FeedHook: feeds each run the next item of a source."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .._engine.stop import Stop
-from .._errors import InputStateError, InputStructureError, StopTraining, add_note
+from .._errors import InputStructureError, StopTraining, add_note
 from .._hook import (
     SessionHooks,
     SessionRunArgs,
@@ -16,45 +16,34 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
-from .._running.hook_state import SharedState
-from ..data._consumers import (
-    Consumer,
-    Consumers,
-    CurrentRun,
-    TrainingEnd,
-    consumers_of,
-    consumers_of_last_stage,
-)
-from ..data._stage import Stage
-from ._graph_elements import as_fed
-
-logger = logging.getLogger("asynchooks")
+from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
+from ._input_position import saved_position
 
 
 class FeedHook(SessionRunHook):
     """Feeds each run the next item of a source; where that ends, training ends cleanly.
 
-    Reading goes on beside the run: one item ahead, or as many as the source's own `prefetch`. An
+    Reading goes on during the run: one item ahead, or as many as the source's own `prefetch`. An
     item counts as used when `after_run` comes, or when a thread has made the step of a run that
-    was cancelled. One that was fed to a run that failed, or was refused at the limit, is fed
-    again, or goes to another worker at the end; a checkpoint holds the position behind the last
-    that was used, and a resumed session goes on there. Several
-    workers, each with a FeedHook of its own around the same stage, draw from it in turn.
+    was cancelled. An item of a run that failed, or was refused at the limit, is fed again, or goes
+    to another worker at the end. A checkpoint holds the position behind the last item that was
+    used, and a resumed session goes on there. Several workers, each with a FeedHook of its own
+    around the same stage, take its items in turn.
 
-    The first session opens the source (unless that was done). It is closed when none draws from
-    it any more and it has ended, or no other session of the same `SharedSessionCreator` is open
-    that may still come to draw.
+    The first session opens the source, unless it is open. It is closed when no session reads it
+    any more and it has ended, or no other session of the same `SharedSessionCreator` is open that
+    could still begin to read.
 
     Args:
         source: see `asynchooks.data`.
-        names: where the parts of an item are fed. None: an item is a mapping, fed as it is. One
-            name, tensor or variable: the whole item. A list or tuple of them: the parts of an item
-            that is one. A mapping from the item's keys to them: those parts of a mapping.
+        names: where an item is fed. None: an item is a mapping, fed as it is. One name, tensor or
+            variable: the whole item. A list or tuple of them: the parts of a list or tuple. A
+            mapping from keys to them: those parts of a mapping.
 
     Raises:
-        TypeError: `source` cannot be read, or `names` are none.
+        TypeError: `source` cannot be read, or `names` is of another type.
         ValueError: `names` has one twice.
-        InputStructureError: out of `run`: an item is not what `names` asks for (says which).
+        InputStructureError: out of `run`: an item does not fit `names` (says which).
         InputError: out of `run`: the source is empty, or cannot be read.
 
     Example:
@@ -80,7 +69,7 @@ class FeedHook(SessionRunHook):
             )
         self._given = self._names = names
         self._consumer: Consumer | None = None
-        self._end: TrainingEnd | None = None  # what ends its waits
+        self._end: TrainingEnd | None = None  # ends the waits for items
         self._run = CurrentRun(None)
         self._is_by_hand = False
 
@@ -95,7 +84,7 @@ class FeedHook(SessionRunHook):
         self._is_by_hand = shared.is_by_hand
         self._run.stops, self._end = shared.stops, None
         graph = begin_graph.get()
-        self._names = self._given if graph is None else as_fed(graph, self._given)
+        self._names = self._given if graph is None else _as_fed(graph, self._given)
         self._consumer = self._consumers.join(self._run)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
@@ -160,7 +149,7 @@ class FeedHook(SessionRunHook):
         if self._is_by_hand:
             await self._let_go()
         elif self._consumer is not None:  # it leaves when the session is closed
-            self._consumer.give_back()  # what was not used may be of use to others
+            self._consumer.give_back()  # other workers may use an item that was not used
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:  # else when the session is closed, and no run is under way
@@ -180,52 +169,20 @@ class FeedHook(SessionRunHook):
             await consumer.leave()
 
 
-def _once(fed: Sequence[Any]) -> set[Any]:
-    """Each of them; a tensor by its id, as a variable may have no hash here."""
+def _once(fed: Collection[Any]) -> set[Any]:
+    """The names without repeats; a tensor by its id, as a variable may have no hash here."""
     return {each if isinstance(each, str) else id(each) for each in fed}
 
 
-class InputPositionHook(SessionRunHook):
-    """Keeps the position of a pipeline that the training loop itself reads.
+def _as_fed(graph: Any, names: Any) -> Any:
+    """The names, each variable replaced by its tensor; ValueError if it is not of this graph.
 
-    Items of `session.batches(source)` count as used when the run behind them has ended, in
-    whichever worker's session, and a checkpoint holds the position behind them: list this hook
-    beside the CheckpointSaverHook. (`FeedHook` does so for what it feeds.)
-
-    Args:
-        source: the stage that `session.batches` is given.
-
-    Raises:
-        TypeError: it is no stage.
-        ValueError: another stage reads it: the position would be ahead of what was used.
-
-    Example:
-        source = prefetch(batch(records, 32), 2)
-        saving = CheckpointSaverHook("model", save_steps=1000, saver=saver)
-        async with MonitoredSession([InputPositionHook(source), saving], creator) as session:
-            async for images in session.batches(source):
-                await session.run("loss", {"images": images})
+    A variable has no hash where its graph is not the default one; its tensor always has one.
     """
-
-    _looks_at_default_graph = False
-    _shown = (("source", "_consumers.stage"),)
-
-    def __init__(self, source: Stage[Any]) -> None:
-        self._consumers = consumers_of_last_stage(source, "InputPositionHook")
-
-    def state_dict(self) -> dict[str, Any]:
-        return saved_position(self._consumers)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._consumers.load_state_dict(state)
-
-
-def saved_position(consumers: Consumers) -> dict[str, Any]:
-    """The position; nothing, and a word about it, where the pipeline has none."""
-    try:
-        return SharedState(consumers.state_dict())
-    except InputStateError as error:
-        if not consumers.has_warned:
-            consumers.has_warned = True
-            logger.warning("The position in the input is not saved: %s", error)
-        return {}
+    if isinstance(names, Mapping):
+        return {key: _as_fed(graph, each) for key, each in names.items()}
+    if isinstance(names, (list, tuple)):
+        fed = [_as_fed(graph, each) for each in names]
+        return fed if isinstance(names, list) else tuple(fed)
+    is_variable = isinstance(names, sys.modules["tensorflow"].Variable)
+    return graph.as_graph_element(names) if is_variable else names

@@ -1,0 +1,61 @@
+"""InputPositionHook: saves the position of an input that the training loop itself reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from .._errors import InputStateError
+from .._hook import SessionRunHook
+from .._running.hook_state import SharedState
+from ..data._consumers import Consumers, consumers_of_last_stage
+from ..data._stage import Stage
+
+logger = logging.getLogger("asynchooks")
+
+
+class InputPositionHook(SessionRunHook):
+    """Saves the position of a pipeline that the training loop itself reads.
+
+    Items of `session.batches(source)` count as used when the run behind them has ended, in the
+    session of any worker, and a checkpoint holds the position behind them: list this hook
+    together with the CheckpointSaverHook. (`FeedHook` does so for what it feeds.)
+
+    Args:
+        source: the stage that `session.batches` is given.
+
+    Raises:
+        TypeError: it is not a stage.
+        ValueError: another stage reads it: the position would be ahead of what was used.
+
+    Example:
+        source = prefetch(batch(records, 32), 2)
+        saving = CheckpointSaverHook("model", save_steps=1000, saver=saver)
+        async with MonitoredSession([InputPositionHook(source), saving], creator) as session:
+            async for images in session.batches(source):
+                await session.run("loss", {"images": images})
+    """
+
+    _looks_at_default_graph = False
+    _shown = (("source", "_consumers.stage"),)
+
+    def __init__(self, source: Stage[Any]) -> None:
+        self._consumers = consumers_of_last_stage(source, "InputPositionHook")
+
+    def state_dict(self) -> dict[str, Any]:
+        return saved_position(self._consumers)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._consumers.load_state_dict(state)
+
+
+def saved_position(consumers: Consumers) -> dict[str, Any]:
+    """The position; {} and one warning where the pipeline has none."""
+    try:
+        return SharedState(consumers.state_dict())
+    except InputStateError as error:
+        if not consumers.has_warned:
+            consumers.has_warned = True
+            logger.warning("The position in the input is not saved: %s", error)
+        return {}
