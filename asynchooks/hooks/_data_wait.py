@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from .._engine.current import now
-from .._hook import SessionHooks, SessionRunContext, SessionRunHook, SessionRunValues
-from .._running.hook_state import TimerState
+from .._hook import SessionHooks, SessionRunContext, SessionRunValues
 from .._timer import timer_of
 from ..data._consumers import WaitTime, consumers_of_last_stage
 from ..data._stage import Stage
-from ._summaries import Output, SummaryWriter
+from ._summaries import Output, SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
 
 
-class DataWaitHook(SessionRunHook):
+class DataWaitHook(TimedOutputHook):
     """Logs the share of the time that a session waits for its input, under the tag `data_wait`.
 
     It is 0 for a loop that never waits, 1 for one that does nothing else, and counts the waits of
@@ -42,7 +40,6 @@ class DataWaitHook(SessionRunHook):
         hooks = [FeedHook(source, "images"), DataWaitHook(source, output_dir="logs")]
     """
 
-    needs_global_step = True
     _looks_at_default_graph = False
     _shown = (("source", "_consumers.stage"),)
 
@@ -66,7 +63,7 @@ class DataWaitHook(SessionRunHook):
         self._wait_time = WaitTime(self._consumers, SessionHooks.of(self).stops)
         self._last = None
         self._timer.reset()  # the step may begin at 0 again
-        self._output.open()
+        await super().begin()
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = run_context.global_step.value
@@ -80,12 +77,6 @@ class DataWaitHook(SessionRunHook):
             logger.info("data wait: %.1f %% of the time", 100 * share)
         self._last = (at, waited)
 
-    def state_dict(self) -> dict[str, Any]:
-        return TimerState(timer=self._timer.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._timer.load_state_dict(state["timer"])
-
     def _stop_watching(self) -> None:
         wait_time, self._wait_time = self._wait_time, None
         if wait_time is not None:
@@ -93,8 +84,8 @@ class DataWaitHook(SessionRunHook):
 
     async def end(self, session: Any) -> None:
         self._stop_watching()
-        await self._output.finish()
+        await super().end(session)
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         self._stop_watching()
-        await self._output.finish()
+        await super().on_error(session, exception)

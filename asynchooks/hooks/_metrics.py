@@ -38,11 +38,7 @@ class Results:
         return self._are_of_this_session and self.latest_step == step
 
     def newest(self, key: str) -> tuple[int, float] | None:
-        """The step of the newest value of one metric, and the value; None before the first.
-
-        Raises:
-            MetricError: the newest results hold none of that name.
-        """
+        """The step of the newest value of one metric, and the value; None before the first."""
         if self.latest is None or self.latest_step is None:
             return None
         if key not in self.latest:
@@ -69,12 +65,9 @@ class Results:
 
 
 class Metric:
-    """One of the results of evaluations, whose step is known: `EvaluationHook.metric`.
+    """One of the results of the evaluations of `owner`, a hook: `EvaluationHook.metric`.
 
-    Args:
-        results: of the evaluations.
-        key: which of them.
-        owner: the hook that evaluates.
+    All its methods raise MetricError where the evaluations give no result called `key`.
     """
 
     def __init__(self, results: Results, key: str, owner: Any) -> None:
@@ -83,28 +76,16 @@ class Metric:
         self.owner = owner
 
     def newest(self) -> tuple[int, float] | None:
-        """The step that was evaluated last, and the value; None if none was.
-
-        Raises:
-            MetricError: there is no such metric.
-        """
+        """The step that was evaluated last, and the value; None if none was."""
         return self._results.newest(self._key)
 
     def at(self, step: int) -> float | None:
-        """The value at this step of the present session; None if another one was evaluated last.
-
-        Raises:
-            MetricError: there is no such metric.
-        """
+        """The value at this step of the present session; None if another one was evaluated last."""
         newest = self.newest()
         return newest[1] if newest is not None and self._results.are_of(step) else None
 
     def of(self, results: Mapping[str, float]) -> float | None:
-        """The value in results of one evaluation; None if it gave none.
-
-        Raises:
-            MetricError: it is NaN.
-        """
+        """The value in results of one evaluation; None if it gave none. MetricError: it is NaN."""
         value = results.get(self._key)
         return None if value is None else as_number(value, self)
 
@@ -119,6 +100,8 @@ class Metric:
 
 class MetricReader:
     """How one hook reads the metric that its user gave. Each value of a `Metric` is read once.
+
+    All its methods raise MetricError where the metric is missing, or NaN, or not a number.
 
     Args:
         metric: fetches of one number, a `Metric`, or a function that returns a number or None.
@@ -146,9 +129,6 @@ class MetricReader:
         Args:
             results: what the last run gave for `args`, if it was asked for them.
             step: the global step now.
-
-        Raises:
-            MetricError: it is missing, or NaN, or no number.
         """
         if self.evaluation is not None:
             newest = self.evaluation.newest()
@@ -162,11 +142,7 @@ class MetricReader:
         return step, as_number(value, self._metric)
 
     def at(self, step: int) -> float | None:
-        """The value that an evaluation of this step gave; None if there is none.
-
-        Raises:
-            MetricError: it is missing, or NaN, or no number.
-        """
+        """The value that an evaluation of this step gave; None if there is none."""
         value = None if self.evaluation is None else self.evaluation.at(step)
         return None if value is None else as_number(value, self._metric)
 
@@ -180,13 +156,13 @@ class MetricReader:
 
 
 def named(fetches: Any) -> str:
-    """What is fetched, as messages call it: a tensor by its name."""
+    """The fetches in messages: a tensor by its name."""
     name = getattr(fetches, "name", None)
     return repr(name if isinstance(name, str) else fetches)
 
 
 def described(value: Any) -> str:
-    """A value that is no number, for messages: of an array its shape."""
+    """A value that is not a number, in messages: of an array its shape."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
         return f"an array of shape {tuple(shape)} and {dtype}"
@@ -194,7 +170,7 @@ def described(value: Any) -> str:
 
 
 def as_number(value: Any, metric: Any) -> float:
-    """The value as a float; MetricError if it is NaN, or no number."""
+    """The value as a float; MetricError if it is NaN, or not a number."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError("a text is no number")

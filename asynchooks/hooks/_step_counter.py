@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
-from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
-from .._running.hook_state import TimerState
+from .._hook import SessionRunContext, SessionRunValues
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
-from ._summaries import Output, SummaryWriter
+from ._summaries import Output, SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
 
 _MAX_WARNINGS = 5
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(TimedOutputHook):
     """Logs how many global steps pass per second, under the tag `<global step's name>/sec`.
 
     The first run only starts the clock. Each value is labelled with the step after the run.
@@ -40,7 +38,6 @@ class StepCounterHook(SessionRunHook):
         hooks = [StepCounterHook(every_n_steps=50, output_dir="logs")]
     """
 
-    needs_global_step = True
     _looks_at_default_graph = False
     _joins_session = False
     _shown = (("every_n_steps", "_timer._every_steps"), ("every_n_secs", "_timer._every_secs"))
@@ -57,9 +54,6 @@ class StepCounterHook(SessionRunHook):
         self._tag = "global_step/sec"
         self._last_step: int | None = None
         self._num_warnings = 0
-
-    async def begin(self) -> None:
-        self._output.open()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._tag = f"{session.global_step.name}/sec"
@@ -81,15 +75,3 @@ class StepCounterHook(SessionRunHook):
                 run_context.global_step.name, step,
             )  # fmt: skip
         self._last_step = step
-
-    def state_dict(self) -> dict[str, Any]:
-        return TimerState(timer=self._timer.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._timer.load_state_dict(state["timer"])
-
-    async def end(self, session: Any) -> None:
-        await self._output.finish()
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        await self._output.finish()

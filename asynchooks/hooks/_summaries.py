@@ -6,14 +6,18 @@ next one: of two files that grow at the same time it drops points.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
-from .._hook import begin_graph
+from .._hook import SessionRunHook, begin_graph
+from .._running.hook_state import TimerState
+from .._timer import SecondOrStepTimer
 
 _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
@@ -81,6 +85,29 @@ class Output:
                 _EVENT_FILES.close(own)
 
 
+class TimedOutputHook(SessionRunHook):
+    """Base of hooks that write to `_output` when `_timer` is due; their `__init__` makes both."""
+
+    needs_global_step = True
+    _timer: SecondOrStepTimer
+    _output: Output
+
+    async def begin(self) -> None:
+        self._output.open()
+
+    def state_dict(self) -> dict[str, Any]:
+        return TimerState(timer=self._timer.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._timer.load_state_dict(state["timer"])
+
+    async def end(self, session: Any) -> None:
+        await self._output.finish()
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        await self._output.finish()
+
+
 def tensorflows_writer(directory: str) -> Any:
     """TensorFlow's cached writer of the directory, which its own hooks share; do not close it.
 
@@ -136,26 +163,22 @@ def _canonical(directory: Any) -> str:
 
 def scalar_summary(tag: str, value: float) -> Any:
     """One scalar as a summary message."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None:
-        summary = tensorflow.compat.v1.Summary
-    else:
-        from tensorboard.compat.proto import summary_pb2
-
-        summary = summary_pb2.Summary
+    summary = _message("summary_pb2", "Summary")
     return summary(value=[summary.Value(tag=tag, simple_value=value)])
 
 
 def session_start() -> Any:
     """The message that a session has begun."""
+    session_log = _message("event_pb2", "SessionLog")
+    return session_log(status=session_log.START)
+
+
+def _message(module: str, name: str) -> Any:
+    """A message class: TensorFlow's where that is loaded, else TensorBoard's."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
-        session_log = tensorflow.compat.v1.SessionLog
-    else:
-        from tensorboard.compat.proto import event_pb2
-
-        session_log = event_pb2.SessionLog
-    return session_log(status=session_log.START)
+        return getattr(tensorflow.compat.v1, name)
+    return getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
 
 
 class EventFileWriter:

@@ -8,16 +8,14 @@ from typing import Any
 from .._hook import (
     SessionRunArgs,
     SessionRunContext,
-    SessionRunHook,
     SessionRunValues,
     begin_graph,
 )
-from .._running.hook_state import TimerState
 from .._timer import timer_of
-from ._summaries import EventWriter, Output, scalar_summary, session_start
+from ._summaries import EventWriter, Output, TimedOutputHook, scalar_summary, session_start
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(TimedOutputHook):
     """Writes summaries at the first run, then every n steps or seconds.
 
     They are labelled with the step after the run. Without a writer or a directory none is written.
@@ -42,7 +40,6 @@ class SummarySaverHook(SessionRunHook):
         hooks = [SummarySaverHook(save_steps=100, output_dir="logs", summary_op="summary")]
     """
 
-    needs_global_step = True
     _looks_at_default_graph = False
     _joins_session = False
     _shown = (("save_steps", "_timer._every_steps"), ("save_secs", "_timer._every_secs"))
@@ -70,7 +67,7 @@ class SummarySaverHook(SessionRunHook):
     async def begin(self) -> None:
         self._has_run = self._is_resumed = False
         self._takes_numbers = begin_graph.get() is None
-        self._output.open()
+        await super().begin()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         next_step = run_context.global_step.value + 1
@@ -116,15 +113,6 @@ class SummarySaverHook(SessionRunHook):
                 "its bytes; return one of those from the step function under that name"
             ) from error
 
-    def state_dict(self) -> dict[str, Any]:
-        return TimerState(timer=self._timer.state_dict())
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._timer.load_state_dict(state["timer"])
+        super().load_state_dict(state)
         self._is_resumed = True
-
-    async def end(self, session: Any) -> None:
-        await self._output.finish()
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        await self._output.finish()

@@ -206,7 +206,7 @@ async def test_the_writer_is_flushed_after_an_error_too() -> None:
 
 @pytest.mark.parametrize("source", [range(5), [1], iter(()), None])
 def test_only_a_stage_can_be_watched(source: Any) -> None:
-    with pytest.raises(TypeError, match=r"^the source of DataWaitHook is .*; give the stage that"):
+    with pytest.raises(TypeError, match=r"DataWaitHook got .*; give the stage that the session"):
         DataWaitHook(source)
 
 
