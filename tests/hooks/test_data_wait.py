@@ -20,20 +20,13 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks._engine.base import Engine, Slot
-from asynchooks._engine.current import current_engine
+from asynchooks._engine.base import Engine
 from asynchooks.data import prefetch
 from asynchooks.data._consumers import consumers_of
 
-from .test_step_counter import Writer, on_trampoline
+from .virtual_time import Writer, on_trampoline, pause
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-async def pause(secs: float) -> None:
-    """In virtual time."""
-    engine = current_engine()
-    await engine.park(Slot(engine, "a pause"), engine.now() + secs)
 
 
 async def numbers(secs: float) -> AsyncIterator[int]:

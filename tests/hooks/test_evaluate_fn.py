@@ -112,8 +112,3 @@ async def test_the_end_of_an_input_of_the_evaluation_is_not_the_end_of_training(
     with pytest.raises(RuntimeError, match="of EvaluationHook 'eval' let .* out: its input"):
         async with MonitoredSession([hook], counting_creator()) as session:
             await session.run([])
-
-
-async def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="evaluate is None; give a function of the session"):
-        EvaluationHook(None, every_n_steps=1)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from asynchooks import (
     EvaluationHook,
     FunctionSessionCreator,
     MonitoredSession,
-    OnFailure,
     SharedSessionCreator,
     StopAtStepHook,
 )
@@ -27,7 +26,7 @@ from asynchooks._engine.base import Engine, Slot
 
 from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Gated, Notes, run_to
-from .test_step_counter import Writer, on_trampoline, slow_step
+from .virtual_time import Writer, on_trampoline, quarter_step
 
 pytestmark = pytest.mark.anyio
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))
@@ -193,7 +192,7 @@ def test_by_seconds_it_is_due_when_they_have_passed_since_the_last_one_began(
             return {"accuracy": 0.93, "loss": 0.21}
 
         hook = EvaluationHook(evaluate, every_n_secs=1.0, at_end=False)
-        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
+        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)) as session:
             await run_to(session, 15)
 
     with caplog.at_level(logging.INFO, "asynchooks"):
@@ -273,12 +272,3 @@ async def test_a_coroutine_function_evaluates_beside_training_by_default() -> No
         await run_to(session, 3)
         assert (gated.begun, gated.ended) == ([2], [])
         gated.let(2)
-
-
-def test_a_failure_that_is_to_be_logged_needs_a_plain_function_beside_training() -> None:
-    def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {}
-
-    with pytest.raises(ValueError, match=r"the default for a plain function\) .*mode=Evaluate.C"):
-        EvaluationHook(evaluate, every_n_steps=1, on_failure=OnFailure.LOG)
-    EvaluationHook(evaluate, 1, on_failure=OnFailure.LOG, mode=Evaluate.CONCURRENT)

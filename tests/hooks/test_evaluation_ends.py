@@ -20,7 +20,7 @@ from asynchooks import (
 
 from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Failing, Gated, Notes, run_to, stop_when_settled
-from .test_step_counter import Writer
+from .virtual_time import Writer
 
 pytestmark = pytest.mark.anyio
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))

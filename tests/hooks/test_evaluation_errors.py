@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
 
@@ -18,8 +16,8 @@ from asynchooks import (
 from asynchooks._engine.base import Engine
 
 from ..support.helpers import counting_creator, settle
-from .evaluations import Failing, Notes, run_to, stop_when_settled
-from .test_step_counter import on_trampoline, slow_step
+from .evaluations import Failing, run_to, stop_when_settled
+from .virtual_time import on_trampoline, quarter_step
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +68,7 @@ def test_a_restarted_evaluation_keeps_its_place_and_sees_the_step_of_then() -> N
     hook = EvaluationHook(failing, every_n_steps=4, on_failure=restart, at_end=False)
 
     async def main(engine: Engine) -> None:
-        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
+        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)) as session:
             await run_to(session, 8)
             assert failing.steps == [4, 4], "after 1 s of the pause"
             await run_to(session, 9)
@@ -102,28 +100,3 @@ async def test_a_stop_keeps_what_failed_from_restarting_and_the_end_does_not_wai
             session.start_soon(stop_when_settled, session)
     assert failing.steps[0] == 2
     assert len(failing.steps) == 2
-
-
-def test_a_policy_for_evaluations_between_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="leaves the run; leave it out, or give mode=Eval"):
-        EvaluationHook(Notes(), 1, mode=Evaluate.EXCLUSIVE, on_failure=OnFailure.LOG)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({}, ValueError, "give exactly one"),
-        ({"every_n_steps": 1, "every_n_secs": 1.0}, ValueError, "give exactly one"),
-        ({"every_n_steps": -1}, ValueError, "every_n_steps is -1"),
-        ({"every_n_steps": 1, "max_at_once": 0}, ValueError, "max_at_once is 0"),
-        ({"every_n_steps": 1, "max_at_once": 1.5}, TypeError, "max_at_once is 1.5"),
-        ({"every_n_steps": 1, "mode": "concurrent"}, TypeError, "give Evaluate.CONCURRENT or"),
-        ({"every_n_steps": 1, "on_failure": "log"}, TypeError, "give OnFailure.STOP, "),
-        ({"every_n_steps": 1, "evaluate": 3}, TypeError, "evaluate is 3"),
-    ],
-)
-def test_bad_arguments_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        EvaluationHook(**{"evaluate": Notes(), **arguments})

@@ -253,9 +253,3 @@ async def test_an_error_leaves_with_the_name_of_the_hook(is_async: bool) -> None
         assert not session.should_stop()
     assert caught.value.__notes__ == ["in before_run of FeedFnHook"]
     assert fed == []
-
-
-@pytest.mark.parametrize("feeds", [None, {"rate": 1}, 7])
-def test_what_cannot_be_called_is_refused(feeds: Any) -> None:
-    with pytest.raises(TypeError, match="give a function that returns a feed_dict"):
-        FeedFnHook(feeds)

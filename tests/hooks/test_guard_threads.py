@@ -21,7 +21,7 @@ from asynchooks import (
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator
-from .guards import guard_threads
+from .virtual_time import guard_threads
 
 pytestmark = pytest.mark.anyio
 

@@ -16,11 +16,11 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks._engine.base import Engine, Slot
+from asynchooks._engine.base import Engine
 from asynchooks._engine.current import current_engine
 
 from ..support.helpers import counting_creator, counting_step
-from .test_step_counter import on_trampoline
+from .virtual_time import on_trampoline, pause
 
 pytestmark = pytest.mark.anyio
 
@@ -70,9 +70,8 @@ async def test_runs_of_other_sessions_on_the_same_step_do_not_count(
 
 
 async def a_quarter_of_a_second() -> dict[str, float]:
-    engine = current_engine()
-    await engine.park(Slot(engine, "a step"), engine.now() + 0.25)
-    return {"now": engine.now()}
+    await pause(0.25)
+    return {"now": current_engine().now()}
 
 
 @pytest.mark.parametrize(
@@ -218,34 +217,6 @@ async def test_numpys_print_options_are_left_alone(caplog: pytest.LogCaptureFixt
 async def test_an_output_that_is_missing_fails_the_run() -> None:
     with pytest.raises(FetchError, match="fetch 'nobody' is not among"):
         await run(LoggingTensorHook(["nobody"], every_n_iter=1), {"a": 1})
-
-
-BOTH = {"every_n_iter": 1, "every_n_secs": 1.0}
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, BOTH, {**BOTH, "at_end": True}],
-)
-def test_exactly_one_interval_or_at_end_is_wanted(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give at_end and/or exactly one of the other two"):
-        LoggingTensorHook(["a"], **arguments)
-
-
-@pytest.mark.parametrize("runs", [0, -1])
-def test_every_n_iter_is_at_least_one(runs: int) -> None:
-    with pytest.raises(ValueError, match=f"every_n_iter is {runs}; give a number of runs > 0"):
-        LoggingTensorHook(["a"], every_n_iter=runs)
-
-
-def test_seconds_are_not_negative() -> None:
-    with pytest.raises(ValueError, match="^every_n_secs is -1"):
-        LoggingTensorHook(["a"], every_n_secs=-1)
-
-
-def test_a_text_is_no_list_of_names() -> None:
-    with pytest.raises(TypeError, match=r"give a list of names: \['loss'\]"):
-        LoggingTensorHook("loss", every_n_iter=1)
 
 
 async def test_an_iterable_may_hold_the_same_fetch_twice_and_nested_ones(

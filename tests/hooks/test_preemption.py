@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import signal
 import threading
@@ -268,27 +267,3 @@ def test_outside_of_the_main_thread_the_log_says_so_and_the_session_works(
     assert steps == [3]
     [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warning.startswith("PreemptionHook sees no signals: this is the thread 'trainer'")
-
-
-@pytest.mark.parametrize("secs", [0, -1, math.nan])
-def test_a_deadline_that_is_no_time_is_refused(secs: float) -> None:
-    with pytest.raises(ValueError, match="deadline_secs is .*; give seconds > 0"):
-        PreemptionHook(deadline_secs=secs)
-
-
-@pytest.mark.parametrize("number", ["SIGTERM", None, 999, 1.5])
-def test_what_is_no_signal_is_refused(number: Any) -> None:
-    with pytest.raises(TypeError, match="signals holds .*; give signals, such as signal.SIGTERM"):
-        PreemptionHook([number])
-
-
-@pytest.mark.parametrize("signals", [15, "SIGTERM", None])
-def test_one_signal_is_not_several(signals: Any) -> None:
-    with pytest.raises(TypeError, match="give several: .signal.SIGTERM."):
-        PreemptionHook(signals)
-
-
-def test_a_deadline_is_a_number() -> None:
-    deadline: Any = "5"
-    with pytest.raises(TypeError, match="deadline_secs is '5'"):
-        PreemptionHook(deadline_secs=deadline)

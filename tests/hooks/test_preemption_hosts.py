@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
 from pathlib import Path
@@ -230,15 +229,3 @@ def test_in_another_thread_a_call_stops_and_the_log_says_that_no_signal_does(
     thread.join(10)
     assert seen == ["PreemptionHook: the host ends"]
     assert "have the handler of the signals call the hook's preempt()" in caplog.text
-
-
-@pytest.mark.parametrize("secs", [-1, math.nan, -math.inf])
-def test_a_time_for_the_same_signal_that_is_none_is_refused(secs: float) -> None:
-    with pytest.raises(ValueError, match="same_signal_secs is .*; give seconds >= 0"):
-        PreemptionHook(same_signal_secs=secs)
-
-
-@pytest.mark.parametrize("secs", ["1", None, True])
-def test_a_time_for_the_same_signal_is_a_number(secs: Any) -> None:
-    with pytest.raises(TypeError, match="same_signal_secs is "):
-        PreemptionHook(same_signal_secs=secs)

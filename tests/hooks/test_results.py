@@ -24,7 +24,7 @@ from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Gated, Notes, run_to
-from .test_step_counter import on_trampoline, slow_step
+from .virtual_time import on_trampoline, quarter_step
 
 modes = st.sampled_from(Evaluate)
 
@@ -88,7 +88,7 @@ def train(hook: EvaluationHook, first: int, last: int, state: str | None = None)
     async def main(engine: Engine) -> None:
         if state is not None:
             hook.load_state_dict(json.loads(state))
-        creator = FunctionSessionCreator(slow_step, initial_step=first)
+        creator = FunctionSessionCreator(quarter_step, initial_step=first)
         async with MonitoredSession([hook], creator) as session:
             await run_to(session, last)
             states.append(json.dumps(hook.state_dict()))

@@ -28,7 +28,7 @@ from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator
-from .guards import guard_threads, logged_at, on_trampoline, pause, quarter_step
+from .virtual_time import guard_threads, logged_at, on_trampoline, pause, quarter_step
 
 
 def dumps_of(main: Callable[[Engine], Awaitable[None]]) -> list[float]:
@@ -216,9 +216,3 @@ def test_in_virtual_time_there_is_no_thread() -> None:
             assert guard_threads() == []
 
     assert dumps_of(main) == []
-
-
-@pytest.mark.parametrize("on_stall", ["STOP", None, StallHook])
-def test_what_is_no_policy_is_refused(on_stall: Any) -> None:
-    with pytest.raises(TypeError, match=r"on_stall is .*; give OnStall\.STOP or OnStall\.LOG"):
-        StallHook(1, on_stall)

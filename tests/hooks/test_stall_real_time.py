@@ -23,7 +23,7 @@ from asynchooks import (
 )
 
 from ..support.helpers import counting_creator
-from .guards import guard_threads
+from .virtual_time import guard_threads
 
 pytestmark = pytest.mark.anyio
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, StepCounterHook
-from asynchooks._engine.base import Engine, Slot
-from asynchooks._engine.current import current_engine
+from asynchooks._engine.base import Engine
 from asynchooks.protocols import KBatchAsync, ParameterServer, ProtocolHook
 
 from ..support.helpers import counting_creator
-from ..support.virtual_kernel import Trampoline
+from .virtual_time import Writer, on_trampoline, quarter_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def on_trampoline(main: Callable[[Engine], Awaitable[None]]) -> None:
-    """Run a program in virtual time; its errors leave."""
-    kernel = Trampoline()
-    errors: list[BaseException] = []
-
-    async def run() -> None:
-        try:
-            await main(kernel)
-        except BaseException as error:
-            errors.append(error)
-
-    kernel.run(run)
-    if errors:
-        raise errors[0]
-
-
-async def slow_step() -> dict[str, int]:
-    """Takes a quarter of a virtual second."""
-    engine = current_engine()
-    await engine.park(Slot(engine, "a step"), engine.now() + 0.25)
-    return {}
 
 
 def read(directory: Path) -> list[tuple[int, float]]:
@@ -61,7 +36,7 @@ def test_rates_are_written_and_labelled_with_the_step_after_the_run(
     hook = StepCounterHook(output_dir=str(tmp_path), **arguments)
 
     async def main(engine: Engine) -> None:
-        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
+        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)) as session:
             for _ in range(10):
                 await session.run([])
 
@@ -116,32 +91,17 @@ async def test_a_step_that_a_protocol_moves_may_stand_still(
     assert "has not moved" not in caplog.text
 
 
-class Writer:
-    """Any object with the two methods will do; this one only keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[str, float, int]] = []
-        self.flushes = 0
-
-    def add_summary(self, summary: Any, global_step: int) -> None:
-        value = summary.value[0]
-        self.written.append((value.tag, value.simple_value, global_step))
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-
 def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() -> None:
     writer = Writer()
     hook = StepCounterHook(every_n_steps=2, summary_writer=writer)
 
     async def main(engine: Engine) -> None:
-        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)) as session:
+        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)) as session:
             for _ in range(3):
                 await session.run([])
         assert writer.written == [("global_step/sec", 4.0, 3)]
         assert writer.flushes == 1
-        async with MonitoredSession([hook], FunctionSessionCreator(slow_step)):
+        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)):
             raise ValueError("in the block")
 
     with pytest.raises(ValueError, match="in the block"):

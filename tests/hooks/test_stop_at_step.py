@@ -159,15 +159,3 @@ async def test_a_worker_that_comes_too_late_runs_nothing_and_ends_cleanly() -> N
             raise AssertionError("not reached")
         assert first.global_step.value == 3
     assert [moment for _, moment in hook.log] == ["begin", "after_create_session", "end"]
-
-
-@pytest.mark.parametrize("arguments", [{}, {"num_steps": 1, "last_step": 1}])
-def test_exactly_one_argument_is_asked_for(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="give exactly one"):
-        StopAtStepHook(**arguments)
-
-
-@pytest.mark.parametrize("arguments", [{"num_steps": 1.5}, {"last_step": "10"}])
-def test_steps_are_integers(arguments: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="give an integer number of steps"):
-        StopAtStepHook(**arguments)

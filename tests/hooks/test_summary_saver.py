@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from asynchooks import FetchError, FunctionSessionCreator, MonitoredSession, SummarySaverHook
-from asynchooks._engine.base import Engine, Slot
-from asynchooks._engine.current import current_engine
+from asynchooks._engine.base import Engine
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .test_step_counter import on_trampoline
+from .virtual_time import on_trampoline, pause
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -158,8 +157,7 @@ def test_seconds_are_those_of_the_engine(save_secs: float, steps: list[int]) -> 
     counter = Counter()
 
     async def step() -> dict[str, Any]:
-        engine = current_engine()
-        await engine.park(Slot(engine, "a step"), engine.now() + 0.25)
+        await pause(0.25)
         return counter()
 
     async def main(engine: Engine) -> None:
@@ -237,26 +235,3 @@ async def test_a_directory_without_tensorboard_says_what_to_install(
     with pytest.raises(ImportError, match=r"pip install 'asynchooks\[tensorboard\]'") as caught:
         await run(hook, 1)
     assert caught.value.__notes__ == ["in begin of SummarySaverHook"]
-
-
-BOTH = {"save_steps": 1, "save_secs": 1.0, "summary_op": "a"}
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"save_steps": 1},
-        {"save_steps": 1, "summary_op": "a", "scaffold": SimpleNamespace(summary_op="a")},
-        {"summary_op": "a"},
-        BOTH,
-    ],
-)
-def test_exactly_one_of_each_pair_is_wanted(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give exactly one"):
-        SummarySaverHook(**arguments)
-
-
-@pytest.mark.parametrize("arguments", [{"save_steps": -1}, {"save_secs": -0.5}])
-def test_a_negative_interval_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="^save_(steps|secs) is -"):
-        SummarySaverHook(summary_op="a", **arguments)

@@ -27,7 +27,7 @@ from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator
-from .guards import on_trampoline, pause, quarter_step
+from .virtual_time import on_trampoline, pause, quarter_step
 
 REASON = StopReason("TimeLimitHook", "1 s have passed")
 

@@ -167,8 +167,3 @@ async def test_a_worker_left_alone_is_told_that_its_step_cannot_come() -> None:
                 await session.run([])
             assert not told
     assert told == [True]
-
-
-def test_the_step_to_wait_for_is_an_integer() -> None:
-    with pytest.raises(TypeError, match=r"wait_until_step is 1\.5"):
-        GlobalStepWaiterHook(1.5)  # type: ignore[arg-type]

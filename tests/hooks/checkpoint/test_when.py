@@ -25,7 +25,7 @@ from asynchooks._engine.current import current_engine
 from asynchooks.checkpoints import CheckpointDirectory
 
 from ..savers import Cell, PlainSaver, saved
-from ..test_step_counter import on_trampoline
+from ..virtual_time import on_trampoline
 
 pytestmark = pytest.mark.anyio
 

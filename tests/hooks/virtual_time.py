@@ -1,4 +1,4 @@
-"""What tests of guards share: virtual time, waits in it, and which guards' threads are left."""
+"""Programs in virtual time, their waits, a summary writer, and threads that guards have left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
@@ -64,3 +65,18 @@ def logged_at(engine: Engine, level: int) -> Iterator[list[tuple[float, str]]]:
         yield records
     finally:
         logger.removeHandler(handler)
+
+
+class Writer:
+    """Any object with the two methods will do; this one only keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, float, int]] = []
+        self.flushes = 0
+
+    def add_summary(self, summary: Any, global_step: int) -> None:
+        value = summary.value[0]
+        self.written.append((value.tag, value.simple_value, global_step))
+
+    def flush(self) -> None:
+        self.flushes += 1
