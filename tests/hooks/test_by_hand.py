@@ -115,7 +115,7 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
     "InputPositionHook": lambda path: InputPositionHook(prefetch(range(9), 2)),
     "DataWaitHook": lambda path: DataWaitHook(prefetch(range(9), 2), 1, output_dir=str(path)),
     "EvaluationHook": lambda path: EvaluationHook(evaluate, every_n_steps=1),
-    "EvaluationHook, between": lambda path: EvaluationHook(
+    "EvaluationHook, exclusive": lambda path: EvaluationHook(
         evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE, output_dir=str(path)
     ),
     "CheckpointSaverHook": lambda path: saving(path, Counter(), 2),
@@ -242,7 +242,7 @@ async def test_early_stopping_asks_its_run_to_stop() -> None:
     assert not last.stop_requested
 
 
-async def test_evaluation_between_the_steps_is_done_when_the_run_is_finished() -> None:
+async def test_an_exclusive_evaluation_is_done_when_the_run_is_finished() -> None:
     hook, hand = EvaluationHook(evaluate, every_n_steps=2, mode=Evaluate.EXCLUSIVE), Hand(step)
     await hand.open(hook)
     await hand.run(hook)

@@ -74,8 +74,8 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
     values = read(tmp_path)
     assert [step for step, _ in values] == [11, 21, 31]
     assert [value for _, value in values] == pytest.approx(3 * [share])
-    told = [each.getMessage() for each in caplog.records if "data wait" in each.getMessage()]
-    assert told == 3 * [f"data wait: {100 * share:.1f} % of the time"]
+    lines = [each.getMessage() for each in caplog.records if "data wait" in each.getMessage()]
+    assert lines == 3 * [f"data wait: {100 * share:.1f} % of the time"]
 
 
 def test_it_counts_the_waits_of_a_loop_and_only_of_its_own_session() -> None:
@@ -211,7 +211,7 @@ def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
         DataWaitHook(prefetch([], 1), **arguments)
 
 
-def test_a_second_session_begins_its_count_anew() -> None:
+def test_a_second_session_starts_its_own_count() -> None:
     writer = Writer()
 
     async def main(engine: Engine) -> None:

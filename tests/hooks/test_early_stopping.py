@@ -1,4 +1,4 @@
-"""EarlyStoppingHook: when it stops, by what it decides, and what it brings back."""
+"""EarlyStoppingHook: when it stops, by what it decides, and what it restores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def train(model: Counter, *hooks: Any, at_most: int = 50) -> MonitoredSess
     async with session:
         while not session.should_stop() and model.count < at_most:
             await session.run([])
-            await settle()  # evaluations beside training
+            await settle()  # concurrent evaluations
     return session
 
 
@@ -102,7 +102,7 @@ async def test_before_the_first_look_nothing_is_the_best() -> None:
     assert (hook.best, hook.best_step) == (None, None)
 
 
-async def test_a_hook_that_is_used_again_begins_anew() -> None:
+async def test_a_hook_that_is_used_again_starts_from_nothing() -> None:
     hook = EarlyStoppingHook("loss", patience=2)
     await train(Losses(1, 2), hook)
     model = Losses(9, 8, 8)
@@ -122,7 +122,7 @@ async def test_each_evaluation_counts_once(mode: Evaluate) -> None:
     evaluation = EvaluationHook(evaluate, every_n_steps=3, mode=mode, at_end=False)
     hook = EarlyStoppingHook(evaluation.metric("accuracy"), patience=2, mode=Mode.MAX)
     session = await train(model, evaluation, hook)
-    assert model.count == 12  # beside training, too: it waits for nothing
+    assert model.count == 12  # concurrent, too: it waits for nothing
     assert (hook.best, hook.best_step) == (0.7, 6)
     assert "no better than 0.7 of step 6 for 2 looks" in str(session.stop_reason)
 
@@ -161,8 +161,8 @@ async def test_nan_fails_the_run(kind: str) -> None:
 
 
 async def test_a_fetch_that_is_missing_fails_the_first_run() -> None:
-    with pytest.raises(FetchError, match="fetch 'nobody' is not among"):
-        await train(Losses(1), EarlyStoppingHook("nobody", patience=1))
+    with pytest.raises(FetchError, match="fetch 'missing' is not among"):
+        await train(Losses(1), EarlyStoppingHook("missing", patience=1))
 
 
 async def test_a_result_that_evaluations_do_not_give_fails_the_run() -> None:

@@ -1,4 +1,4 @@
-"""EvaluationHook: when it evaluates, beside training or between its steps, and what it says."""
+"""EvaluationHook: when it evaluates, concurrently or exclusively, and what it logs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_it_counts_from_the_step_at_which_the_session_was_created(mode: Ev
     assert notes.steps == [12, 17]
 
 
-async def test_training_goes_on_beside_an_evaluation() -> None:
+async def test_training_goes_on_during_a_concurrent_evaluation() -> None:
     gated = Gated()
     hook = EvaluationHook(gated, every_n_steps=2, at_end=False)
     async with MonitoredSession([hook], counting_creator()) as session:
@@ -107,8 +107,10 @@ async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> Non
     assert seen == [(each, each, each) for each in (100, 200, 300)]
 
 
-@pytest.mark.parametrize("way", ["between", "beside, exclusively", "beside"])
-async def test_no_worker_runs_a_step_between_steps_or_in_exclusive(way: str) -> None:
+@pytest.mark.parametrize("way", ["exclusive", "concurrent, in exclusive()", "concurrent"])
+async def test_no_worker_runs_a_step_during_an_exclusive_evaluation_or_in_exclusive(
+    way: str,
+) -> None:
     seen = []
 
     async def watch(session: Any, step: int) -> dict[str, float]:
@@ -125,8 +127,8 @@ async def test_no_worker_runs_a_step_between_steps_or_in_exclusive(way: str) -> 
         await anyio.lowlevel.checkpoint()
         return {}
 
-    mode = Evaluate.EXCLUSIVE if way == "between" else Evaluate.CONCURRENT
-    evaluate = exclusively if way == "beside, exclusively" else watch
+    mode = Evaluate.EXCLUSIVE if way == "exclusive" else Evaluate.CONCURRENT
+    evaluate = exclusively if way == "concurrent, in exclusive()" else watch
     hook = EvaluationHook(evaluate, every_n_steps=10, mode=mode, at_end=False)
     creator = SharedSessionCreator(FunctionSessionCreator(step))
 
@@ -140,12 +142,12 @@ async def test_no_worker_runs_a_step_between_steps_or_in_exclusive(way: str) -> 
         async with anyio.create_task_group() as group:
             for hooks in ([hook], [], []):
                 group.start_soon(worker, hooks)
-    if way == "beside":
+    if way == "concurrent":
         assert any(begun < ended for _, begun, ended in seen)
     else:
         assert len(seen) >= 5
         assert all(begun == ended for _, begun, ended in seen)
-    if way == "between":
+    if way == "exclusive":
         assert [step for step, begun, _ in seen] == [begun for _, begun, _ in seen]
 
 
@@ -238,7 +240,7 @@ async def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() 
     assert writer.flushes == 2
 
 
-async def test_a_plain_function_evaluates_between_steps_unless_beside_is_asked_for() -> None:
+async def test_a_plain_function_is_exclusive_unless_concurrent_is_asked_for() -> None:
     begun, release = threading.Event(), threading.Event()
 
     def evaluate(session: Any, step: int) -> dict[str, float]:
@@ -265,7 +267,7 @@ async def test_a_plain_function_evaluates_between_steps_unless_beside_is_asked_f
         assert hook.latest == {"step": 2.0}
 
 
-async def test_a_coroutine_function_evaluates_beside_training_by_default() -> None:
+async def test_a_coroutine_function_is_concurrent_by_default() -> None:
     gated = Gated()
     hook = EvaluationHook(gated, every_n_steps=2, at_end=False)
     async with MonitoredSession([hook], counting_creator()) as session:

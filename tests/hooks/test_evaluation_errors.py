@@ -22,7 +22,7 @@ from .virtual_time import on_trampoline, quarter_step
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_error_beside_training_stops_it_and_leaves_as_itself() -> None:
+async def test_an_error_in_a_concurrent_evaluation_stops_training_and_leaves_as_itself() -> None:
     error = ValueError("no data")
     failing = Failing(error)
     hook = EvaluationHook(failing, every_n_steps=2)
@@ -36,7 +36,7 @@ async def test_an_error_beside_training_stops_it_and_leaves_as_itself() -> None:
     assert failing.steps == [2], "none at the end of a session that fails"
 
 
-async def test_an_error_between_steps_leaves_the_run() -> None:
+async def test_an_error_in_an_exclusive_evaluation_leaves_the_run() -> None:
     error = ValueError("no data")
     hook = EvaluationHook(Failing(error), every_n_steps=2, mode=Evaluate.EXCLUSIVE)
     async with MonitoredSession([hook], counting_creator()) as session:

@@ -23,7 +23,7 @@ from .evaluations import Gated, Notes, run_to
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_recovery_ends_what_is_under_way_and_begins_the_count_anew() -> None:
+async def test_a_recovery_ends_running_evaluations_and_restarts_the_count() -> None:
     gated = Gated()
     hook = EvaluationHook(gated, every_n_steps=4, at_end=False)
     lost = ScriptedSession([{}] * 6 + [PreemptionError("lost")])

@@ -221,7 +221,7 @@ async def test_nothing_is_lost_under_random_failures_losses_and_cancellations(se
 
 
 @pytest.mark.parametrize("num_workers", [2, 64])
-async def test_a_source_that_fails_hangs_nobody(num_workers: int) -> None:
+async def test_a_source_that_fails_hangs_no_worker(num_workers: int) -> None:
     gate, diary = anyio.Event(), Diary()
 
     async def fail_late(x: int) -> int:

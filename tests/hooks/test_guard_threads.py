@@ -114,7 +114,7 @@ async def test_when_another_hook_fails(moment: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "options"), [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
 )
-def test_of_a_session_that_nobody_closed(backend: str, options: dict[str, bool]) -> None:
+def test_of_a_session_that_was_not_closed(backend: str, options: dict[str, bool]) -> None:
     if options:
         pytest.importorskip("uvloop")
 

@@ -1,6 +1,6 @@
-"""Who holds an event loop that nobody holds, on asyncio, uvloop and trio.
+"""The holder of an event loop that no code holds, on asyncio, uvloop and trio.
 
-Who does hold it is told by the tests of LoopLagHook.
+The tests of LoopLagHook have the loops that code holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 @pytest.mark.anyio
-async def test_a_loop_that_waits_is_held_by_nobody() -> None:
+async def test_a_loop_that_waits_is_held_by_no_code() -> None:
     loop, loop_thread = loop_code(), threading.get_ident()
 
     def last_holder() -> str:

@@ -138,7 +138,7 @@ async def test_what_took_the_place_of_a_pipeline_that_went_back_is_the_programs_
     assert seen == num + 2 if around == "prefetch" else seen > num + 2
 
 
-async def test_a_worker_that_waits_is_told_that_the_programs_pipeline_goes_back(
+async def test_a_worker_that_waits_learns_that_the_programs_pipeline_goes_back(
     tmp_path: Path,
 ) -> None:
     gate, diary = anyio.Event(), Diary({3: PreemptionError("lost")})

@@ -1,4 +1,4 @@
-"""What a pipeline remembers of a long training: no more than somebody may still ask for."""
+"""What a pipeline remembers of a long training: no more than may still be asked for."""
 
 from __future__ import annotations
 

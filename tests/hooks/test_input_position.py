@@ -174,7 +174,7 @@ async def test_a_batch_counts_as_used_when_the_run_behind_it_has_ended() -> None
         assert hook.state_dict()["items"] == 2
 
 
-async def test_a_run_uses_the_items_of_its_own_session_s_loops_whoever_has_the_hook() -> None:
+async def test_a_run_uses_the_items_of_its_own_session_s_loops_in_any_worker_s_hook() -> None:
     source = prefetch(range(9), 4)
     creator = SharedSessionCreator(Diary().creator)
     hook = InputPositionHook(source)

@@ -1,4 +1,4 @@
-"""The position in long inputs, where stages forget what nobody will ask for any more."""
+"""The position in long inputs, where stages forget what is not needed any more."""
 
 from __future__ import annotations
 

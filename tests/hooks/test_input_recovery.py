@@ -74,9 +74,9 @@ async def test_an_input_that_cannot_go_back_goes_on_and_says_so(
     # saved at 4; item 6 was in hand
     assert diary.items == expected[: 4 * width] + expected[6 * width :]
     text = "The model goes back to a checkpoint, and its input cannot: "
-    told = [each.getMessage() for each in caplog.records if text in each.getMessage()]
-    assert len(told) == 1
-    assert told[0].endswith("It goes on with the next items")
+    lines = [each.getMessage() for each in caplog.records if text in each.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].endswith("It goes on with the next items")
 
 
 async def test_a_model_that_goes_back_to_where_it_is_leaves_the_input_alone(
@@ -206,7 +206,7 @@ async def test_what_was_read_before_the_way_back_is_closed(tmp_path: Path) -> No
             await session.run([])
         assert source.log == ["open", "closed", "open"]
     assert source.log == ["open", "closed", "open", "closed"]
-    assert diary.items == [0], "the last run began anew"
+    assert diary.items == [0], "the last run was made again"
 
 
 async def test_a_save_that_waits_for_steps_does_not_hold_up_the_way_back_of_another_worker(

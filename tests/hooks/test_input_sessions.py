@@ -120,7 +120,7 @@ async def test_a_step_that_has_ended_in_its_thread_counts_before_its_task_comes_
         await fast.run([])
         go.set()
         until = time.monotonic() + SHORT_SECS
-        while fast.global_step.value < 2:  # nobody else has a turn meanwhile
+        while fast.global_step.value < 2:  # no other task has a turn meanwhile
             assert time.monotonic() < until
         states.append(source.state_dict())
     assert states == [{"stage": "sequence", "items": 2}]

@@ -139,7 +139,9 @@ async def test_at_end_logs_nothing_after_a_failure(caplog: pytest.LogCaptureFixt
     assert logged(caplog) == []
 
 
-async def test_a_hook_that_is_used_again_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_is_used_again_starts_from_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hook = LoggingTensorHook(["a"], every_n_iter=100, at_end=True)
     await run(hook, {"a": 1})
     caplog.clear()
@@ -215,8 +217,8 @@ async def test_numpys_print_options_are_left_alone(caplog: pytest.LogCaptureFixt
 
 
 async def test_an_output_that_is_missing_fails_the_run() -> None:
-    with pytest.raises(FetchError, match="fetch 'nobody' is not among"):
-        await run(LoggingTensorHook(["nobody"], every_n_iter=1), {"a": 1})
+    with pytest.raises(FetchError, match="fetch 'missing' is not among"):
+        await run(LoggingTensorHook(["missing"], every_n_iter=1), {"a": 1})
 
 
 async def test_an_iterable_may_hold_the_same_fetch_twice_and_nested_ones(

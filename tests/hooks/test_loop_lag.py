@@ -226,7 +226,7 @@ class Abort(BaseException):
     """Cancels side tasks at once, even those that have not run yet."""
 
 
-async def test_a_lag_is_noted_even_if_nobody_else_has_run_since_the_creation() -> None:
+async def test_a_lag_is_noted_even_if_no_other_task_has_run_since_the_creation() -> None:
     watchdog = LoopLagHook(MAX_LAG_SECS)
     with pytest.raises(Abort):
         async with MonitoredSession([watchdog], counting_creator()):

@@ -119,8 +119,8 @@ async def test_what_is_no_scalar_is_an_error(loss: Any, fails: bool) -> None:
 
 
 async def test_an_output_that_is_missing_fails_the_run() -> None:
-    with pytest.raises(FetchError, match="fetch 'nobody' is not among") as raised:
-        async with session_of([NanTensorHook("nobody")], 0.5) as session:
+    with pytest.raises(FetchError, match="fetch 'missing' is not among") as raised:
+        async with session_of([NanTensorHook("missing")], 0.5) as session:
             await session.run([])
     assert raised.value.__notes__ == ["fetched in before_run of NanTensorHook, as the loss"]
 

@@ -128,22 +128,22 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("moment", ["begin", "after_create_session", "before_run", "end"])
-@pytest.mark.parametrize("is_told", [False, True], ids=["no signal", "signal"])
+@pytest.mark.parametrize("is_signalled", [False, True], ids=["no signal", "signal"])
 async def test_an_error_of_another_hook_leaves_with_a_note_and_handlers_are_back(
-    moment: str, is_told: bool
+    moment: str, is_signalled: bool
 ) -> None:
-    def tell_and_fail() -> None:
-        if is_told:
+    def signal_and_fail() -> None:
+        if is_signalled:
             sigterm()
         fail()
 
     with handlers_are_kept():
         with pytest.raises(LookupError, match="broken") as caught:
             async with MonitoredSession(
-                [PreemptionHook(), At(**{moment: tell_and_fail})], counting_creator()
+                [PreemptionHook(), At(**{moment: signal_and_fail})], counting_creator()
             ) as session:
                 await session.run([])
-    assert ("after the process got SIGTERM" in caught.value.__notes__) is is_told
+    assert ("after the process got SIGTERM" in caught.value.__notes__) is is_signalled
 
 
 async def test_a_begin_that_fails_before_the_hooks_own_leaves_handlers_alone() -> None:
@@ -152,12 +152,12 @@ async def test_a_begin_that_fails_before_the_hooks_own_leaves_handlers_alone() -
             pass
 
 
-@pytest.mark.parametrize("is_told", [False, True], ids=["no signal", "signal"])
-async def test_handlers_are_back_after_a_cancellation(is_told: bool) -> None:
+@pytest.mark.parametrize("is_signalled", [False, True], ids=["no signal", "signal"])
+async def test_handlers_are_back_after_a_cancellation(is_signalled: bool) -> None:
     with handlers_are_kept():
         with anyio.CancelScope() as scope:
             async with MonitoredSession([PreemptionHook()], counting_creator()):
-                if is_told:
+                if is_signalled:
                     sigterm()
                 scope.cancel()
                 await anyio.sleep_forever()
@@ -196,7 +196,7 @@ def test_the_event_loops_own_handler_of_ctrl_c_is_put_back() -> None:
         asyncio.run(main())
 
 
-@pytest.mark.parametrize("is_taken", [False, True], ids=["nobody", "add_signal_handler"])
+@pytest.mark.parametrize("is_taken", [False, True], ids=["no other", "add_signal_handler"])
 def test_what_wakes_the_loop_at_signals_is_put_back(is_taken: bool) -> None:
     def current() -> int:
         fd = signal.set_wakeup_fd(-1)
@@ -217,7 +217,7 @@ def test_what_wakes_the_loop_at_signals_is_put_back(is_taken: bool) -> None:
         asyncio.run(main())
 
 
-async def test_sessions_that_overlap_in_a_ring_end_and_hear_of_a_signal() -> None:
+async def test_sessions_that_overlap_in_a_ring_end_at_a_signal() -> None:
     first, second = PreemptionHook(), PreemptionHook()
     with handlers_are_kept():
         a = await MonitoredSession([first], counting_creator()).__aenter__()

@@ -94,12 +94,12 @@ async def test_a_call_ends_a_wait(call: Any) -> None:
     ):
         step = session.global_step
 
-        async def tell() -> None:
+        async def call_when_waiting() -> None:
             while not step.statistics().tasks_waiting_for_step:
                 await anyio.lowlevel.checkpoint()
             call(hook)
 
-        group.start_soon(tell)
+        group.start_soon(call_when_waiting)
         await step.wait_for(10**9)
     assert str(session.stop_reason) == "PreemptionHook: the host ends"
 
@@ -178,7 +178,7 @@ def is_saved(directory: Path, step: int) -> bool:
     return (directory / f"model.ckpt-{step}" / "manifest.json").exists()
 
 
-async def test_a_block_that_does_not_end_is_saved_beside_and_goes_on(tmp_path: Path) -> None:
+async def test_a_block_that_does_not_end_is_saved_and_goes_on(tmp_path: Path) -> None:
     model = Counter()
     hook = PreemptionHook(signals=(), deadline_secs=0.4)
     hooks = [hook, saving(tmp_path, model)]

@@ -43,11 +43,11 @@ def opened(directory: Path, model: Counter, *hooks: Any, **options: Any) -> Moni
 
 @pytest.mark.parametrize("moment", ["begin", "after_create_session", "before_run", "end"])
 async def test_a_signal_during_another_hooks_moment(tmp_path: Path, moment: str) -> None:
-    async def tell_and_wait() -> None:
+    async def signal_and_wait() -> None:
         sigterm()
         await anyio.sleep(0.01)
 
-    model, hook = Counter(), At(**{moment: tell_and_wait})
+    model, hook = Counter(), At(**{moment: signal_and_wait})
     with handlers_are_kept(), pytest.raises(SystemExit, match="143"):
         async with opened(tmp_path, model, hook) as session:
             if moment in ("begin", "after_create_session"):
@@ -84,7 +84,7 @@ async def test_a_signal_before_a_session_is_recreated_stops_the_new_one(pause: f
     assert new.is_closed == (not pause)
 
 
-async def test_a_step_that_loses_the_session_after_the_signal_does_not_make_it_forgotten() -> None:
+async def test_a_step_that_loses_the_session_after_the_signal_keeps_the_stop() -> None:
     def tell(*_: Any) -> None:
         sigterm()
 
@@ -119,11 +119,11 @@ async def test_a_signal_ends_waits(tmp_path: Path, wait: Callable[..., Any]) -> 
             await session.run([])
             async with anyio.create_task_group() as group:
 
-                async def tell() -> None:
+                async def signal_when_blocked() -> None:
                     await anyio.wait_all_tasks_blocked()
                     sigterm()
 
-                group.start_soon(tell)
+                group.start_soon(signal_when_blocked)
                 with pytest.raises(StopTraining):
                     await wait(session)
     assert saved_counts(tmp_path) == {0: 0, 1: 1}
@@ -139,14 +139,14 @@ async def test_a_wait_that_stops_the_block_by_itself_ends_it_cleanly(tmp_path: P
     assert saved_counts(tmp_path) == {0: 0, 1: 1}
 
 
-async def test_a_side_task_is_told_to_stop() -> None:
+async def test_a_signal_ends_the_wait_of_a_side_task() -> None:
     ends: list[str] = []
 
     async def watch(session: MonitoredSession) -> None:
         try:
             await session.global_step.wait_for(10**6)
         except StopTraining:
-            ends.append("told")
+            ends.append("stopped")
             raise
 
     with handlers_are_kept(), pytest.raises(SystemExit):
@@ -157,7 +157,7 @@ async def test_a_side_task_is_told_to_stop() -> None:
             await anyio.wait_all_tasks_blocked()
             sigterm()
             await train(s)
-    assert ends == ["told"]
+    assert ends == ["stopped"]
 
 
 @pytest.mark.parametrize("is_yielding", [False, True])

@@ -35,7 +35,7 @@ class Workers:
         self.sessions: list[MonitoredSession] = []
         self.moments = [At() for _ in range(NUM_WORKERS)]
         self.left: list[type[BaseException]] = []
-        self.is_told = False
+        self.is_signalled = False
         self.num_open = 0
 
     async def work(self, number: int, hooks: list[Any]) -> None:
@@ -48,8 +48,8 @@ class Workers:
             self.num_open += 1
             while not session.should_stop():
                 # not before all are open; and a second signal would end the process
-                if self.num_open == NUM_WORKERS and self.model.count >= 40 and not self.is_told:
-                    self.is_told = True
+                if self.num_open == NUM_WORKERS and self.model.count >= 40 and not self.is_signalled:
+                    self.is_signalled = True
                     sigterm()
                 await session.run([])
                 await anyio.lowlevel.checkpoint()

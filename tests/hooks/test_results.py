@@ -127,7 +127,7 @@ async def test_a_state_from_before_the_first_session_changes_nothing() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_recovery_after_a_resumption_begins_the_count_anew() -> None:
+async def test_a_recovery_after_a_resumption_restarts_the_count() -> None:
     notes = Notes()
     hook = EvaluationHook(notes, every_n_steps=5, at_end=False)
     timer = {"last_step": -2, "secs_since_last": 0.0}

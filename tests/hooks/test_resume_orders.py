@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize(
     ("num_workers", "saver_place"), [(n, place) for n in range(1, 9) for place in range(n)]
 )
-async def test_each_item_is_trained_once_whoever_opens_first(
+async def test_each_item_is_trained_once_in_any_order_of_opening(
     num_workers: int,
     saver_place: int,
     feeds: bool,
@@ -182,7 +182,7 @@ async def test_a_worker_waits_for_one_that_may_restore_and_begins_to_open_with_i
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_nobody_waits_for_a_saver_that_does_not_come(fails: bool, tmp_path: Path) -> None:
+async def test_no_worker_waits_for_a_saver_that_does_not_come(fails: bool, tmp_path: Path) -> None:
     class Refuses(SessionRunHook):
         async def begin(self) -> None:
             await anyio.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""StallHook in virtual time: when a stall is told of, to the moment, and what follows."""
+"""StallHook in virtual time: when a stall is reported, to the moment, and what follows."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from .virtual_time import guard_threads, logged_at, on_trampoline, pause, quarte
 
 
 def dumps_of(main: Callable[[Engine], Awaitable[None]]) -> list[float]:
-    """Run the program in virtual time; when stalls were told of, of any session."""
-    told: list[tuple[float, str]] = []
+    """Run the program in virtual time; when stalls of any session were reported."""
+    reports: list[tuple[float, str]] = []
 
     async def noted(engine: Engine) -> None:
         with logged_at(engine, logging.ERROR) as records:
             try:
                 await main(engine)
             finally:
-                told.extend(records)
+                reports.extend(records)
 
     on_trampoline(noted)
-    assert all(message.startswith("StallHook: no run of this session") for _, message in told)
-    return [time for time, _ in told]
+    assert all(message.startswith("StallHook: no run of this session") for _, message in reports)
+    return [time for time, _ in reports]
 
 
-def test_a_stall_is_told_of_and_stops_training_that_long_after_the_last_run() -> None:
+def test_a_stall_is_reported_and_stops_training_that_long_after_the_last_run() -> None:
     log = RecordingHook("a")
 
     async def main(engine: Engine) -> None:
@@ -84,7 +84,7 @@ def test_before_the_first_run_the_time_starts_with_the_creation() -> None:
 
 
 @given(st.lists(st.integers(0, 20).map(lambda quarters: quarters / 4), max_size=8))
-def test_each_gap_that_is_too_long_is_told_of_once_at_its_moment(gaps: list[float]) -> None:
+def test_each_gap_that_is_too_long_is_reported_once_at_its_moment(gaps: list[float]) -> None:
     secs = 1.125  # so that no run ends at the moment of a stall
     expected = []
 

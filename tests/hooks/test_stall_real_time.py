@@ -88,7 +88,7 @@ async def test_a_hook_that_waits_through_the_coordinator(caplog: pytest.LogCaptu
     assert "in waits_for_good" in dump
 
 
-async def test_a_hook_that_never_returns_is_told_of_and_left_to_cancellation(
+async def test_a_hook_that_never_returns_is_reported_and_left_to_cancellation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hooks = [StallHook(SECS), NeverReturns(through_coord=False)]
@@ -201,7 +201,7 @@ async def test_a_step_that_holds_the_event_loop(caplog: pytest.LogCaptureFixture
     assert "await session.run([])" in held
 
 
-async def test_a_stall_that_is_only_logged_is_told_of_once_and_the_next_one_again(
+async def test_a_stall_that_is_only_logged_is_reported_once_and_the_next_one_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     creator = FunctionSessionCreator(holds_the_loop)

@@ -179,14 +179,14 @@ async def test_a_hook_that_is_used_again_begins_with_its_first_run() -> None:
 
 async def test_without_writer_and_directory_nothing_is_even_fetched() -> None:
     async with MonitoredSession(
-        [SummarySaverHook(save_steps=1, summary_op="nobody")], FunctionSessionCreator(Counter())
+        [SummarySaverHook(save_steps=1, summary_op="missing")], FunctionSessionCreator(Counter())
     ) as session:
         assert await session.run([]) == []
 
 
 async def test_an_output_that_is_missing_fails_the_run() -> None:
-    hook = SummarySaverHook(save_steps=1, summary_writer=Writer(), summary_op="nobody")
-    with pytest.raises(FetchError, match="fetch 'nobody' is not among"):
+    hook = SummarySaverHook(save_steps=1, summary_writer=Writer(), summary_op="missing")
+    with pytest.raises(FetchError, match="fetch 'missing' is not among"):
         await run(hook, 1)
 
 

@@ -114,7 +114,7 @@ def lost_at(engine: Engine, *times: float) -> FunctionSessionCreator:
     return FunctionSessionCreator(step)
 
 
-def test_a_recovery_does_not_start_the_time_anew() -> None:
+def test_a_recovery_does_not_restart_the_time() -> None:
     async def main(engine: Engine) -> None:
         creator = lost_at(engine, 0.25, 0.5)
         async with MonitoredSession([TimeLimitHook(1)], creator) as session:

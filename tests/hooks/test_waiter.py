@@ -1,4 +1,4 @@
-"""GlobalStepWaiterHook: woken by the step, once, and told when it cannot come."""
+"""GlobalStepWaiterHook: woken by the step, once, or by an error when it cannot come."""
 
 from __future__ import annotations
 
@@ -149,15 +149,15 @@ async def test_an_error_in_a_side_task_ends_the_wait_and_leaves() -> None:
         may_fail.set()
 
 
-async def test_a_worker_left_alone_is_told_that_its_step_cannot_come() -> None:
+async def test_the_wait_of_a_worker_left_alone_fails_as_its_step_cannot_come() -> None:
     creator = SharedSessionCreator(counting_creator())
-    told = []
+    ended = []
 
     async def waits() -> None:
         with pytest.raises(StepUnreachableError, match="can no longer come"):
             async with MonitoredSession([GlobalStepWaiterHook(10)], creator) as session:
                 await session.run([])
-        told.append(True)
+        ended.append(True)
 
     async with anyio.create_task_group() as group:
         group.start_soon(waits)
@@ -165,5 +165,5 @@ async def test_a_worker_left_alone_is_told_that_its_step_cannot_come() -> None:
         async with MonitoredSession([StopAtStepHook(last_step=5)], creator) as session:
             while not session.should_stop():
                 await session.run([])
-            assert not told
-    assert told == [True]
+            assert not ended
+    assert ended == [True]
