@@ -44,6 +44,7 @@ class Output:
         self._directory = directory
         self.writer: Any = writer
         self._own: EventFileWriter | None = None
+        self._serializes = False  # the writer is TensorFlow's, and messages are TensorBoard's
 
     def open(self) -> None:
         """In the hook's begin.
@@ -59,15 +60,19 @@ class Output:
             self.writer = tensorflows_writer(self._directory)
         else:
             # relative names in the cache may belong to another working directory
-            cached = _cached_by_tensorflow(self._directory, only_absolute=True)
-            self.writer = None if cached is None else _Serializing(cached)
+            self.writer = _cached_by_tensorflow(self._directory, only_absolute=True)
+            self._serializes = self.writer is not None
             if self.writer is None:
                 self.writer = self._own = _EVENT_FILES.open(self._directory)
+
+    def add_summary(self, summary: Any, step: int) -> None:
+        """Write a summary of the step; there must be a writer."""
+        self.writer.add_summary(_serialized(summary) if self._serializes else summary, step)
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one scalar of the step, where there is a writer."""
         if self.writer is not None:
-            self.writer.add_summary(scalar_summary(tag, value), step)
+            self.add_summary(scalar_summary(tag, value), step)
 
     async def finish(self) -> None:
         """At any end of the session; waits for the disk off the event loop."""
@@ -136,18 +141,6 @@ def _cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any
         return None
     writers[0].reopen()  # only does something if it was closed
     return writers[0]
-
-
-class _Serializing:
-    """TensorFlow's writer for summaries that may be messages of TensorBoard's."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self.add_session_log = writer.add_session_log
-        self.flush = writer.flush
-
-    def add_summary(self, summary: Any, global_step: int) -> None:
-        self._writer.add_summary(_serialized(summary), global_step)
 
 
 def _is_absolute(directory: Any) -> bool:

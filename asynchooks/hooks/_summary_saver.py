@@ -93,7 +93,7 @@ class SummarySaverHook(TimedOutputHook):
         if self._is_due:
             self._timer.update_last_triggered_step(step)
             for asked, result in zip(self._asked, run_values.results or (), strict=False):
-                writer.add_summary(self._as_summary(asked, result), step)
+                self._output.add_summary(self._as_summary(asked, result), step)
 
     def _as_summary(self, asked: Any, result: Any) -> Any:
         if isinstance(result, bytes) or hasattr(result, "SerializeToString"):

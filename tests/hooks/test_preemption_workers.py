@@ -48,7 +48,11 @@ class Workers:
             self.num_open += 1
             while not session.should_stop():
                 # not before all are open; and a second signal would end the process
-                if self.num_open == NUM_WORKERS and self.model.count >= 40 and not self.is_signalled:
+                if (
+                    self.num_open == NUM_WORKERS
+                    and self.model.count >= 40
+                    and not self.is_signalled
+                ):
                     self.is_signalled = True
                     sigterm()
                 await session.run([])
