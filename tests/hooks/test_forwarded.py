@@ -52,10 +52,10 @@ from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
 from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
+from .guards.test_nan_rollback import Weights
 from .inputs import Diary
 from .preemptions import Counter, handlers_are_kept, saved_counts, saving
 from .test_early_stopping import Losses
-from .test_nan_rollback import Weights
 from .test_summary_saver import Writer
 
 pytestmark = pytest.mark.anyio

@@ -20,8 +20,8 @@ from asynchooks import (
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator
-from .virtual_time import guard_threads
+from ...support.helpers import counting_creator
+from ..virtual_time import guard_threads
 
 pytestmark = pytest.mark.anyio
 

@@ -27,8 +27,8 @@ from asynchooks._engine.base import Engine
 from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook
 
-from ..support.helpers import counting_creator
-from .virtual_time import guard_threads, logged_at, on_trampoline, pause, quarter_step
+from ...support.helpers import counting_creator
+from ..virtual_time import guard_threads, logged_at, on_trampoline, pause, quarter_step
 
 
 def dumps_of(main: Callable[[Engine], Awaitable[None]]) -> list[float]:

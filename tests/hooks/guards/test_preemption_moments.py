@@ -21,7 +21,7 @@ from asynchooks import (
 )
 from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
-from .preemptions import (
+from ..preemptions import (
     At,
     Counter,
     handlers_are_kept,

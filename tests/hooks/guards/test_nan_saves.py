@@ -18,7 +18,7 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from .preemptions import saving
+from ..preemptions import saving
 from .test_nan_rollback import Weights, steps_in, train
 
 pytestmark = pytest.mark.anyio

@@ -22,8 +22,8 @@ from asynchooks import (
     StopTraining,
 )
 
-from ..support.helpers import counting_creator
-from .virtual_time import guard_threads
+from ...support.helpers import counting_creator
+from ..virtual_time import guard_threads
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-from .preemptions import saving
+from ..preemptions import saving
 
 pytestmark = pytest.mark.anyio
 NAN = math.nan

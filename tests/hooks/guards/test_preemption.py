@@ -23,8 +23,8 @@ from asynchooks import (
 from asynchooks._engine.current import current_engine
 from asynchooks.testing import RecordingHook
 
-from ..support.helpers import counting_creator, settle
-from .preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm, train
+from ...support.helpers import counting_creator, settle
+from ..preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm, train
 
 pytestmark = pytest.mark.anyio
 

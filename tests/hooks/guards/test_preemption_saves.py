@@ -20,8 +20,8 @@ from asynchooks import (
     StopTraining,
 )
 
-from ..support.helpers import counting_creator
-from .preemptions import Counter, handlers_are_kept, saved_counts, saving, signal_main, sigterm
+from ...support.helpers import counting_creator
+from ..preemptions import Counter, handlers_are_kept, saved_counts, saving, signal_main, sigterm
 
 pytestmark = pytest.mark.anyio
 

@@ -26,8 +26,8 @@ from asynchooks import (
 from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook
 
-from ..support.helpers import counting_creator
-from .virtual_time import on_trampoline, pause, quarter_step
+from ...support.helpers import counting_creator
+from ..virtual_time import on_trampoline, pause, quarter_step
 
 REASON = StopReason("TimeLimitHook", "1 s have passed")
 

@@ -25,8 +25,8 @@ from asynchooks import (
 )
 from asynchooks._engine.base import Engine
 
-from ..support.helpers import counting_creator
-from .virtual_time import guard_threads, on_trampoline
+from ...support.helpers import counting_creator
+from ..virtual_time import guard_threads, on_trampoline
 
 MAX_LAG_SECS = 0.03
 HELD_SECS = 0.12

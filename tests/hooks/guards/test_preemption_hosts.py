@@ -21,8 +21,8 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator
-from .preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm, train
+from ...support.helpers import counting_creator
+from ..preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm, train
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from asynchooks import (
     SharedSessionCreator,
 )
 
-from .preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm
+from ..preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm
 
 pytestmark = pytest.mark.anyio
 NUM_WORKERS = 8
