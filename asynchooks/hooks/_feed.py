@@ -147,23 +147,23 @@ class FeedHook(SessionRunHook):
 
     async def end(self, session: Any) -> None:
         if self._is_by_hand:
-            await self._let_go()
+            await self._leave()
         elif self._consumer is not None:  # it leaves when the session is closed
             self._consumer.give_back()  # other workers may use an item that was not used
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        if self._is_by_hand:  # else when the session is closed, and no run is under way
-            await self._let_go()
+        if self._is_by_hand:  # else when the session is closed, and no run goes on
+            await self._leave()
 
     async def after_close(self, exception: BaseException | None) -> None:
         try:
-            await self._let_go()
+            await self._leave()
         except BaseException as closing:
             if exception is None:
                 raise
             add_note(exception, f"then, closing the input: {closing!r}")
 
-    async def _let_go(self) -> None:
+    async def _leave(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.leave()

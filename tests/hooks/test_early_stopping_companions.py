@@ -1,4 +1,4 @@
-"""EarlyStoppingHook beside other hooks and workers: what opening refuses, and what must wait."""
+"""EarlyStoppingHook with other hooks and workers: what opening refuses, and what must wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EvaluateFn: which results of a user's evaluation are numbers, and which errors are explained."""
+"""EvaluationHook: which results of a function are numbers, and which errors are explained."""
 
 from __future__ import annotations
 
