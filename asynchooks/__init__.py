@@ -59,7 +59,7 @@ from .backends._creator import SessionCreator, set_default_creator
 from .backends._function import FunctionSessionCreator
 from .backends._raw_session import RawSession
 from .backends._shared import SharedSessionCreator
-from .hooks.checkpoint._listener import CheckpointSaverListener
+from .hooks.checkpoint._listeners import CheckpointSaverListener
 
 if TYPE_CHECKING:
     from . import checkpoints as checkpoints

@@ -159,14 +159,14 @@ async def test_a_save_in_the_background_keeps_the_directory_until_it_is_written(
     hook = saving(tmp_path, model, background=True)
     session = await opened([hook], FunctionSessionCreator(model.step))
     saver = hook.checkpointer
-    write = saver.content.write
+    write = saver.write
 
     async def slow(*args: Any) -> bool:
         while not held.is_set():
             await anyio.lowlevel.checkpoint()
         return bool(await write(*args))
 
-    saver.content.write = slow
+    saver.write = slow
     await saver.save(session.raw_session(), may_stop=False)
     with pytest.warns(ResourceWarning):
         del session

@@ -134,7 +134,7 @@ async def test_a_save_gives_up_waiting_for_a_step_that_waits_for_the_saver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("asynchooks.backends._creator.PATIENCE_SECS", 0.3)
-    monkeypatch.setattr("asynchooks.hooks.checkpoint._content._IMPATIENT_SECS", 0.05)
+    monkeypatch.setattr("asynchooks.hooks.checkpoint._checkpointer._IMPATIENT_SECS", 0.05)
     model = counting_model()
     with model.graph.as_default():
         queue = v1.FIFOQueue(1, tf.int64)

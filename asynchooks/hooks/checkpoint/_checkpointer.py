@@ -1,81 +1,210 @@
-"""How one session's checkpoints are made: alone with the model, told to listeners, written.
+"""What the checkpoints of one session hold, and in which order they are saved and restored.
 
-It does not decide when. What is in one stands in `_checkpoint_content.py`.
+It does not decide when to save, and knows no files: a `CheckpointFormat` does.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from ..._engine.base import Engine
+from ..._engine.base import Sentinel
+from ..._engine.current import current_engine
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
 from ..._errors import add_note, no_input_end
+from ..._running.hook_state import (
+    have_more_than_timers,
+    load_hooks,
+    save_hooks,
+    shared_states,
+    with_states,
+)
 from ..._stopping.coordinator import Coordinator
+from ..._timer import SecondOrStepTimer
+from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
+from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
-from ._content import GRACE_SECS, CheckpointContent
-from ._saver_format import Format
+from ._format import CheckpointFormat, Facts, Restored
+from ._listeners import Listeners
 
 logger = logging.getLogger("asynchooks")
 
+T = TypeVar("T")
+
+_IMPATIENT_SECS = 1.0
+"""How long a save waits for running steps, once some were found to wait for it."""
+_GRACE_SECS = 30.0
+"""How long opening, closing, flushing and writing the hooks' own file go on when cancelled."""
+_NO_RUN = Sentinel("NO_RUN")
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A checkpoint whose model may be changed again.
+
+    Args:
+        step: the global step.
+        write: writes the copy, and blocks; None: it is written already.
+        should_stop: whether a listener wants training to stop; False before it is written.
+    """
+
+    step: int
+    write: Callable[[], None] | None
+    should_stop: bool = False
+
+
+class _HookStates:
+    """The states of a session's hooks for its checkpoints: of now, or from before the end.
+
+    Args:
+        hooks: all hooks of the session.
+        saves_timers: whether states of timers alone are worth saving.
+    """
+
+    def __init__(self, hooks: Sequence[Any], *, saves_timers: bool) -> None:
+        self._hooks = hooks
+        self._saves_timers = saves_timers
+        self._shared: dict[str, Any] = {}  # the part that other workers change, too
+        self._is_kept_at_end = False
+        self.at_end: bytes | None = None  # None before the end, and where they could not be saved
+
+    def keep_for_end(self) -> None:
+        self.at_end = None
+        self._is_kept_at_end = self._are_to_be_saved()
+        self.at_end = save_hooks(self._hooks)
+        self._shared = shared_states(self._hooks)
+
+    def take(self, *, at_end: bool) -> bytes | None:
+        """What goes into a checkpoint now, perhaps the states from before the end."""
+        if at_end and self.at_end is not None:
+            if not self._is_kept_at_end:
+                return None
+            self._shared = shared_states(self._hooks, self._shared)
+            return with_states(self.at_end, self._shared)
+        if not self._are_to_be_saved():
+            return None
+        self._shared = shared_states(self._hooks)
+        return save_hooks(self._hooks)
+
+    def take_late(self, at_end: bytes | None) -> bytes:
+        """As of now; but what other workers change is as it was when the model was saved."""
+        return with_states(save_hooks(self._hooks) if at_end is None else at_end, self._shared)
+
+    def load(self, saved: bytes) -> None:
+        load_hooks(self._hooks, saved)
+
+    def _are_to_be_saved(self) -> bool:
+        return self._saves_timers or have_more_than_timers(self._hooks)
+
 
 class Checkpointer:
-    """Saves the checkpoints of one session; its hook makes it in begin, and closes it.
+    """Saves and restores the checkpoints of one session; its hook makes it in begin, and closes it.
 
     Args:
         form: how the model becomes files.
-        content: what they hold.
-        is_background: whether to write beside training.
-        when_busy: what a save does that is due while another is being written.
+        listeners: called before and after each save.
+        hooks: all hooks of the session, whose states are saved with the model.
+        timer: updated at each save that is due, and at a restore.
+        metric: read for each save, if there is one.
+        path: of the checkpoints, up to their steps, for messages.
+        is_background: whether to write while training continues.
+        when_busy: what a save does that is due while another one is being written.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        form: Format,
-        content: CheckpointContent,
+        form: CheckpointFormat,
         *,
+        listeners: Listeners,
+        hooks: Sequence[Any],
+        timer: SecondOrStepTimer,
+        metric: MetricReader | None,
+        path: str,
         is_background: bool,
         when_busy: WhenBusy,
     ) -> None:
-        self._engine = engine
+        self._engine = current_engine()
         self._format = form
+        self._listeners = listeners
+        # TensorFlow saves nothing of its hooks, so timers alone leave no file beside its own
+        self._states = _HookStates(hooks, saves_timers=not form.is_immediate)
+        self._timer = timer
+        self._metric = metric
+        self._path = path
         self._is_background = is_background
         self._when_busy = when_busy
-        # Saves take turns; one that has its turn waits for the model, and then takes the lock. So
-        # whoever stands alone with the model may wait for the lock: a restore for another worker.
+        # Saves take turns; one that has its turn waits for exclusive access to the model, and then
+        # takes the lock. So the holder of that access may wait for the lock: a restore for another
+        # worker.
         self._turn = Lock("a checkpoint")
         self._lock = Lock("the files of a checkpoint")
         self._coord: Coordinator | None = None
         self._session: Any = None  # the raw one, as hooks see it
-        # of which model, from which step on, what was saved is moved aside: looking reads the files
+        # of which model, from which step on, checkpoints are moved aside: to look reads the files
         self._moved: tuple[RawSession, int] | None = None
+        self._patience_secs: float | None = None  # the default
+        self._is_writing = False  # a thread copies or writes, and will release the gate
+        self._began_at, self._seconds_before = self._engine.now(), 0.0
+        self._restored_metric: tuple[int, float | None] | None = None  # and its step
         self._restores_best = False
-        self.content = content
-        self.is_immediate = form.is_immediate
-        self.writer = BackgroundWriter(engine, self._on_failed_write)
-        self.is_closed = False
+        self._has_saved_hooks = False  # together with the model that was saved last
+        self._looked_at = -1  # the step of the last `is_better`
+        self.results: Any = _NO_RUN  # of the last run, for the metric
+        self.due_step: int | None = None  # of a save that is being made because it is due
+        self.saved_step: int | None = None
         self.is_just_restored = False  # nothing has changed since
+        self.is_immediate = form.is_immediate
+        self.is_closed = False
+        self.writer = BackgroundWriter(self._engine, self._on_failed_write)
 
     async def open(self) -> None:
         form = self._format
         await run_blocking(
-            self._engine, form.open, GRACE_SECS, "asynchooks-open", lambda _: form.close()
+            self._engine, form.open, _GRACE_SECS, "asynchooks-open", lambda _: form.close()
         )
 
     async def restore(self, raw: RawSession) -> int | None:
-        """Bring model and hooks back, for a new raw session; returns the model's step, if so."""
+        """Restore model and hooks, for a new raw session; returns the model's step, if so."""
         async with self._lock:
             await self.writer.wait_idle()  # what is being written is the newest
             await self._move_bad_aside()
             self.is_just_restored = False
-            self.is_just_restored = await self.content.restore(raw)
-        return self.content.saved_step
+            self.saved_step = self._restored_metric = None
+            restored = await self._restored(raw)
+            if restored is not None:
+                self._resume_from(raw, restored)
+                self.is_just_restored = restored.is_model
+        return self.saved_step
+
+    async def _restored(self, raw: RawSession) -> Restored | None:
+        try:
+            restored: Restored | None = await raw.call_alone(lambda: self._format.restore(raw))
+        except Exception as error:
+            add_note(error, "in restoring, by CheckpointSaverHook")
+            bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
+            if bug is error:
+                raise
+            raise bug from error
+        return restored
+
+    def _resume_from(self, raw: RawSession, restored: Restored) -> None:
+        facts = restored.facts
+        logger.info("Resuming from step %d of %s.", facts.step, restored.path)
+        raw.bad_from = None
+        self._restored_metric = facts.step, facts.metric
+        self._timer.update_last_triggered_step(facts.step)
+        if facts.hooks is not None:
+            self._states.load(facts.hooks)
+        self._began_at, self._seconds_before = self._engine.now(), facts.seconds
+        if restored.is_model:
+            self.saved_step = facts.step
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""
@@ -97,64 +226,31 @@ class Checkpointer:
         is_due: bool = True,
         release: Callable[[], None] | None = None,
     ) -> bool:
-        """Save what the model is now; returns whether a listener wants a stop.
+        """Save the model as it is now; returns whether a listener wants a stop.
 
         In the background the write is only begun, and with `may_stop` training is asked to stop.
 
         Args:
             is_due: by the timer; else it is saved because it is better than the best.
-            release: what ends the exclusive side of the gate, where it is held already.
+            release: ends exclusive access to the model, if it is held already.
         """
-        if release is not None:  # whoever has the turn may wait for the model
-            waits = not is_due or self._when_busy is not WhenBusy.SUPERSEDE
-            return await self._save_locked(
-                session, release, is_due=is_due, may_stop=may_stop, waits=waits
+        if release is None:
+            return await self._save_in_turn(
+                session, is_due=is_due, may_stop=may_stop, only_better=not is_due
             )
+        # not in turn: the save whose turn it is may wait for the model
+        waits = not is_due or self._when_busy is not WhenBusy.SUPERSEDE
         return await self._save_alone(
-            session, is_due=is_due, may_stop=may_stop, only_better=not is_due
+            session, release, is_due=is_due, may_stop=may_stop, waits=waits
         )
 
     async def save_at_end(self, session: Any) -> int:
-        """Save what the model is now, unless it is saved; returns the global step."""
-        content = self.content
-        step = await content.read_step(raw_session_of(session))
-        if step != content.saved_step and content.hooks_at_end is not None:
-            await self._save_alone(session, is_due=False)
-            await content.save_hooks_late(content.hooks_at_end)
+        """Save the model as it is now, unless that is saved; returns the global step."""
+        step = await self._read_step(raw_session_of(session))
+        if step != self.saved_step and self._states.at_end is not None:
+            await self._save_in_turn(session, is_due=False)
+            await self.save_hooks_late(self._states.at_end)
         return step
-
-    async def _save_alone(
-        self, session: Any, *, is_due: bool, may_stop: bool = False, only_better: bool = False
-    ) -> bool:
-        async with self._turn:
-            if only_better or self._when_busy is not WhenBusy.SUPERSEDE:
-                await self.writer.wait_idle()
-            raw = raw_session_of(session)
-            release = await self.content.take_exclusive(raw)
-            if only_better and not self.content.is_evaluated(raw.global_step.value):
-                release()  # another worker has moved the model meanwhile
-                return False
-            return await self._save_locked(session, release, is_due=is_due, may_stop=may_stop)
-
-    async def set_metric(self, step: int, metric: float) -> bool:
-        """Give the checkpoint of a step the metric that was found meanwhile.
-
-        Returns whether the metric is lost: it is one of the best, and there is no checkpoint.
-        """
-        is_past = self.content.looked_at >= step  # else the run will save it with its metric
-        while not self.is_closed:
-            await self.writer.wait_idle()  # it may be the one that is being written
-            async with self._lock:
-                if self.writer.is_busy or self.is_closed:
-                    continue
-                found: bool = await run_blocking(
-                    self._engine,
-                    lambda: self._format.set_metric(step, metric),
-                    math.inf,
-                    "asynchooks-metric",
-                )
-                return not found and is_past and await self.content.would_stay(metric)
-        return False
 
     async def save_beside(self, *, timeout: float) -> None:
         """Save whatever the session does meanwhile, and return when it is written.
@@ -172,8 +268,215 @@ class Checkpointer:
                 return
             await self.writer.wait_idle()
             release = await self._session.global_step.take_exclusive(timeout=timeout)
-            await self._save_locked(self._session, release, is_due=False)
+            await self._save_alone(self._session, release, is_due=False)
             await self.writer.wait_idle()
+
+    async def _save_in_turn(
+        self, session: Any, *, is_due: bool, may_stop: bool = False, only_better: bool = False
+    ) -> bool:
+        async with self._turn:
+            if only_better or self._when_busy is not WhenBusy.SUPERSEDE:
+                await self.writer.wait_idle()
+            raw = raw_session_of(session)
+            release = await self._take_exclusive(raw)
+            if only_better and self._evaluated_at(raw.global_step.value) is None:
+                release()  # another worker has changed the model meanwhile
+                return False
+            return await self._save_alone(session, release, is_due=is_due, may_stop=may_stop)
+
+    async def _save_alone(
+        self,
+        session: Any,
+        release: Callable[[], None],
+        *,
+        is_due: bool,
+        may_stop: bool = False,
+        waits: bool = False,
+    ) -> bool:
+        """Save with exclusive access to the model, which `release` ends once it is copied."""
+        is_passed_on = False
+        try:
+            async with self._lock:
+                if waits:
+                    await self.writer.wait_idle()
+                is_passed_on = True
+                return await self._save(session, release, is_due=is_due, may_stop=may_stop)
+        except BaseException:
+            if not is_passed_on:
+                release()
+            raise
+
+    async def _save(
+        self, session: Any, release: Callable[[], None], *, is_due: bool, may_stop: bool
+    ) -> bool:
+        try:
+            taken = await self._take(session, release, is_due=is_due)
+            if taken is None or taken.write is None:
+                return taken is not None and taken.should_stop
+            step, write = taken.step, taken.write
+            if self._is_background:
+                self.writer.submit(lambda: self._write_beside(session, step, write, may_stop))
+                return False
+            try:
+                return await self.write(session, step, write)
+            except BaseException:
+                self.saved_step = None
+                raise
+        except Exception as error:
+            bug = error if self.is_immediate else no_input_end(error, "a save of a checkpoint")
+            if bug is error:  # TensorFlow's own way to save has its own way to end, too
+                raise
+            raise bug from error
+
+    async def _take_exclusive(self, raw: RawSession) -> Callable[[], None]:
+        """Get exclusive access to the model, with bounded waiting; returns what ends it."""
+        release = await take_alone(raw.global_step, raw, "saved", self._patience_secs)
+        if release is not_alone:
+            self._patience_secs = _IMPATIENT_SECS
+        return release
+
+    async def _take(
+        self, session: Any, release: Callable[[], None], *, is_due: bool
+    ) -> _Taken | None:
+        """Take a checkpoint, then release the gate; None: there is none to be made."""
+        self._is_writing = False
+        held: AbstractContextManager[object] = nullcontext()
+        if release is not not_alone:
+            held = session.global_step.admission.held_here("a save of a checkpoint")
+        try:
+            with held:
+                taken = await self._take_held(session, release, is_due=is_due)
+        except BaseException as error:
+            if isinstance(error, Exception) or not self._is_writing:
+                release()  # else the thread does, which still writes
+            raise
+        release()
+        return taken
+
+    async def _take_held(
+        self, session: Any, release: Callable[[], None], *, is_due: bool
+    ) -> _Taken | None:
+        raw, form = raw_session_of(session), self._format
+        step = await self._read_step(raw)
+        if raw.bad_from is not None and not self.is_immediate:  # TensorFlow saves what there is
+            logger.warning("Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from)
+            self._timer.update_last_triggered_step(step)
+            return None
+        if not is_due and step == self.saved_step:
+            return None
+        await self._listeners.before_save(session, step)
+        logger.info("Saving checkpoints for %d into %s.", step, self._path)
+        metric = self._read_metric(step)
+        self.due_step = step if is_due else None
+        try:
+            hooks = self._states.take(at_end=not is_due)
+        finally:
+            self.due_step = None
+        self._has_saved_hooks = hooks is not None
+        seconds = self._seconds_before + self._engine.now() - self._began_at
+        facts = Facts(step, seconds, hooks, metric)
+
+        def copy() -> Callable[[], None] | None:
+            try:
+                return form.take(session, facts)
+            finally:
+                self._is_writing = False
+
+        self._is_writing = True
+        write = await raw.call_alone(copy, lambda _: release())
+        self.saved_step = step
+        if is_due or self.is_immediate:
+            self._timer.update_last_triggered_step(step)
+        if write is None:
+            return _Taken(step, None, await self._listeners.after_save(session, step))
+        return _Taken(step, write)
+
+    async def _read_step(self, raw: RawSession) -> int:
+        """The global step, of a variable where there is one, perhaps on a server."""
+        if not raw.evaluates:
+            return raw.global_step.value
+        step: int = await raw.call_blocking(raw.read_step)
+        return step
+
+    async def write(self, session: Any, step: int, write: Callable[[], None]) -> bool:
+        """Write what was taken; returns whether a listener wants training to stop."""
+        await self._run_blocking(write, "asynchooks-save")
+        return await self._listeners.after_save(session, step)
+
+    async def _write_beside(
+        self, session: Any, step: int, write: Callable[[], None], may_stop: bool
+    ) -> None:
+        should_stop = await self.write(session, step, write)
+        if should_stop and may_stop and self._coord is not None:
+            reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
+            self._coord.request_stop(reason=reason)
+
+    def _on_failed_write(self, error: BaseException) -> None:
+        self.saved_step = None  # the end tries again
+        add_note(error, "in a checkpoint that was written in the background")
+        logger.error("A checkpoint could not be written: %r", error)
+        if self._coord is not None:
+            reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
+            self._coord.request_stop(reason=reason)
+
+    def keep_hooks(self) -> None:
+        """Keep the hooks' states: what their `end` does is no part of training."""
+        self._states.keep_for_end()
+
+    async def save_hooks_late(self, at_end: bytes | None = None) -> None:
+        """Save the hooks' states where the model was saved before all hooks had seen the step."""
+        step = self.saved_step
+        if not (self.is_immediate and self._has_saved_hooks) or step is None:
+            return
+        hooks = self._states.take_late(at_end)
+
+        def write() -> None:
+            self._format.save_hooks(step, hooks)
+
+        await self._run_blocking(write, "asynchooks-save", _GRACE_SECS)
+
+    def _read_metric(self, step: int) -> float | None:
+        metric, known = self._metric, self._restored_metric
+        if metric is None:
+            return None
+        restored = known[1] if known is not None and known[0] == step else None
+        if metric.evaluation is not None:
+            value = metric.at(step)
+            return restored if value is None else value
+        if metric.args is not None and self.results is _NO_RUN:
+            return restored
+        taken = metric.read(self.results, step)
+        return None if taken is None else taken[1]
+
+    def _evaluated_at(self, step: int) -> float | None:
+        """The metric of an evaluation of this step; None if that was not evaluated last."""
+        return None if self._metric is None else self._metric.at(step)
+
+    async def is_better(self, step: int) -> bool:
+        """Whether this step was evaluated, better than the best checkpoints that are there."""
+        value, self._looked_at = self._evaluated_at(step), step
+        return value is not None and step != self.saved_step and await self._would_stay(value)
+
+    async def _would_stay(self, metric: float) -> bool:
+        """Whether a checkpoint with this metric would be one of the best."""
+        return await self._run_blocking(lambda: self._format.is_better(metric), "asynchooks-best")
+
+    async def set_metric(self, step: int, metric: float) -> bool:
+        """Set the metric of the checkpoint of a step, which was evaluated meanwhile.
+
+        Returns whether the metric is lost: it is one of the best, and there is no checkpoint.
+        """
+        is_past = self._looked_at >= step  # else the run will save it with its metric
+        while not self.is_closed:
+            await self.writer.wait_idle()  # it may be the one that is being written
+            async with self._lock:
+                if self.writer.is_busy or self.is_closed:
+                    continue
+                found = await self._run_blocking(
+                    lambda: self._format.set_metric(step, metric), "asynchooks-metric"
+                )
+                return not found and is_past and await self._would_stay(metric)
+        return False
 
     async def reject(self, raw: RawSession) -> str | None:
         """Move the checkpoints of a bad model aside; returns the path of the newest that is left.
@@ -187,17 +490,15 @@ class Checkpointer:
     async def _reject(self, raw: RawSession) -> str | None:
         bad_from = raw.bad_from
         assert bad_from is not None
-        newest: str | None = await run_blocking(
-            self._engine,
+        newest = await self._run_blocking(
             lambda: self._format.reject(bad_from, "the loss was NaN soon afterwards"),
-            math.inf,
             "asynchooks-reject",
         )
         self._moved = raw, bad_from
         return newest
 
     async def _move_bad_aside(self) -> None:
-        """What another worker that shares the model has found to be bad goes, too."""
+        """Reject what another worker that shares the model has found to be bad."""
         if self._session is None or self.is_immediate:
             return
         raw = raw_session_of(self._session)
@@ -205,90 +506,38 @@ class Checkpointer:
             await self._reject(raw)
 
     def restore_best_at_end(self) -> None:
-        """At a clean end, after the last save, bring the model back to the best checkpoint."""
+        """At a clean end, after the last save, restore the model from the best checkpoint."""
         self._restores_best = True
-
-    async def _save_locked(
-        self,
-        session: Any,
-        release: Callable[[], None],
-        *,
-        is_due: bool,
-        may_stop: bool = False,
-        waits: bool = False,
-    ) -> bool:
-        try:
-            await self._lock.__aenter__()
-        except BaseException:
-            release()
-            raise
-        try:
-            if waits:
-                await self._wait_idle(release)
-            return await self._save(session, release, is_due=is_due, may_stop=may_stop)
-        finally:
-            self._lock.leave()
-
-    async def _wait_idle(self, release: Callable[[], None]) -> None:
-        try:
-            await self.writer.wait_idle()
-        except BaseException:
-            release()
-            raise
-
-    async def _save(
-        self, session: Any, release: Callable[[], None], *, is_due: bool, may_stop: bool = False
-    ) -> bool:
-        try:
-            taken = await self.content.take(session, release, is_due=is_due)
-            if taken is None or taken.write is None:
-                return taken is not None and taken.should_stop
-            step, write = taken.step, taken.write
-            if self._is_background:
-                self.writer.submit(lambda: self._write_beside(session, step, write, may_stop))
-                return False
-            try:
-                return await self.content.write(session, step, write)
-            except BaseException:
-                self.content.saved_step = None
-                raise
-        except Exception as error:
-            bug = error if self.is_immediate else no_input_end(error, "a save of a checkpoint")
-            if bug is error:  # TensorFlow's own way to save has its own way to end, too
-                raise
-            raise bug from error
-
-    async def _write_beside(
-        self, session: Any, step: int, write: Callable[[], None], may_stop: bool
-    ) -> None:
-        should_stop = await self.content.write(session, step, write)
-        if should_stop and may_stop and self._coord is not None:
-            reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
-            self._coord.request_stop(reason=reason)
-
-    def _on_failed_write(self, error: BaseException) -> None:
-        self.content.saved_step = None  # the end tries again
-        add_note(error, "in a checkpoint that was written in the background")
-        logger.error("A checkpoint could not be written: %r", error)
-        if self._coord is not None:
-            reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
-            self._coord.request_stop(reason=reason)
 
     async def finish(self, session: Any) -> None:
         """Wait for what is being written; `session` is the raw one at a clean end, else None.
 
         Raises:
-            BaseException: what a write failed with, unless a run has raised it.
+            BaseException: the error of a write, unless a run has raised it.
         """
         await self.writer.wait_idle()
         async with self._turn, self._lock:
             await self._move_bad_aside()
         self.writer.raise_error()
         if session is not None and self._restores_best:
-            await self.content.restore_best(session)
+            await self._restore_best(session)
+
+    async def _restore_best(self, session: Any) -> None:
+        """Restore the best checkpoint after the last step of every worker: all were stopped."""
+        raw = raw_session_of(session)
+        session.global_step.close_gate()
+        release = await self._take_exclusive(raw)
+        try:
+            best = await raw.call_alone(lambda: self._format.restore_best(session))
+        finally:
+            release()
+        if best is None:
+            logger.warning("No checkpoint has a metric: the model stays as it is")
+        else:
+            logger.info("The model is that of the best checkpoint, %s.", best)
 
     async def close(self) -> None:
-        """Give the directory back: at once, or when what is being saved or written has been.
+        """Release the directory: now, or when what is being saved or written has been.
 
         Cancellation safe: what is begun goes on.
         """
@@ -299,7 +548,7 @@ class Checkpointer:
             await self._engine.start(self._close_when_saved).wait()
 
     def abandon(self) -> None:
-        """The session was dropped: give the directory back, once what is being written has been."""
+        """The session was dropped: release the directory, once what is being written has been."""
         self.is_closed = True
         if self.writer.is_busy:
             self.writer.finish_with(self._close)
@@ -321,11 +570,11 @@ class Checkpointer:
             except BaseException as error:
                 if self._engine.failure_in(error) is None:
                     raise
-                logger.error("Closing %s failed: %r", self.content.path, error)
+                logger.error("Closing %s failed: %r", self._path, error)
 
     async def _close_when_written(self) -> None:
         if self.writer.is_busy:
-            logger.warning("A checkpoint is still being written into %s", self.content.path)
+            logger.warning("A checkpoint is still being written into %s", self._path)
             self.writer.finish_with(self._close)
         else:
             await self._close()
@@ -338,4 +587,10 @@ class Checkpointer:
             finally:
                 self._format.close()
 
-        await run_blocking(self._engine, close, GRACE_SECS, "asynchooks-close")
+        await self._run_blocking(close, "asynchooks-close", _GRACE_SECS)
+
+    async def _run_blocking(
+        self, fn: Callable[[], T], name: str, grace_secs: float = math.inf
+    ) -> T:
+        result: T = await run_blocking(self._engine, fn, grace_secs, name)
+        return result

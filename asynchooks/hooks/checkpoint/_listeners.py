@@ -1,4 +1,4 @@
-"""The listeners of one CheckpointSaverHook, told in order. It does not know what is saved."""
+"""CheckpointSaverListener, and the calls of one hook's listeners, in order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,42 @@ from ...backends._raw_session import raw_session_of
 logger = logging.getLogger("asynchooks")
 
 
+class CheckpointSaverListener:
+    """Acts before and after a checkpoint is saved; override the coroutines you need.
+
+    You make it and give it to a `CheckpointSaverHook`. A plain method (`def`) runs in a thread,
+    but `begin`, which runs on the event loop. No worker that shares the model runs a step during
+    `before_save`, nor, on a graph without `background` or with a saver that takes no snapshot,
+    during `after_save`: do not run one there. Elsewhere `after_save` comes when the checkpoint is
+    written, while steps run, so that a plain one must not touch what they train; it is not called
+    for a copy that was superseded.
+
+    Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverListener`.
+
+    Example:
+        class Upload(CheckpointSaverListener):
+            async def after_save(self, session, global_step_value):
+                await upload(f"model.ckpt-{global_step_value}")
+    """
+
+    async def begin(self) -> None:
+        """Called once, in the hook's begin; may still add ops to the graph."""
+
+    async def before_save(self, session: Any, global_step_value: int) -> None:
+        """Called before each save, also the one at the start."""
+
+    async def after_save(self, session: Any, global_step_value: int) -> bool | None:
+        """Called after each save; True asks to stop training, if a run came before."""
+
+    async def end(self, session: Any, global_step_value: int) -> None:
+        """Called once at a clean end, after the last save."""
+
+
 class Listeners:
     """The `CheckpointSaverListener`s of a hook, in order; coroutines here, the others in a thread.
 
-    Where the session is being stopped, waits of asynchooks in them raise StopTraining: let out,
-    that counts as told.
+    Where the session is being stopped, waits of asynchooks in them raise StopTraining; a listener
+    that lets it out counts as called.
 
     Raises:
         TypeError: one lacks a method.
@@ -29,7 +60,7 @@ class Listeners:
         self._stops: SessionStop | None = None
 
     async def begin(self, stops: SessionStop | None) -> None:
-        """Tell them that a session begins, which `stops` stops."""
+        """Call `begin` of all, in a session that `stops` stops."""
         self._stops = stops
         for listener in self._listeners:
             result = listener.begin()

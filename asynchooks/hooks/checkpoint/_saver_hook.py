@@ -27,9 +27,8 @@ from ...checkpoints import CheckpointDirectory, Mode, Retention, check_saver
 from .._metrics import Metric, MetricReader
 from ._background import WhenBusy
 from ._checkpointer import Checkpointer
-from ._content import CheckpointContent
+from ._format import CheckpointFormat, SaverFormat, graph_format
 from ._listeners import Listeners
-from ._saver_format import Format, SaverFormat, graph_format
 
 logger = logging.getLogger("asynchooks")
 
@@ -182,12 +181,15 @@ class CheckpointSaverHook(SessionRunHook):
         if self._metric is not None:
             shared.check(partial(self._check_metric, self._metric, shared))
         path = os.path.join(self._directory, self._basename)
-        engine, form = current_engine(), self._choose_format()
-        content = CheckpointContent(
-            engine, form, self._listeners, shared.hooks, self._timer, self._metric, path
-        )
         self._open = Checkpointer(
-            engine, form, content, is_background=self._is_background, when_busy=self._when_busy
+            self._choose_format(),
+            listeners=self._listeners,
+            hooks=shared.hooks,
+            timer=self._timer,
+            metric=self._metric,
+            path=path,
+            is_background=self._is_background,
+            when_busy=self._when_busy,
         )
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
@@ -211,7 +213,7 @@ class CheckpointSaverHook(SessionRunHook):
             step, value,
         )  # fmt: skip
 
-    def _choose_format(self) -> Format:
+    def _choose_format(self) -> CheckpointFormat:
         if begin_graph.get() is not None:
             return graph_format(
                 self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
@@ -253,7 +255,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, checkpointer = run_context.global_step.value, self.checkpointer
-        checkpointer.content.results = run_values.results
+        checkpointer.results = run_values.results
         is_due = self._timer.should_trigger_for_step(step)
         if is_due and checkpointer.is_to_be_skipped:
             logger.info("The checkpoint of step %d is skipped: one is being written", step)
@@ -261,7 +263,7 @@ class CheckpointSaverHook(SessionRunHook):
             is_due = False
         if is_due and checkpointer.is_immediate:
             await self._save_in_run(run_context, is_due=True)
-            run_context.finish_with(checkpointer.content.save_hooks_late, phase=FinishPhase.SAVE)
+            run_context.finish_with(checkpointer.save_hooks_late, phase=FinishPhase.SAVE)
         elif is_due or self._evaluation is not None:
             # an evaluation between the steps ends after every after_run
             run_context.finish_with(
@@ -270,14 +272,14 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def _save_in_run(self, run_context: SessionRunContext, *, is_due: bool) -> None:
         session, checkpointer = run_context.session, self.checkpointer
-        if not is_due and not await checkpointer.content.is_better(run_context.global_step.value):
+        if not is_due and not await checkpointer.is_better(run_context.global_step.value):
             return
         release = run_context.take_over_exclusive()
         if await checkpointer.save(session, may_stop=True, is_due=is_due, release=release):
             run_context.request_stop("a CheckpointSaverListener asked for it")
 
     def state_dict(self) -> dict[str, Any]:
-        due = None if self._open is None else self._open.content.due_step
+        due = None if self._open is None else self._open.due_step
         timer = self._timer.state_dict()
         if due is not None:  # what is being saved is a save that was due
             timer = {"last_step": due, "secs_since_last": 0.0}
@@ -290,7 +292,7 @@ class CheckpointSaverHook(SessionRunHook):
             self._metric.load_state_dict(state["metric"])
 
     async def before_end(self, session: Any) -> None:
-        self.checkpointer.content.keep_hooks()
+        self.checkpointer.keep_hooks()
 
     def on_drop(self) -> None:
         if self._open is not None:

@@ -17,18 +17,10 @@ import tensorflow as tf
 from ..._errors import CheckpointError, DamagedCheckpointError, add_note
 from ..._hook import begin_graph
 from ...backends._raw_session import RawSession
-from ...checkpoints import CheckpointDirectory, Retention
+from ...checkpoints import Checkpoint, CheckpointDirectory, Retention
 from ...checkpoints._files import NotAFileError, open_file
 from ...hooks._summaries import tensorflows_writer
-from ...hooks.checkpoint._saver_format import (
-    HOOKS,
-    Facts,
-    Format,
-    Restored,
-    reject,
-    restored_from,
-    save,
-)
+from ...hooks.checkpoint._format import HOOKS, CheckpointFormat, Facts, Restored, restored_from
 from ._variables_copy import VariablesCopier
 
 v1 = tf.compat.v1
@@ -46,7 +38,7 @@ def graph_format(
     retention: Retention | None,
     *,
     background: bool,
-) -> Format:
+) -> CheckpointFormat:
     """The format that a `CheckpointSaverHook` with these arguments saves in."""
     if background:
         checkpoints = CheckpointDirectory(directory, basename, retention)
@@ -60,10 +52,18 @@ def graph_format(
     return GraphFormat(directory, basename, saver, scaffold, save_graph_def)
 
 
-class _GraphFiles:
-    """What both formats of a graph have in common: its saver, and the files next to checkpoints."""
+class _GraphFiles(CheckpointFormat):
+    """What both formats of a graph share: its saver, and the files next to checkpoints."""
 
-    def __init__(self, directory: str, saver: Any, scaffold: Any, save_graph_def: bool) -> None:
+    def __init__(
+        self,
+        checkpoints: CheckpointDirectory | None,
+        directory: str,
+        saver: Any,
+        scaffold: Any,
+        save_graph_def: bool,
+    ) -> None:
+        super().__init__(checkpoints)
         self._graph = begin_graph.get()
         self._path = directory
         self._saver = saver
@@ -72,6 +72,7 @@ class _GraphFiles:
         self._writer: Any = None
 
     def open(self) -> None:
+        super().open()
         try:
             tf.io.gfile.makedirs(self._path)
             with self._graph.as_default():  # it refuses to work where eager execution is on
@@ -94,6 +95,9 @@ class _GraphFiles:
         saver_def = None if saver is None else saver.saver_def
         meta_graph = v1.train.export_meta_graph(graph_def=graph_def, saver_def=saver_def)
         self._writer.add_meta_graph(meta_graph)
+
+    def load(self, session: Any, checkpoint: Checkpoint) -> None:
+        self._find_saver().restore(session, checkpoint.prefix)
 
     def flush(self) -> None:
         if self._writer is not None:
@@ -141,24 +145,17 @@ class _GraphFiles:
 
 
 class GraphFormat(_GraphFiles):
-    """TensorFlow's own: its saver writes at once, names the newest and deletes the old ones."""
+    """TensorFlow's own: its saver writes at once, names the newest and deletes the old ones.
 
-    is_immediate = True
+    It releases nothing at its close: in TensorFlow directories have no owner, and the writer stays
+    in its cache: the next session continues the same event file, as there.
+    """
 
     def __init__(
         self, directory: str, basename: str, saver: Any, scaffold: Any, save_graph_def: bool
     ) -> None:
-        super().__init__(directory, saver, scaffold, save_graph_def)
+        super().__init__(None, directory, saver, scaffold, save_graph_def)
         self._prefix = os.path.join(directory, basename)
-
-    def close(self) -> None:
-        """Release nothing: in TensorFlow directories have no owner.
-
-        The writer stays in its cache: the next session continues the same event file, as there.
-        """
-
-    def abandon(self) -> None:
-        """Nothing is held."""
 
     def restore(self, raw: RawSession) -> Restored | None:
         return saved_beside(raw)
@@ -173,18 +170,6 @@ class GraphFormat(_GraphFiles):
         )
         self._log(self._prefix, facts.step)
         return None
-
-    def restore_best(self, session: Any) -> str | None:
-        return None  # its checkpoints have no metric
-
-    def is_better(self, metric: float) -> bool:
-        return False
-
-    def set_metric(self, step: int, metric: float) -> bool:
-        return False
-
-    def reject(self, from_step: int, why: str) -> str | None:
-        return None  # its checkpoints cannot be distinguished
 
     def save_hooks(self, step: int, hooks: bytes) -> None:
         self._write_hooks(step, hooks)
@@ -216,8 +201,6 @@ class CopiedGraphFormat(_GraphFiles):
     The file `checkpoint` names the newest, so that TensorFlow's own tools find it.
     """
 
-    is_immediate = False
-
     def __init__(
         self,
         checkpoints: CheckpointDirectory,
@@ -226,24 +209,17 @@ class CopiedGraphFormat(_GraphFiles):
         scaffold: Any,
         save_graph_def: bool,
     ) -> None:
-        super().__init__(directory, saver, scaffold, save_graph_def)
+        super().__init__(checkpoints, directory, saver, scaffold, save_graph_def)
         self._checkpoints = checkpoints
         self._meta: tuple[int, bytes] = (-1, b"")  # by the graph's version
         self._copier: VariablesCopier | None = None
-
-    def open(self) -> None:
-        self._checkpoints.open()
-        super().open()
 
     def close(self) -> None:
         self._close_copier()
         try:
             self._close_writer()
         finally:
-            self._checkpoints.close()
-
-    def abandon(self) -> None:
-        self._checkpoints.close()
+            super().close()
 
     def _close_copier(self) -> None:
         copier, self._copier = self._copier, None
@@ -268,7 +244,7 @@ class CopiedGraphFormat(_GraphFiles):
                     file.write(meta)
 
         def save_copy() -> None:
-            prefix = save(self._checkpoints, write, facts).prefix
+            prefix = self.save(write, facts).prefix
             self._name_newest()
             self._log(prefix, facts.step)
 
@@ -289,26 +265,10 @@ class CopiedGraphFormat(_GraphFiles):
             self._meta = graph.version, meta.SerializeToString()
         return self._meta[1]
 
-    def restore_best(self, session: Any) -> str | None:
-        checkpoint = self._checkpoints.best()
-        if checkpoint is None:
-            return None
-        self._find_saver().restore(session, checkpoint.prefix)
-        return checkpoint.path
-
-    def is_better(self, metric: float) -> bool:
-        return self._checkpoints.is_better(metric)
-
-    def set_metric(self, step: int, metric: float) -> bool:
-        return self._checkpoints.set_metric(step, metric)
-
     def reject(self, from_step: int, why: str) -> str | None:
-        newest = reject(self._checkpoints, from_step, why)
+        newest = super().reject(from_step, why)
         self._name_newest()
         return newest
-
-    def save_hooks(self, step: int, hooks: bytes) -> None:
-        """It is in the checkpoint already."""
 
 
 def saved_beside(raw: RawSession) -> Restored | None:

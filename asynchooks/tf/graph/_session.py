@@ -18,7 +18,7 @@ from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator, ExcInfo
 from ...backends._creator import take_alone
 from ...backends._raw_session import RawSession
-from ...hooks.checkpoint._saver_format import set_graph_format
+from ...hooks.checkpoint._format import set_graph_format
 from ..checkpoint._format import graph_format
 from ..cluster._membership_client import Notification
 from ..cluster._notifications import Notifications

@@ -1,0 +1,196 @@
+"""How a model becomes files of a checkpoint and back; and what is saved with it.
+
+All of it blocks, and runs in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..._errors import add_note
+from ...backends._raw_session import RawSession
+from ...checkpoints import Checkpoint, CheckpointDirectory, Saver, SnapshotSaver
+
+HOOKS = "hooks.json"
+"""The file of a checkpoint that holds the hooks' states."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is saved with the model.
+
+    Args:
+        step: the global step.
+        seconds: of training so far.
+        hooks: the states of the hooks; None where it follows later.
+        metric: by which the best checkpoints are kept; None if it is not known.
+    """
+
+    step: int
+    seconds: float
+    hooks: bytes | None
+    metric: float | None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a session resumes from.
+
+    Args:
+        path: of the checkpoint, for messages.
+        facts: what was saved with the model.
+        is_model: whether the model was restored, too; a graph's creator does that itself.
+    """
+
+    path: str
+    facts: Facts
+    is_model: bool
+
+
+class CheckpointFormat:
+    """How a model's state becomes files; `CheckpointSaverHook` chooses one in begin.
+
+    Args:
+        directory: where the checkpoints are; None where TensorFlow's saver names its files and
+            deletes the old ones.
+    """
+
+    def __init__(self, directory: CheckpointDirectory | None) -> None:
+        self._directory = directory
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether a save has its place in the order of the hooks, as in TensorFlow."""
+        return self._directory is None
+
+    def open(self) -> None:
+        """Take the directory, before the session exists."""
+        if self._directory is not None:
+            self._directory.open()
+
+    def close(self) -> None:
+        """Release the directory; may be called twice."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Release the directory, and nothing else, which might block."""
+        if self._directory is not None:
+            self._directory.close()
+
+    def flush(self) -> None:
+        """Bring everything to the disk; checkpoints are there already."""
+
+    def describe(self, session: Any) -> None:
+        """Write what all checkpoints of a new raw session have in common."""
+
+    def restore(self, raw: RawSession) -> Restored | None:
+        """Restore the model, and find what was saved with it, if anything was."""
+        raise NotImplementedError
+
+    def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
+        """Copy the model and return what writes the copy; None: it is written already.
+
+        No worker runs a step meanwhile.
+        """
+        raise NotImplementedError
+
+    def load(self, session: Any, checkpoint: Checkpoint) -> None:
+        """Restore the model from one checkpoint of the directory."""
+        raise NotImplementedError
+
+    def save_hooks(self, step: int, hooks: bytes) -> None:
+        """Add the states of the hooks to a checkpoint that was saved without them, if any is."""
+
+    def restore_best(self, session: Any) -> str | None:
+        """Restore the model from the best checkpoint; returns its path, None if there is none."""
+        checkpoint = None if self._directory is None else self._directory.best()
+        if checkpoint is None:
+            return None
+        self.load(session, checkpoint)
+        return checkpoint.path
+
+    def is_better(self, metric: float) -> bool:
+        """Whether a checkpoint with this metric would be one of the best that stay."""
+        return self._directory is not None and self._directory.is_better(metric)
+
+    def set_metric(self, step: int, metric: float) -> bool:
+        """Set the metric of the checkpoint of a step; returns whether there is one."""
+        return self._directory is not None and self._directory.set_metric(step, metric)
+
+    def reject(self, from_step: int, why: str) -> str | None:
+        """Move aside the checkpoints from that step on; returns the path of the newest left."""
+        if self._directory is None:
+            return None
+        for checkpoint in self._directory.checkpoints():
+            if checkpoint.step >= from_step:
+                self._directory.reject(checkpoint, why)
+        newest = self._directory.newest_intact()
+        return None if newest is None else newest.path
+
+    def save(self, write: Callable[[str], object], facts: Facts) -> Checkpoint:
+        """Write one checkpoint, with the facts in it."""
+        assert self._directory is not None
+        extra = {} if facts.hooks is None else {HOOKS: facts.hooks}
+        return self._directory.save(
+            facts.step, write, seconds=facts.seconds, metric=facts.metric, extra=extra
+        )
+
+
+class SaverFormat(CheckpointFormat):
+    """The format of any object that has `save` and `restore`."""
+
+    def __init__(self, directory: CheckpointDirectory, saver: Saver) -> None:
+        super().__init__(directory)
+        self._checkpoints = directory
+        self._saver = saver
+
+    def restore(self, raw: RawSession) -> Restored | None:
+        checkpoint = self._checkpoints.newest_intact()
+        if checkpoint is None:
+            return None
+        self.load(raw, checkpoint)
+        return restored_from(self._checkpoints, checkpoint, is_model=True)
+
+    def load(self, session: Any, checkpoint: Checkpoint) -> None:
+        try:
+            self._saver.restore(checkpoint.prefix)
+        except Exception as error:
+            add_note(error, f"restoring the model from {checkpoint.path}, whose files are intact")
+            raise
+
+    def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
+        if isinstance(self._saver, SnapshotSaver):
+            copy = self._saver.snapshot()
+            return lambda: self._write(copy, facts)
+        self._write(self._saver.save, facts)
+        return None
+
+    def _write(self, write: Callable[[str], object], facts: Facts) -> None:
+        self.save(write, facts)
+
+
+MakeFormat = Callable[..., CheckpointFormat]
+_make_graph_format: MakeFormat | None = None
+
+
+def set_graph_format(make: MakeFormat) -> None:
+    """Have `make` called for a session on a graph, with the arguments of `graph_format`."""
+    global _make_graph_format
+    _make_graph_format = make
+
+
+def graph_format(*args: Any, background: bool) -> CheckpointFormat:
+    """The format of a `CheckpointSaverHook` with these arguments, where a graph is run."""
+    assert _make_graph_format is not None
+    return _make_graph_format(*args, background=background)
+
+
+def restored_from(
+    directory: CheckpointDirectory, checkpoint: Checkpoint, *, is_model: bool
+) -> Restored:
+    """What was saved in a checkpoint besides the model."""
+    hooks = directory.read_extra(checkpoint, HOOKS)
+    facts = Facts(checkpoint.step, checkpoint.seconds, hooks, checkpoint.metric)
+    return Restored(checkpoint.path, facts, is_model)
