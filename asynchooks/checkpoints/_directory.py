@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import SupportsFloat, SupportsIndex
 
-from .. import _check as check
+from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_note
 from ._files import (
     failure,
@@ -79,9 +79,9 @@ class CheckpointDirectory:
         basename: str = "model.ckpt",
         retention: Retention | None = None,
     ) -> None:
-        self._path = os.path.abspath(check.path("directory", directory))
+        self._path = os.path.abspath(_check.path("directory", directory))
         self._basename = _checked_basename(basename)
-        self._retention = check.instance(
+        self._retention = _check.instance(
             "retention",
             Retention() if retention is None else retention,
             Retention,
@@ -136,8 +136,7 @@ class CheckpointDirectory:
             step: >= 0; may be lower than that of an earlier save.
             write: gets a path in a fresh directory, and makes a file or a directory there, or
                 several that begin with it; what it returns is ignored.
-            seconds: seconds of training until now, >= 0; goes on where the restored checkpoint's
-                stood.
+            seconds: seconds of training until now, those before a restore included, >= 0.
             metric: what `Retention.keep_best` compares; infinities count, NaN does not. None:
                 not known, and never the best.
             extra: content of further files, by name.
@@ -154,7 +153,7 @@ class CheckpointDirectory:
             basename=self._basename,
             step=_checked_step(step),
             serial=self._serial + 1,
-            seconds=check.seconds(
+            seconds=_check.seconds(
                 "seconds", seconds, zero=True, expected="the seconds of training so far, >= 0"
             ),
             metric=_checked_metric(metric),
@@ -203,7 +202,7 @@ class CheckpointDirectory:
             logger.warning("Older checkpoints in %s are not deleted: %s", self._path, error)
 
     def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
-        """Give the checkpoint of a step its metric, which was found after it had been saved.
+        """Set the metric of the checkpoint of a step, which was found after it was saved.
 
         Returns:
             Whether there is a checkpoint of that step; what stays is decided by the next `save`.
@@ -245,7 +244,7 @@ class CheckpointDirectory:
         return self._found().readable
 
     def newest_intact(self, *, up_to_step: SupportsIndex | None = None) -> Checkpoint | None:
-        """The one that was saved last of those whose files are as they were written.
+        """The last saved one of those whose files are as they were written.
 
         A damaged one is passed over, with a warning in the log.
 
@@ -264,7 +263,7 @@ class CheckpointDirectory:
         return self._first_intact("checkpoint", lambda found: found[::-1], limit)
 
     def best(self) -> Checkpoint | None:
-        """The intact one with the best metric, of equal ones the newest; otherwise `newest_intact`.
+        """As `newest_intact`, but the one with the best metric, of equal ones the newest.
 
         Returns:
             None if there are no checkpoints, or none with a metric.
@@ -294,11 +293,7 @@ class CheckpointDirectory:
         in_order: Callable[[list[Checkpoint]], list[Checkpoint]],
         up_to_step: int | None = None,
     ) -> Checkpoint | None:
-        """The first in this order whose files are intact; None where there are none to look at.
-
-        Raises:
-            DamagedCheckpointError: there are some, and none is intact.
-        """
+        """The first in this order whose files are intact; None where there are none at all."""
         is_changing = True
         while is_changing:
             found = self._found(up_to_step)
@@ -327,12 +322,7 @@ class CheckpointDirectory:
         )
 
     def _found(self, up_to_step: int | None = None) -> _Found:
-        """Read all manifests, up to a step.
-
-        Raises:
-            CheckpointVersionError: a manifest is of a newer version.
-            CheckpointError: the directory or a manifest cannot be read now.
-        """
+        """Read all manifests, up to a step."""
         found = _Found([], [])
         try:
             for path, step in self._layout.checkpoints():
@@ -476,7 +466,7 @@ def _misuse(new: str, what: str, name: str) -> CheckpointError:
 
 
 def _checked_step(step: SupportsIndex) -> int:
-    return check.integer("step", step, least=0)
+    return _check.integer("step", step, least=0)
 
 
 def _checked_metric(metric: SupportsFloat | None) -> float | None:
@@ -493,9 +483,8 @@ def _checked_metric(metric: SupportsFloat | None) -> float | None:
     return number
 
 
-def _checked_basename(basename: object) -> str:
-    if not isinstance(basename, str):
-        raise TypeError(f'basename is {basename!r}; give a string, as in basename="model.ckpt"')
+def _checked_basename(basename: str) -> str:
+    _check.instance("basename", basename, str, 'a string, as in basename="model.ckpt"')
     if not basename or basename.startswith(".") or any(each in basename for each in "/\\\0"):
         raise ValueError(
             f"basename is {basename!r}; give a name without separators and without a leading dot, "
@@ -508,15 +497,15 @@ def _checked_extra(extra: Mapping[str, bytes] | None, prefix_name: str) -> dict[
     files = dict(extra or {})
     for name, content in files.items():
         _check_extra_name(name, prefix_name)
-        if not isinstance(content, (bytes, bytearray, memoryview)):
-            raise TypeError(f"the extra file {name!r} is {content!r}; give bytes")
+        _check.instance(
+            f"the extra file {name!r}", content, (bytes, bytearray, memoryview), "bytes"
+        )
     return files
 
 
-def _check_extra_name(name: object, prefix_name: str) -> None:
+def _check_extra_name(name: str, prefix_name: str) -> None:
     """A file's name beside the saver's files: no separators, not the saver's, not ours."""
-    if not isinstance(name, str):
-        raise TypeError(f'the name of an extra file is {name!r}; give a string, as "hooks.json"')
+    _check.instance("the name of an extra file", name, str, 'a string, as "hooks.json"')
     is_plain = bool(name) and os.path.basename(name) == name and not name.startswith(".")
     if not is_plain or any(each in name for each in "\\\0"):
         raise ValueError(f"{name!r} is no name of an extra file; give one as in 'hooks.json'")

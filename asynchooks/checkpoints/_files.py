@@ -58,26 +58,16 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def open_file(path: str, *, follows_link: bool = False) -> FileIO:
-    """Open a regular file for reading; anything else might block, or never end.
+    """Open a regular file for reading, else NotAFileError: a FIFO, say, might block or never end.
 
-    Args:
-        path: the file's; directories on the way to it may be symlinks.
-        follows_link: whether the file itself may be one.
-
-    Raises:
-        NotAFileError: it is no regular file.
-        OSError: the system's.
+    `follows_link`: whether the file itself may be a symlink; directories on the way always may.
     """
     _check_is_file(path, os.stat(path) if follows_link else os.lstat(path))
     return FileIO(_open_checked(path, os.O_RDONLY | (0 if follows_link else _NO_LINK)))
 
 
 def open_to_write(path: str) -> int:
-    """A descriptor of an existing or new file; it is not truncated.
-
-    Raises:
-        NotAFileError, OSError: as `open_file`.
-    """
+    """A descriptor of an existing or new regular file, else NotAFileError; it is not truncated."""
     with suppress(FileNotFoundError):
         _check_is_file(path, os.lstat(path))
     return _open_checked(path, os.O_RDWR | os.O_CREAT | _NO_LINK)

@@ -18,12 +18,7 @@ _NUMBER = "(0|[1-9][0-9]*)"
 
 
 class Layout:
-    """The names for one basename in one directory; made by `CheckpointDirectory`.
-
-    Args:
-        directory: absolute path.
-        basename: the first part of each checkpoint's name; no separators, no leading dot.
-    """
+    """The names for one basename in one directory, an absolute path."""
 
     __slots__ = ("_basename", "_directory")
 
@@ -94,11 +89,8 @@ class Layout:
     def clean_up(self) -> int:
         """Complete, put back or remove what a killed run left; only under the lock.
 
-        Returns:
-            The highest serial that was ever given here.
-
-        Raises:
-            CheckpointVersionError: a manifest is of a newer version; nothing was changed.
+        Returns the highest serial that was ever given here. CheckpointVersionError leaves all as
+        it was.
         """
         written = self._matching(r"\.new-", f"{_NUMBER}-{_NUMBER}")
         deleted = [

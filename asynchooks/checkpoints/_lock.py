@@ -6,55 +6,46 @@ import errno
 import logging
 import os
 from contextlib import suppress
-from types import ModuleType
 
 from .._errors import CheckpointError, CheckpointInUseError
 from ._files import NotAFileError, open_to_write
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 logger = logging.getLogger("asynchooks")
 
-# what file systems without locks answer
-NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+# errors of file systems without locks
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _MAX_BYTES = 32
 """More than a process id takes."""
 
 
 class DirectoryLock:
-    """The lock of a directory; made and released by `CheckpointDirectory`.
+    """The lock of a directory, which must exist when it is taken.
 
     The system releases it when the process ends, however it ends. The file stays: deleting it
     would let two runs lock two files of the same name. Where there are no locks (Windows, some
     network file systems), a warning is logged and the pid is written all the same.
-
-    Args:
-        directory: must exist when the lock is taken.
-
-    Example:
-        lock = DirectoryLock("/data/run-1")
-        lock.take()
-        lock.check()
-        lock.release()
     """
 
     __slots__ = ("_descriptor", "_directory", "_path", "_pid")
 
     def __init__(self, directory: str) -> None:
         self._descriptor: int | None = None
-        self._directory = directory
-        self._path = os.path.join(directory, "lock")
-        self._pid: int | None = None  # who took it: a forked child closes, but does not unlock
+        self._directory, self._path = directory, os.path.join(directory, "lock")
+        self._pid: int | None = None  # of its holder: a forked child closes, but does not unlock
 
     @property
     def is_held(self) -> bool:
         return self._descriptor is not None
 
     def take(self) -> None:
-        """Take the lock, at once.
+        """Take the lock at once, or raise CheckpointInUseError.
 
-        Raises:
-            CheckpointInUseError: another run has it, or this process.
-            CheckpointError: what is named like the lock is another's: a symlink, say.
-            OSError: the system's.
+        CheckpointError: the file of that name is no lock: a symlink, say, or a user's.
         """
         if self.is_held:
             raise _in_use(self._directory, os.getpid())
@@ -73,7 +64,7 @@ class DirectoryLock:
         self._descriptor, self._pid = descriptor, os.getpid()
 
     def _check_is_ours(self, descriptor: int) -> None:
-        """Empty nothing but a lock: a user may have a file of that name, or a hard link to one."""
+        """Truncate no user's file of that name, nor a hard link to one."""
         found = os.read(descriptor, _MAX_BYTES + 1)
         os.lseek(descriptor, 0, os.SEEK_SET)
         pid = found.strip(b"\0 \r\n")  # zeros: the machine crashed before they were on the disk
@@ -87,7 +78,6 @@ class DirectoryLock:
         )
 
     def _flock(self, descriptor: int) -> None:
-        fcntl = _fcntl()
         if fcntl is None:
             return self._warn("this platform has no flock")
         try:
@@ -95,7 +85,7 @@ class DirectoryLock:
         except BlockingIOError as error:
             raise _in_use(self._directory, _pid_in(descriptor)) from error
         except OSError as error:
-            if error.errno not in NO_LOCKS:
+            if error.errno not in _NO_LOCKS:
                 raise
             self._warn(str(error))
 
@@ -123,7 +113,6 @@ class DirectoryLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        fcntl = _fcntl()
         if self._pid == os.getpid():
             with suppress(OSError):  # a leftover pid does no harm
                 os.ftruncate(descriptor, 0)
@@ -135,14 +124,6 @@ class DirectoryLock:
 
     def __del__(self) -> None:
         self.release()  # one that was dropped would be held to the end of the process
-
-
-def _fcntl() -> ModuleType | None:
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    return fcntl
 
 
 def _pid_in(descriptor: int) -> int | None:

@@ -73,9 +73,7 @@ class Manifest:
     def write(self, path: str) -> None:
         """Write it into a checkpoint's directory: whole, or not at all.
 
-        Raises:
-            CheckpointError: the checkpoint has more files than a manifest may name.
-            OSError: the disk's.
+        CheckpointError: the checkpoint has more files than a manifest may name.
         """
         content = {
             "format": _FORMAT,

@@ -40,14 +40,9 @@ def write_state(path: str, state: Any) -> None:
     float, str, bytes, NumPy arrays and scalars of any type but object, and PyTorch tensors
     (which come back on the CPU, without gradients). Mappings come back as dicts.
 
-    Args:
-        path: the file's.
-        state: what to write; it must not change meanwhile.
-
     Raises:
         TypeError: the state holds something else; the message says where.
         ValueError: it contains itself.
-        OSError: the disk's.
     """
     blocks: dict[str, Block] = {}
 
@@ -66,7 +61,6 @@ def read_state(path: str) -> Any:
     """The state in a file, in memory of its own.
 
     Raises:
-        OSError: the disk's; FileNotFoundError, too.
         DamagedCheckpointError: the file does not hold a state, or is cut off. Flipped bits in
             the numbers go unnoticed here.
         CheckpointVersionError: a newer version of asynchooks wrote it.
@@ -99,15 +93,11 @@ def read_state(path: str) -> Any:
 
 
 def copied_state(state: Any, spare: Mapping[str, Any], taken: dict[str, Any]) -> Any:
-    """A state of its own, as `read_state` would give it, in spare memory where that fits.
+    """A copy, as `read_state` would return it; raises as `write_state`.
 
     Args:
-        state: what to copy.
-        spare: arrays by their place in a state before this one.
+        spare: arrays to use again, by their place in an earlier state.
         taken: gets the copies, by their place.
-
-    Raises:
-        TypeError, ValueError: as `write_state`.
     """
     arrays: list[Any] = []
 
@@ -309,11 +299,7 @@ def to_block(value: Any) -> tuple[dict[str, Any], Block]:
 
 
 def from_block(about: dict[str, Any], block: Block) -> Any:
-    """The array or tensor; it takes the block's memory over.
-
-    Raises:
-        Exception: of many kinds, if the two do not fit: the file was damaged.
-    """
+    """The array or tensor, in the block's memory; any Exception, if the two do not fit."""
     shape = tuple(about["shape"])
     if "tensor" in about:
         import torch

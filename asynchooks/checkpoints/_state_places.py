@@ -17,10 +17,7 @@ Put = tuple[Any, Any, Any]
 def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str]) -> None:
     """Walk both side by side; collect the values to put back, and a line for each misfit.
 
-    Args:
-        place: the path of both, for messages.
-        live: the program's mapping, list, tuple or array.
-        saved: what a checkpoint holds in its place.
+    `place` is the path of both, for messages.
     """
     if is_array(live):
         _compare_array(place, live, saved, puts, faults)

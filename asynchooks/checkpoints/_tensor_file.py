@@ -45,11 +45,7 @@ class Block:
 # Written here and not by safetensors.save_file: with 200 MB, 0.4.3 kept other threads waiting for
 # 120 to 530 ms at a stretch, this for up to 10 (0.8.0: 2); load_file for 90 to 125 in most runs.
 def write_blocks(path: str, blocks: Mapping[str, Block], texts: Mapping[str, str]) -> None:
-    """Write a new file, or over an old one; it is not synced.
-
-    Raises:
-        OSError: the disk's.
-    """
+    """Write a new file, or over an old one; it is not synced."""
     # wide items first, so that every block lies at a multiple of its item's width
     names = sorted(blocks, key=lambda name: -ITEM_BITS[blocks[name].kind])
     header: dict[str, Any] = {"__metadata__": dict(texts)}
@@ -68,12 +64,7 @@ def write_blocks(path: str, blocks: Mapping[str, Block], texts: Mapping[str, str
 
 
 def read_blocks(path: str) -> tuple[dict[str, Block], dict[str, str]]:
-    """The blocks, in fresh and writable memory, and the texts of a file.
-
-    Raises:
-        OSError: the disk's; FileNotFoundError, too.
-        DamagedCheckpointError: it is no such file, or a part of it is missing.
-    """
+    """The blocks, in fresh and writable memory, and the texts of a file."""
     try:
         opened = open_file(path, follows_link=True)  # caches of models hold links
     except NotAFileError as error:

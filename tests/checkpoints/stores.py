@@ -85,14 +85,14 @@ def run_python(code: str, *args: object, namespace: str = "") -> str:
     return done.stdout
 
 
-# `told` prints the checkpoint's error that a call raises
+# `report` prints the checkpoint's error that a call raises
 PRELUDE = """
 import os, subprocess, sys
 from pathlib import Path
 from asynchooks._errors import CheckpointError
 from asynchooks.checkpoints import CheckpointDirectory, Retention
 
-def told(fn, *args):
+def report(fn, *args):
     try:
         fn(*args)
     except CheckpointError as error:

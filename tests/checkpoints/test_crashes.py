@@ -54,7 +54,7 @@ def save(directory, step, attempt):
     return directory.save(step, write, extra={"hooks.json": content_of(step, attempt)})
 
 
-def told(returned, serial):
+def report(returned, serial):
     os.write(returned, b"%d\\n" % serial)
 
 
@@ -62,7 +62,7 @@ def run(returned):
     directory = CheckpointDirectory(path / "run", retention=Retention(max_to_keep=2))
     directory.open()
     for attempt, step in enumerate(json.loads(scenario)):
-        told(returned, save(directory, step, attempt).serial)
+        report(returned, save(directory, step, attempt).serial)
     directory.close()
 
 

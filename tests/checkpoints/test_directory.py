@@ -1,4 +1,4 @@
-"""Saving, listing, choosing, replacing and rejecting, on a disk that does as it is told."""
+"""Saving, listing, choosing, replacing and rejecting, on a disk that works."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ def test_a_full_disk_leaves_the_older_ones_and_the_next_save_goes_on(tmp_path: P
     directory = CheckpointDirectory(path, retention=Retention(max_to_keep=2))
     directory.open()
     for step in (1, 2, 3):
-        told(directory.save, step, write)  # two of them fit, and a third beside them
+        report(directory.save, step, write)  # two of them fit, and a third beside them
     def write_more(prefix):
         Path(prefix).write_bytes(b"w" * 800_000)
-    told(directory.save, 4, write_more)
-    told(lambda: directory.save(4, write, extra={"hooks.json": bytes(800_000)}))
+    report(directory.save, 4, write_more)
+    report(lambda: directory.save(4, write, extra={"hooks.json": bytes(800_000)}))
     print(sorted(os.listdir(path)), directory.newest_intact().step)
-    told(directory.save, 4, write)
+    report(directory.save, 4, write)
     print(directory.newest_intact().step)
     """
     lines = run(code, tmp_path, mount_namespace())
@@ -42,7 +42,7 @@ def test_a_full_disk_leaves_the_older_ones_and_the_next_save_goes_on(tmp_path: P
     assert lines[5:] == ["['lock', 'model.ckpt-2', 'model.ckpt-3'] 3", "done", "4"]
 
 
-def test_a_device_that_is_full_is_told_like_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_device_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
 
         def write(prefix: str) -> None:
@@ -66,7 +66,7 @@ def limited(what: int, limit: int) -> Iterator[None]:
         resource.setrlimit(what, before)
 
 
-def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_reported(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with opened(tmp_path) as directory, limited(resource.RLIMIT_FSIZE, 1000):
         words = r"step 2 is not saved: \[Errno 27\] File too large.*ulimit -f"
@@ -77,7 +77,7 @@ def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
     assert newest_step(tmp_path) == 1
 
 
-def test_a_read_only_disk_is_told_at_open_and_at_save_and_can_be_read(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_reported_at_open_and_at_save_and_can_be_read(tmp_path: Path) -> None:
     save(tmp_path, 1)
     code = """
     def mount(options):
@@ -86,11 +86,11 @@ def test_a_read_only_disk_is_told_at_open_and_at_save_and_can_be_read(tmp_path: 
     directory.open()
     mount("bind")  # over it, with the same files: the mount that is in use stays writable
     mount("remount,ro,bind")
-    told(directory.save, 2, write)
+    report(directory.save, 2, write)
     print(directory.newest_intact().step)
     directory.close()
-    told(directory.open)
-    told(CheckpointDirectory(path / "below").open)
+    report(directory.open)
+    report(CheckpointDirectory(path / "below").open)
     """
     lines = run(code, tmp_path, mount_namespace())
     words = "Read-only file system: "
@@ -101,8 +101,8 @@ def test_a_read_only_disk_is_told_at_open_and_at_save_and_can_be_read(tmp_path: 
     assert f"CheckpointError {tmp_path}: cannot be used for checkpoints: [Errno 30]" in lines[2]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_missing_permissions_are_told(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_missing_permissions_are_reported(tmp_path: Path) -> None:
     save(tmp_path / "mine", 1)
     for each in (tmp_path.parents[1], tmp_path.parent, tmp_path):
         each.chmod(0o755)  # pytest's are closed to others
@@ -112,15 +112,15 @@ def test_missing_permissions_are_told(tmp_path: Path) -> None:
     (mine / "lock").chmod(0o666)
     (mine / "model.ckpt-1/manifest.json").chmod(0o600)
     os.seteuid(65534)
-    told(CheckpointDirectory(mine / "below" / "that").open)
-    told(CheckpointDirectory(mine, "other").open)
-    told(CheckpointDirectory(mine).newest_intact)
+    report(CheckpointDirectory(mine / "below" / "that").open)
+    report(CheckpointDirectory(mine, "other").open)
+    report(CheckpointDirectory(mine).newest_intact)
     locked = path / "theirs"
     locked.mkdir(mode=0o300)
-    told(CheckpointDirectory(locked).newest_intact)
-    told(CheckpointDirectory(locked).open)
+    report(CheckpointDirectory(locked).newest_intact)
+    report(CheckpointDirectory(locked).open)
     below = CheckpointDirectory(locked / "below")
-    told(below.open)
+    report(below.open)
     """
     lines = run(code, tmp_path)
     assert all(line.startswith("CheckpointError ") for line in lines[:-1])
@@ -167,7 +167,7 @@ def test_a_disk_that_cannot_read_a_file_has_damaged_it(tmp_path: Path) -> None:
     assert lines[1:] == ["1"]
 
 
-def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         directory = CheckpointDirectory(path)

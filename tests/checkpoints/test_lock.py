@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asynchooks._errors import CheckpointError, CheckpointInUseError
-from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks.checkpoints import CheckpointDirectory, _lock
 
 from .stores import REPOSITORY, names_in, newest_step, opened, run_python, writer
 
@@ -204,7 +204,7 @@ def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_n
 def test_without_flock_there_is_a_warning_and_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows: importing it fails
+    monkeypatch.setattr(_lock, "fcntl", None)  # as on Windows, where it cannot be imported
     with caplog.at_level(logging.WARNING), opened(tmp_path), opened(tmp_path) as directory:
         directory.save(1, writer())
     words = "is not locked (this platform has no flock): see to it that no second run uses it"
@@ -217,7 +217,7 @@ def test_a_replaced_directory_is_not_written_to(tmp_path: Path) -> None:
         saved = directory.save(1, writer())
         path.rename(tmp_path / "moved")
         with opened(path):
-            """Another run makes it anew: a lock of its own is in it now."""
+            """Another run recreates it: a lock of its own is in it now."""
         words = "removed, moved or replaced while it was in use, and is not recreated here"
         with pytest.raises(CheckpointError, match=words):
             directory.save(2, pytest.fail)

@@ -264,7 +264,7 @@ def test_what_is_named_like_a_checkpoint_and_is_no_directory_is_damaged(
     assert "model.ckpt-9: is no directory, though it is named like a checkpoint" in caplog.text
 
 
-def test_where_none_is_intact_each_damage_is_told(newest: Path) -> None:
+def test_where_none_is_intact_each_damage_is_listed(newest: Path) -> None:
     (newest / "manifest.json").unlink()
     os.truncate(newest.parent / "model.ckpt-1/model.ckpt-1", 3)
     with pytest.raises(DamagedCheckpointError) as caught:

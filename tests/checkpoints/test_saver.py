@@ -61,7 +61,7 @@ def test_savers_pass_with_and_without_snapshots() -> None:
         ({"w": np.zeros(9)}, r"^an object of dict is no saver; wrap it: StateDictSaver\(weights="),
     ],
 )
-def test_what_is_no_saver_is_told_what_to_wrap_it_in(saver: object, message: str) -> None:
+def test_the_error_for_no_saver_says_what_to_wrap(saver: object, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         check_saver(saver)
 

@@ -170,7 +170,7 @@ def test_objects_missing_or_left_over_are_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_read_only_array_is_told_before_anything_changes(tmp_path: Path) -> None:
+def test_a_read_only_array_is_refused_before_anything_changes(tmp_path: Path) -> None:
     state, path = weights(), str(tmp_path / "a")
     saver = StateDictSaver(weights=state)
     saver.save(path)
@@ -182,7 +182,7 @@ def test_a_read_only_array_is_told_before_anything_changes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("frozen", [(1, 2), MappingProxyType({"a": 1})])
-def test_what_could_not_be_put_back_is_told_already_when_saving(
+def test_a_state_that_could_not_be_put_back_is_refused_when_saving(
     tmp_path: Path, frozen: Any
 ) -> None:
     saver = StateDictSaver(weights={"frozen": frozen})
@@ -215,7 +215,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     assert state["step"] == 8
 
 
-def test_a_file_of_another_kind_of_state_is_told(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_of_state_is_refused(tmp_path: Path) -> None:
     from asynchooks.checkpoints._state_file import write_state
 
     write_state(str(tmp_path / "a.safetensors"), [1])

@@ -321,7 +321,9 @@ def with_header(path: Path, header: Any, data: bytes = b"") -> str:
         ),
     ],
 )
-def test_a_damaged_header_is_told(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
+def test_a_damaged_header_is_refused(
+    tmp_path: Path, header: Any, data: bytes, message: str
+) -> None:
     with pytest.raises(DamagedCheckpointError, match=message):
         read_state(with_header(tmp_path / "state", header, data))
 
@@ -335,7 +337,7 @@ def test_a_damaged_header_is_told(tmp_path: Path, header: Any, data: bytes, mess
         *({"bytes": "%"}, {"copy": 0}, {"array": "'|O'", "shape": [2], "block": "w"}),
     ],
 )
-def test_a_damaged_structure_is_told(tmp_path: Path, structure: Any) -> None:
+def test_a_damaged_structure_is_refused(tmp_path: Path, structure: Any) -> None:
     text = json.dumps({"version": 1, "state": structure})
     header = {
         "__metadata__": {"asynchooks.state": text},
@@ -390,7 +392,7 @@ def test_a_link_to_a_state_is_read(tmp_path: Path) -> None:
     assert read_state(str(tmp_path / "state")) == [1, 2]
 
 
-def test_a_newer_version_is_told_from_damage(tmp_path: Path) -> None:
+def test_a_newer_version_is_distinguished_from_damage(tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     write_blocks(path, {}, {"asynchooks.state": json.dumps({"version": 2})})
     with pytest.raises(CheckpointVersionError, match="has version 2 .* reads 1; install"):

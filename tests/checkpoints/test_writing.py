@@ -1,4 +1,4 @@
-"""What a writer does wrong is told, and what it does right gets its name last."""
+"""A writer that breaks the rules is refused; what it wrote gets its final name last."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def fifo(prefix: str) -> None:
         (fifo, "model.ckpt-2 is a special file, which cannot be kept"),
     ],
 )
-def test_what_a_writer_must_not_write_is_told(
+def test_what_a_writer_must_not_write_is_refused(
     tmp_path: Path, write: Callable[[str], None], words: str
 ) -> None:
     save(tmp_path, 1)
@@ -142,7 +142,7 @@ def test_what_a_writer_must_not_write_is_told(
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_what_no_checkpoint_may_replace_is_told_before_writing(
+def test_what_no_checkpoint_may_replace_is_reported_before_writing(
     tmp_path: Path, is_link: bool
 ) -> None:
     foreign = tmp_path / "model.ckpt-1"
@@ -153,7 +153,7 @@ def test_what_no_checkpoint_may_replace_is_told_before_writing(
     assert names_in(tmp_path) == ["model.ckpt-1"]
 
 
-def test_a_directory_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_directory_that_vanished_is_not_recreated(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with opened(path) as directory:
 
@@ -169,7 +169,7 @@ def test_a_directory_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_writer_that_makes_the_lost_directory_anew_is_told(tmp_path: Path) -> None:
+def test_a_writer_that_recreates_the_lost_directory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with opened(path) as directory:
 

@@ -29,34 +29,34 @@ from .programs import Tells
 
 
 def stuck(
-    directory: Path, backend: str, told: Connection, where: str, deadline_secs: float
+    directory: Path, backend: str, pipe: Connection, where: str, deadline_secs: float
 ) -> None:
     """Three steps, a save of each even one, and then something that does not end.
 
     Args:
         where: "block", "step" or "save": what does not end.
     """
-    anyio.run(_stuck, directory, told, where, deadline_secs, backend=backend)
+    anyio.run(_stuck, directory, pipe, where, deadline_secs, backend=backend)
 
 
 class Notes(logging.Handler):
     """Tells what is logged."""
 
-    def __init__(self, told: Connection) -> None:
+    def __init__(self, pipe: Connection) -> None:
         super().__init__(logging.WARNING)
-        self.told = told
+        self.pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.send(("logged", record.getMessage()))
+        self.pipe.send(("logged", record.getMessage()))
 
 
-async def _stuck(directory: Path, told: Connection, where: str, deadline_secs: float) -> None:
+async def _stuck(directory: Path, pipe: Connection, where: str, deadline_secs: float) -> None:
     array = np.zeros(3)
-    logging.getLogger("asynchooks").addHandler(Notes(told))
+    logging.getLogger("asynchooks").addHandler(Notes(pipe))
 
     def step() -> dict[str, float]:
         if where == "step" and array[0] == 3:
-            told.send(("stuck",))
+            pipe.send(("stuck",))
             threading.Event().wait()
         array[:] += 1
         return {"sum": float(array.sum())}
@@ -67,31 +67,31 @@ async def _stuck(directory: Path, told: Connection, where: str, deadline_secs: f
 
         def save(self, path: str) -> None:
             if where == "save" and array[0] == 4:
-                told.send(("stuck",))
+                pipe.send(("stuck",))
                 time.sleep(60)
             self.saver.save(path)
 
     hooks = [
         PreemptionHook(deadline_secs=deadline_secs, same_signal_secs=0.2),
-        CheckpointSaverHook(directory, save_steps=2, saver=Saver(), listeners=[Tells(told)]),
+        CheckpointSaverHook(directory, save_steps=2, saver=Saver(), listeners=[Tells(pipe)]),
     ]
     session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner="thread")
     async with session:
         for _ in range(3):
             await session.run([])
         if where == "block":
-            told.send(("stuck",))
+            pipe.send(("stuck",))
             await anyio.sleep_forever()
         with anyio.CancelScope(shield=True):
             await session.run([])
 
 
-def saving_slowly(directory: Path, backend: str, told: Connection) -> None:
+def saving_slowly(directory: Path, backend: str, pipe: Connection) -> None:
     """Three steps, and a wait that a stop ends; the last save takes 0.8 s."""
-    anyio.run(_saving_slowly, directory, told, backend=backend)
+    anyio.run(_saving_slowly, directory, pipe, backend=backend)
 
 
-async def _saving_slowly(directory: Path, told: Connection) -> None:
+async def _saving_slowly(directory: Path, pipe: Connection) -> None:
     array = np.zeros(3)
 
     def step() -> dict[str, float]:
@@ -110,11 +110,11 @@ async def _saving_slowly(directory: Path, told: Connection) -> None:
     async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
         for _ in range(3):
             await session.run([])
-        told.send(("trained",))
+        pipe.send(("trained",))
         await session.global_step.wait_for(10**9)
 
 
-def many(backend: str, told: Connection, number: int) -> None:
+def many(backend: str, pipe: Connection, number: int) -> None:
     """One hook for eight workers in a task group."""
     anyio.run(_many, number, backend=backend)
 
@@ -136,7 +136,7 @@ async def _many(number: int) -> None:
             group.start_soon(work)
 
 
-def one(backend: str, told: Connection, number: int) -> None:
+def one(backend: str, pipe: Connection, number: int) -> None:
     """One session in the main task."""
     anyio.run(_one, number, backend=backend)
 
@@ -149,27 +149,27 @@ async def _one(number: int) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-def unread(told: Connection) -> None:
-    """The main thread writes to a pipe that nobody reads, as behind a log collector that hangs."""
+def unread(pipe: Connection) -> None:
+    """The main thread writes to a pipe that is not read, as behind a log collector that hangs."""
     _, write_end = os.pipe()
     sys.stdout = os.fdopen(write_end, "w")
-    anyio.run(_unread, told)
+    anyio.run(_unread, pipe)
 
 
-async def _unread(told: Connection) -> None:
+async def _unread(pipe: Connection) -> None:
     hook = PreemptionHook(deadline_secs=0.5)
     async with MonitoredSession([hook], FunctionSessionCreator(dict)):
-        told.send(("stuck",))
+        pipe.send(("stuck",))
         print("x" * 1_000_000, flush=True)
 
 
-def with_faulthandler(told: Connection, path: Path) -> None:
+def with_faulthandler(pipe: Connection, path: Path) -> None:
     """A handler that is not one of Python's: stacks of all threads at SIGUSR1."""
     with path.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
         anyio.run(_idle)
         signal.raise_signal(signal.SIGUSR1)
-        told.send(("alive",))
+        pipe.send(("alive",))
 
 
 async def _idle() -> None:

@@ -88,8 +88,8 @@ class Moments(SessionRunHook):
 class Tells(SessionRunHook, CheckpointSaverListener):
     """Says where training begins, and which saves are complete."""
 
-    def __init__(self, told: Connection) -> None:
-        self.told = told
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
 
     async def begin(self) -> None:
         """Of a hook and of a listener."""
@@ -98,20 +98,20 @@ class Tells(SessionRunHook, CheckpointSaverListener):
         """Of a hook and of a listener."""
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self.told.send(("begins", session.global_step.value))
+        self.pipe.send(("begins", session.global_step.value))
 
     async def after_save(self, session: Any, global_step_value: int) -> None:
-        self.told.send(("saved", global_step_value))
+        self.pipe.send(("saved", global_step_value))
 
 
 def train(
-    directory: Path, backend: str, told: Connection, last_step: int | None, where: str = ""
+    directory: Path, backend: str, pipe: Connection, last_step: int | None, where: str = ""
 ) -> None:
     """Train until it is killed, or up to a step, or, with `where`, until it is preempted."""
-    anyio.run(_train, directory, told, last_step, where, backend=backend)
+    anyio.run(_train, directory, pipe, last_step, where, backend=backend)
 
 
-async def _train(directory: Path, told: Connection, last_step: int | None, where: str) -> None:
+async def _train(directory: Path, pipe: Connection, last_step: int | None, where: str) -> None:
     model, moments = Model(), Moments()
 
     def slow_step() -> dict[str, float]:
@@ -136,9 +136,9 @@ async def _train(directory: Path, told: Connection, last_step: int | None, where
         saver = PlainSaver(saver)  # type: ignore[assignment]
     hooks: list[Any] = [PreemptionHook(deadline_secs=20)] if where else []
     hooks += [
-        Tells(told),
+        Tells(pipe),
         CheckpointSaverHook(
-            directory, save_steps=5, saver=saver, listeners=[Tells(told)], background=True,
+            directory, save_steps=5, saver=saver, listeners=[Tells(pipe)], background=True,
             retention=Retention(max_to_keep=2),
         ),
         moments,
@@ -154,7 +154,7 @@ async def _train(directory: Path, told: Connection, last_step: int | None, where
             while not session.should_stop():
                 await session.run("sum")
     finally:
-        told.send(("ends", session.global_step.value, moments.num_runs, model.arrays["a0"][0]))
+        pipe.send(("ends", session.global_step.value, moments.num_runs, model.arrays["a0"][0]))
 
 
 class PlainSaver:
@@ -173,11 +173,11 @@ def uninterrupted(last_step: int) -> float:
 
 
 class Running:
-    """A process that trains, and what it has told so far."""
+    """A process that trains, and its reports so far."""
 
     def __init__(self, process: BaseProcess, news: Connection) -> None:
         self.process = process
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
         self._news = news
         self._listener = threading.Thread(target=self._listen)
         self.has_begun = threading.Event()
@@ -186,11 +186,11 @@ class Running:
     def _listen(self) -> None:
         while True:
             try:
-                self.told.append(self._news.recv())
+                self.reports.append(self._news.recv())
             except (EOFError, OSError, ValueError):
                 self.has_begun.set()
                 return
-            if self.told[-1][0] == "begins":
+            if self.reports[-1][0] == "begins":
                 self.has_begun.set()
 
     def join(self) -> None:
@@ -199,7 +199,7 @@ class Running:
         self._listener.join(10)
 
     def of(self, what: str) -> list[Any]:
-        return [each[1:] for each in self.told if each[0] == what]
+        return [each[1:] for each in self.reports if each[0] == what]
 
 
 @contextmanager
@@ -207,11 +207,11 @@ def running(
     context: ForkServerContext, target: Callable[..., None], *args: Any
 ) -> Iterator[Running]:
     """Start `target(*args with a connection instead of None)`; killed at the end at the latest."""
-    news, told = context.Pipe(duplex=False)
-    with_told = [told if each is Connection else each for each in args]
-    process = context.Process(target=target, args=with_told)
+    news, pipe = context.Pipe(duplex=False)
+    with_pipe = [pipe if each is Connection else each for each in args]
+    process = context.Process(target=target, args=with_pipe)
     process.start()
-    told.close()
+    pipe.close()
     run = Running(process, news)
     try:
         yield run

@@ -180,7 +180,7 @@ def test_workers_in_a_task_group_end_the_process_with_the_signals_code(
         assert process.wait(60) in codes
 
 
-def test_the_deadline_holds_where_nobody_reads_the_output() -> None:
+def test_the_deadline_holds_where_the_output_is_not_read() -> None:
     with running(server(), unread, Connection) as run:
         wait_for(run, "stuck")
         run.process.terminate()

@@ -1,4 +1,4 @@
-"""A process that gets SIGTERM, at whatever moment, saves and ends as it was told to."""
+"""A process that gets SIGTERM, at whatever moment, saves, and ends as it should."""
 
 from __future__ import annotations
 

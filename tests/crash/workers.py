@@ -73,13 +73,13 @@ async def fetch(item: int) -> int:
 
 
 def train_together(
-    directory: Path, backend: str, told: Connection, num_items: int, feeds: bool
+    directory: Path, backend: str, pipe: Connection, num_items: int, feeds: bool
 ) -> None:
     """Train with that many items by eight workers, of which the last has the checkpoints."""
-    anyio.run(_train_together, directory, told, num_items, feeds, backend=backend)
+    anyio.run(_train_together, directory, pipe, num_items, feeds, backend=backend)
 
 
-async def _train_together(directory: Path, told: Connection, num_items: int, feeds: bool) -> None:
+async def _train_together(directory: Path, pipe: Connection, num_items: int, feeds: bool) -> None:
     model = CountingModel()
     creator = SharedSessionCreator(FunctionSessionCreator(model.step))
     source: Stage[int] = prefetch(map_concurrent(fetch, range(num_items), 4), 4)
@@ -90,9 +90,9 @@ async def _train_together(directory: Path, told: Connection, num_items: int, fee
         if place == NUM_WORKERS - 1:
             saver = StateDictSaver(arrays=model.arrays, rng=Generator(model.rng))
             hooks += [
-                Tells(told),
+                Tells(pipe),
                 CheckpointSaverHook(
-                    directory, save_steps=7, saver=saver, listeners=[Tells(told)], background=True,
+                    directory, save_steps=7, saver=saver, listeners=[Tells(pipe)], background=True,
                     retention=Retention(max_to_keep=2),
                 ),
             ]  # fmt: skip
@@ -109,4 +109,4 @@ async def _train_together(directory: Path, told: Connection, num_items: int, fee
     async with anyio.create_task_group() as group:
         for place in range(NUM_WORKERS):
             group.start_soon(work, place)
-    told.send(("ends", model.state))
+    pipe.send(("ends", model.state))

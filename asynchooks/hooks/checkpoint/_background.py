@@ -1,7 +1,4 @@
-"""Writes that go on beside training: one at a time, and at most one more in line.
-
-It does not know what is written.
-"""
+"""Writes while training continues: one at a time, and at most one more in line."""
 
 from __future__ import annotations
 
@@ -19,38 +16,34 @@ Write = Callable[[], Awaitable[object]]
 
 
 class WhenBusy(Enum):
-    """What a save that is due does while an earlier one is still being written."""
+    """What a save does that is due while an earlier one is still being written."""
 
     WAIT = auto()
     """It waits, and this worker with it: nothing is left out."""
     SKIP = auto()
     """It is left out; the next one is due an interval later."""
     SUPERSEDE = auto()
-    """It is written next, instead of one that was in line; up to three copies of the model."""
+    """It is written next, in place of one in line; up to three copies of the model."""
 
 
 class BackgroundWriter:
-    """The writes of one hook, which makes it and waits for its end.
-
-    Args:
-        on_failure: told of a write that failed; the error is kept until `raise_error`.
-    """
+    """The writes of one hook; `on_failure` gets the error of each, kept until `raise_error`."""
 
     def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]) -> None:
         self._engine = engine
         self._on_failure = on_failure
         self._next: Write | None = None
-        self._onlookers = Condition()
+        self._idle = Condition()
         self.is_busy = False
         self.error: BaseException | None = None
         self._last: Write | None = None
 
     def finish_with(self, last: Write) -> None:
-        """Have it awaited when what is being written is; only while `is_busy`."""
+        """Have this awaited after the writes; only while `is_busy`."""
         self._last = last
 
     def submit(self, write: Write) -> None:
-        """Write this now, or next, instead of what was in line."""
+        """Write this now, or next, in place of the write in line."""
         if self._next is not None:
             logger.info("A checkpoint that was in line to be written is superseded by a newer one")
         self._next = write
@@ -60,10 +53,10 @@ class BackgroundWriter:
 
     async def wait_idle(self) -> None:
         """Return when all is written, or has failed. Cancellation safe: writing goes on."""
-        await self._onlookers.wait_until(lambda: not self.is_busy, "a checkpoint to be written")
+        await self._idle.wait_until(lambda: not self.is_busy, "a checkpoint to be written")
 
     def raise_error(self) -> None:
-        """Raise what a write failed with, once."""
+        """Raise the error of a failed write, once."""
         error, self.error = self.error, None
         if error is not None:
             raise leave_as_itself(error)
@@ -83,7 +76,7 @@ class BackgroundWriter:
                 await self._last()
         finally:
             self.is_busy = False
-            self._onlookers.tell()
+            self._idle.tell()
 
     def _fail(self, raised: BaseException) -> None:
         error = no_input_end(raised, "a checkpoint that was being written")

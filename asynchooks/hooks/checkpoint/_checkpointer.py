@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from ..._engine.base import Sentinel
@@ -45,32 +45,16 @@ _GRACE_SECS = 30.0
 _NO_RUN = Sentinel("NO_RUN")
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """A checkpoint whose model may be changed again.
-
-    Args:
-        step: the global step.
-        write: writes the copy, and blocks; None: it is written already.
-        should_stop: whether a listener wants training to stop; False before it is written.
-    """
-
-    step: int
-    write: Callable[[], None] | None
-    should_stop: bool = False
+_Write = Callable[[], Awaitable[bool]]
+"""Writes a copy of the model; returns whether a listener wants training to stop."""
 
 
 class _HookStates:
-    """The states of a session's hooks for its checkpoints: of now, or from before the end.
-
-    Args:
-        hooks: all hooks of the session.
-        saves_timers: whether states of timers alone are worth saving.
-    """
+    """The states of a session's hooks for its checkpoints: of now, or from before the end."""
 
     def __init__(self, hooks: Sequence[Any], *, saves_timers: bool) -> None:
         self._hooks = hooks
-        self._saves_timers = saves_timers
+        self._saves_timers = saves_timers  # else a session with no other states saves none
         self._shared: dict[str, Any] = {}  # the part that other workers change, too
         self._is_kept_at_end = False
         self.at_end: bytes | None = None  # None before the end, and where they could not be saved
@@ -108,14 +92,10 @@ class Checkpointer:
     """Saves and restores the checkpoints of one session; its hook makes it in begin, and closes it.
 
     Args:
-        form: how the model becomes files.
-        listeners: called before and after each save.
         hooks: all hooks of the session, whose states are saved with the model.
         timer: updated at each save that is due, and at a restore.
-        metric: read for each save, if there is one.
         path: of the checkpoints, up to their steps, for messages.
         is_background: whether to write while training continues.
-        when_busy: what a save does that is due while another one is being written.
     """
 
     def __init__(
@@ -253,18 +233,13 @@ class Checkpointer:
         return step
 
     async def save_beside(self, *, timeout: float) -> None:
-        """Save whatever the session does meanwhile, and return when it is written.
+        """Save while the session does anything else, and return when it is written.
 
-        Nothing where that step is saved, and before a session is created and after its end.
-
-        Args:
-            timeout: seconds, >= 0, to wait for runs that are under way.
-
-        Raises:
-            TimeoutError: they have not ended; nothing was saved.
+        Saves nothing where that step is saved, before a session is created and after its end.
+        TimeoutError: runs were still under way after `timeout` seconds; nothing was saved.
         """
         async with self._turn:
-            if self._session is None or self.is_closed:  # looked at last: the end may come first
+            if self._session is None or self.is_closed:  # checked here: the end may come first
                 return
             await self.writer.wait_idle()
             release = await self._session.global_step.take_exclusive(timeout=timeout)
@@ -310,15 +285,14 @@ class Checkpointer:
         self, session: Any, release: Callable[[], None], *, is_due: bool, may_stop: bool
     ) -> bool:
         try:
-            taken = await self._take(session, release, is_due=is_due)
-            if taken is None or taken.write is None:
-                return taken is not None and taken.should_stop
-            step, write = taken.step, taken.write
+            write, should_stop = await self._take(session, release, is_due=is_due)
+            if write is None:
+                return should_stop
             if self._is_background:
-                self.writer.submit(lambda: self._write_beside(session, step, write, may_stop))
+                self.writer.submit(partial(self._write_beside, write, may_stop))
                 return False
             try:
-                return await self.write(session, step, write)
+                return await write()
             except BaseException:
                 self.saved_step = None
                 raise
@@ -337,8 +311,11 @@ class Checkpointer:
 
     async def _take(
         self, session: Any, release: Callable[[], None], *, is_due: bool
-    ) -> _Taken | None:
-        """Take a checkpoint, then release the gate; None: there is none to be made."""
+    ) -> tuple[_Write | None, bool]:
+        """Copy the model, then release the gate.
+
+        Returns what writes the copy, or None, and whether a listener wants training to stop.
+        """
         self._is_writing = False
         held: AbstractContextManager[object] = nullcontext()
         if release is not not_alone:
@@ -355,15 +332,15 @@ class Checkpointer:
 
     async def _take_held(
         self, session: Any, release: Callable[[], None], *, is_due: bool
-    ) -> _Taken | None:
+    ) -> tuple[_Write | None, bool]:
         raw, form = raw_session_of(session), self._format
         step = await self._read_step(raw)
         if raw.bad_from is not None and not self.is_immediate:  # TensorFlow saves what there is
             logger.warning("Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from)
             self._timer.update_last_triggered_step(step)
-            return None
+            return None, False
         if not is_due and step == self.saved_step:
-            return None
+            return None, False
         await self._listeners.before_save(session, step)
         logger.info("Saving checkpoints for %d into %s.", step, self._path)
         metric = self._read_metric(step)
@@ -376,7 +353,7 @@ class Checkpointer:
         seconds = self._seconds_before + self._engine.now() - self._began_at
         facts = Facts(step, seconds, hooks, metric)
 
-        def copy() -> Callable[[], None] | None:
+        def copy() -> Callable[[], object] | None:
             try:
                 return form.take(session, facts)
             finally:
@@ -388,8 +365,8 @@ class Checkpointer:
         if is_due or self.is_immediate:
             self._timer.update_last_triggered_step(step)
         if write is None:
-            return _Taken(step, None, await self._listeners.after_save(session, step))
-        return _Taken(step, write)
+            return None, await self._listeners.after_save(session, step)
+        return partial(self.write, session, step, write), False
 
     async def _read_step(self, raw: RawSession) -> int:
         """The global step, of a variable where there is one, perhaps on a server."""
@@ -398,15 +375,13 @@ class Checkpointer:
         step: int = await raw.call_blocking(raw.read_step)
         return step
 
-    async def write(self, session: Any, step: int, write: Callable[[], None]) -> bool:
+    async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
         await self._run_blocking(write, "asynchooks-save")
         return await self._listeners.after_save(session, step)
 
-    async def _write_beside(
-        self, session: Any, step: int, write: Callable[[], None], may_stop: bool
-    ) -> None:
-        should_stop = await self.write(session, step, write)
+    async def _write_beside(self, write: _Write, may_stop: bool) -> None:
+        should_stop = await write()
         if should_stop and may_stop and self._coord is not None:
             reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
             self._coord.request_stop(reason=reason)
@@ -428,11 +403,7 @@ class Checkpointer:
         step = self.saved_step
         if not (self.is_immediate and self._has_saved_hooks) or step is None:
             return
-        hooks = self._states.take_late(at_end)
-
-        def write() -> None:
-            self._format.save_hooks(step, hooks)
-
+        write = partial(self._format.save_hooks, step, self._states.take_late(at_end))
         await self._run_blocking(write, "asynchooks-save", _GRACE_SECS)
 
     def _read_metric(self, step: int) -> float | None:
@@ -462,10 +433,7 @@ class Checkpointer:
         return await self._run_blocking(lambda: self._format.is_better(metric), "asynchooks-best")
 
     async def set_metric(self, step: int, metric: float) -> bool:
-        """Set the metric of the checkpoint of a step, which was evaluated meanwhile.
-
-        Returns whether the metric is lost: it is one of the best, and there is no checkpoint.
-        """
+        """Set the metric of a saved step; returns whether a metric among the best is lost."""
         is_past = self._looked_at >= step  # else the run will save it with its metric
         while not self.is_closed:
             await self.writer.wait_idle()  # it may be the one that is being written
@@ -479,10 +447,7 @@ class Checkpointer:
         return False
 
     async def reject(self, raw: RawSession) -> str | None:
-        """Move the checkpoints of a bad model aside; returns the path of the newest that is left.
-
-        TensorFlow's own files are left as they are.
-        """
+        """Move the checkpoints of a bad model aside; returns the path of the newest left."""
         async with self._lock:
             await self.writer.wait_idle()
             return await self._reject(raw)
@@ -510,11 +475,7 @@ class Checkpointer:
         self._restores_best = True
 
     async def finish(self, session: Any) -> None:
-        """Wait for what is being written; `session` is the raw one at a clean end, else None.
-
-        Raises:
-            BaseException: the error of a write, unless a run has raised it.
-        """
+        """Wait for writes, and raise the error of one; `session` is None after an error."""
         await self.writer.wait_idle()
         async with self._turn, self._lock:
             await self._move_bad_aside()
@@ -537,10 +498,7 @@ class Checkpointer:
             logger.info("The model is that of the best checkpoint, %s.", best)
 
     async def close(self) -> None:
-        """Release the directory: now, or when what is being saved or written has been.
-
-        Cancellation safe: what is begun goes on.
-        """
+        """Release the directory, perhaps after a save under way, which a cancellation lets end."""
         self.is_closed = True
         if self._is_free():
             await self._close_when_written()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..._errors import add_note
@@ -19,34 +20,21 @@ HOOKS = "hooks.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """What is saved with the model.
-
-    Args:
-        step: the global step.
-        seconds: of training so far.
-        hooks: the states of the hooks; None where it follows later.
-        metric: by which the best checkpoints are kept; None if it is not known.
-    """
+    """What is saved with the model."""
 
     step: int
-    seconds: float
-    hooks: bytes | None
-    metric: float | None
+    seconds: float  # of training so far
+    hooks: bytes | None  # their states; None where they follow later
+    metric: float | None  # by which the best checkpoints are kept; None if it is not known
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What a session resumes from.
+    """What a session resumes from."""
 
-    Args:
-        path: of the checkpoint, for messages.
-        facts: what was saved with the model.
-        is_model: whether the model was restored, too; a graph's creator does that itself.
-    """
-
-    path: str
+    path: str  # of the checkpoint, for messages
     facts: Facts
-    is_model: bool
+    is_model: bool  # whether the model was restored, too; a graph's creator does that itself
 
 
 class CheckpointFormat:
@@ -89,11 +77,8 @@ class CheckpointFormat:
         """Restore the model, and find what was saved with it, if anything was."""
         raise NotImplementedError
 
-    def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
-        """Copy the model and return what writes the copy; None: it is written already.
-
-        No worker runs a step meanwhile.
-        """
+    def take(self, session: Any, facts: Facts) -> Callable[[], object] | None:
+        """Copy the model, which no step changes now; returns what writes it, None if written."""
         raise NotImplementedError
 
     def load(self, session: Any, checkpoint: Checkpoint) -> None:
@@ -129,7 +114,7 @@ class CheckpointFormat:
         newest = self._directory.newest_intact()
         return None if newest is None else newest.path
 
-    def save(self, write: Callable[[str], object], facts: Facts) -> Checkpoint:
+    def save(self, facts: Facts, write: Callable[[str], object]) -> Checkpoint:
         """Write one checkpoint, with the facts in it."""
         assert self._directory is not None
         extra = {} if facts.hooks is None else {HOOKS: facts.hooks}
@@ -160,15 +145,11 @@ class SaverFormat(CheckpointFormat):
             add_note(error, f"restoring the model from {checkpoint.path}, whose files are intact")
             raise
 
-    def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
+    def take(self, session: Any, facts: Facts) -> Callable[[], object] | None:
         if isinstance(self._saver, SnapshotSaver):
-            copy = self._saver.snapshot()
-            return lambda: self._write(copy, facts)
-        self._write(self._saver.save, facts)
+            return partial(self.save, facts, self._saver.snapshot())
+        self.save(facts, self._saver.save)
         return None
-
-    def _write(self, write: Callable[[str], object], facts: Facts) -> None:
-        self.save(write, facts)
 
 
 MakeFormat = Callable[..., CheckpointFormat]

@@ -1,4 +1,4 @@
-"""CheckpointSaverHook: checkpoints that hold one step, written beside training."""
+"""CheckpointSaverHook: when checkpoints are saved; a `Checkpointer` says what and how."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ logger = logging.getLogger("asynchooks")
 
 
 class CheckpointSaverHook(SessionRunHook):
-    """Saves checkpoints at every creation of a session, then every n steps or seconds, and at end.
+    """Saves checkpoints at each creation of a session, then every n steps or seconds, and at end.
 
-    On a step function it also resumes: a new session goes on from the newest intact checkpoint in
-    the directory, its hooks from the state they had (`state_dict`), and so does one that replaces
-    a lost one. On a graph `ChiefSessionCreator(checkpoint_dir=...)` restores the model.
+    On a step function it also resumes: a new session continues from the newest intact checkpoint
+    in the directory, its hooks from their saved states (`state_dict`), and so does one that
+    replaces a lost one. On a graph `ChiefSessionCreator(checkpoint_dir=...)` restores the model.
 
-    What is saved is copied in a thread, in `global_step.exclusive()`: no worker that shares the
-    model runs a step meanwhile, so that a checkpoint holds one step. (Steps that other processes
-    make on a server may mix in; and where runs that are under way do not end within 30 s, as they
-    may wait for this worker, it is saved beside them, with a warning; but for calls of a sync step
-    function that is not thread-safe it waits on, with another one.) With `background=True` the
-    copy is written while training goes on; by an error training is asked to stop, and it leaves
-    the block at its end. At the end it is saved only if that step is not saved yet, and every
-    write is waited for. That one holds the steps made until its own worker ended: items that other
-    workers still have in hand are unused in it, and trained by a session that resumes from it. A
+    The model is copied in a thread, in `global_step.exclusive()`: no worker that shares it runs a
+    step meanwhile, so that a checkpoint holds one step. (Steps that other processes make on a
+    server may mix in. Where runs under way do not end within 30 s, as they may wait for this
+    worker, it is saved while they run, with a warning; but for calls of a sync step function that
+    is not thread-safe it waits on, with another one.) With `background=True` the copy is written
+    while training continues; an error of that asks training to stop, and leaves the block at its
+    end. At the end the model is saved only if that step is not saved yet, and every write is waited
+    for. That checkpoint holds the steps made until its own worker ended: items that other workers
+    are still working on are unused in it, and trained by a session that resumes from it. A
     cancellation waits for a save that is under way.
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
@@ -65,32 +65,32 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_basename: checkpoints are named `<basename>-<global step>`.
         scaffold: on a graph, a Scaffold, whose saver is used. With neither it is the one in the
             graph's collection SAVERS.
-        listeners: `CheckpointSaverListener`s, ours or TensorFlow's, told in this order. They must
+        listeners: `CheckpointSaverListener`s, ours or TensorFlow's, called in this order. They must
             not open or run a session on the same model: it would wait for the save to end (in a
             coroutine's own task, a RuntimeError).
         save_graph_def: whether to write `graph.pbtxt` and a `.meta` file for each checkpoint.
-        background: whether to write beside training.
+        background: whether to write while training continues.
         when_busy: what a save does that is due while another is being written.
         retention: which checkpoints stay; None keeps the newest five, and on a graph without
             `background` leaves that to the saver.
         metric: what `retention.keep_best` compares: fetches of one number,
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
-            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best` an
-            evaluation between steps that is better than the best ones is saved at once, whatever
-            the intervals; one beside training ranks the checkpoint of the step at which it began,
-            if that was saved and is still there, and else a warning says so.
+            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best`
+            the model is saved at once, whatever the intervals, after an exclusive evaluation that
+            is better than the best ones; a concurrent one ranks the checkpoint of the step at
+            which it began, if that was saved and is still there, and else a warning says so.
 
     Raises:
         ValueError: saver and scaffold are both given, or both or neither interval.
-        TypeError: `checkpoint_dir` is no path; `saver` is none; `metric` is missing; `retention` is
-            no Retention.
+        TypeError: `checkpoint_dir` is no path; `saver` is no saver; `metric` is missing;
+            `retention` is no Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
-        CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none of
-            those that are there is intact.
+        CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none
+            there is intact.
         MetricError: out of `run`: the metric is no number.
-        tf.errors.OpError: what TensorFlow says of its own files.
+        tf.errors.OpError: TensorFlow's own files cannot be read or written.
 
     Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverHook`; all but its arguments is ours.
 
@@ -127,10 +127,10 @@ class CheckpointSaverHook(SessionRunHook):
     ) -> None:
         if saver is not None and scaffold is not None:
             raise ValueError(f"got saver={saver!r} and scaffold={scaffold!r}; give one of them")
-        if not isinstance(when_busy, WhenBusy):
-            raise TypeError(f"when_busy is {when_busy!r}; give WhenBusy.WAIT, SKIP or SUPERSEDE")
-        if not isinstance(retention, (Retention, type(None))):
-            raise TypeError(f"retention is {retention!r}; give Retention(max_to_keep=3), or None")
+        _check.instance("when_busy", when_busy, WhenBusy, "WhenBusy.WAIT, SKIP or SUPERSEDE")
+        if retention is not None:
+            expected = "Retention(max_to_keep=3), or None"
+            _check.instance("retention", retention, Retention, expected)
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
         self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
@@ -151,19 +151,20 @@ class CheckpointSaverHook(SessionRunHook):
 
     @property
     def _evaluation(self) -> Metric | None:
-        """What is evaluated, where that decides which checkpoints are the best."""
-        keeps_best = self._metric is not None and self.best_mode is not None
-        return self._metric.evaluation if keeps_best and self._metric is not None else None
+        """The metric of evaluations that decides which checkpoints are the best."""
+        if self._metric is None or self.best_mode is None:
+            return None
+        return self._metric.evaluation
 
     @property
     def best_mode(self) -> Mode | None:
-        """By which the best checkpoints stay; None if they do not."""
-        keeps = self._retention is not None and self._retention.keep_best > 0
-        return self._retention.mode if keeps and self._retention is not None else None
+        """The mode by which the best checkpoints are kept; None if they are not."""
+        retention = self._retention
+        return retention.mode if retention is not None and retention.keep_best else None
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """What saves, for other hooks, from begin on."""
+        """Saves and restores, also for other hooks, from begin on."""
         if self._open is None:
             raise RuntimeError("CheckpointSaverHook saves from its begin to its end only")
         return self._open

@@ -244,7 +244,7 @@ class CopiedGraphFormat(_GraphFiles):
                     file.write(meta)
 
         def save_copy() -> None:
-            prefix = self.save(write, facts).prefix
+            prefix = self.save(facts, write).prefix
             self._name_newest()
             self._log(prefix, facts.step)
 

@@ -51,7 +51,7 @@ class Writes:
         self.log.append("idle")
 
 
-async def test_a_write_goes_on_beside_whoever_submitted_it() -> None:
+async def test_a_write_continues_while_its_submitter_does() -> None:
     writes = Writes()
     await writes.writer.wait_idle()
     writes.writer.submit(writes.held("a"))
@@ -97,7 +97,7 @@ async def test_what_is_submitted_in_the_moment_of_an_end_is_written() -> None:
     assert writes.log == ["begin next", "end next", "idle"]
 
 
-async def test_an_error_is_told_at_once_kept_and_raised_once() -> None:
+async def test_an_error_is_reported_at_once_kept_and_raised_once() -> None:
     writes = Writes()
     error = OSError("the disk is full")
     writes.writer.submit(writes.held("a", error))
@@ -182,8 +182,8 @@ def test_the_last_is_always_written_none_twice_and_no_two_at_once(
     gaps: list[float], fails: list[bool]
 ) -> None:
     async def main() -> tuple[list[tuple[int, float, float]], list[str]]:
-        engine, told = current_engine(), []  # type: Any, list[str]
-        writer = BackgroundWriter(engine, lambda error: told.append(str(error)))
+        engine, reported = current_engine(), []  # type: Any, list[str]
+        writer = BackgroundWriter(engine, lambda error: reported.append(str(error)))
         spans: list[tuple[int, float, float]] = []
 
         def write_of(number: int) -> Write:
@@ -200,15 +200,15 @@ def test_the_last_is_always_written_none_twice_and_no_two_at_once(
             await engine.park(Slot(engine, "a gap"), engine.now() + gap)
             writer.submit(write_of(number))
         await writer.wait_idle()
-        return spans, told
+        return spans, reported
 
-    ((spans, told),) = on_kernel(main)
+    ((spans, reported),) = on_kernel(main)
     numbers = [number for number, _, _ in spans]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == len(gaps) - 1
     for (_, _, ended), (_, begun, _) in pairwise(spans):
         assert ended <= begun
-    assert told == [str(number) for number in numbers if fails[number]]
+    assert reported == [str(number) for number in numbers if fails[number]]
 
 
 EXIT = """
@@ -220,7 +220,7 @@ async def write():
     raise SystemExit(3)
 
 async def main():
-    writer = BackgroundWriter(current_engine(), lambda error: print("told", repr(error)))
+    writer = BackgroundWriter(current_engine(), lambda error: print("reported", repr(error)))
     writer.submit(write)
     await writer.wait_idle()
     try:
@@ -233,5 +233,5 @@ anyio.run(main, backend=sys.argv[1])
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_an_exit_in_a_write_is_kept_for_whoever_asks(backend: str) -> None:
-    assert run_python(EXIT, backend) == "told SystemExit(3)\nraised SystemExit(3)\n"
+def test_an_exit_in_a_write_is_kept_until_it_is_raised(backend: str) -> None:
+    assert run_python(EXIT, backend) == "reported SystemExit(3)\nraised SystemExit(3)\n"

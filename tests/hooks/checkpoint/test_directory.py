@@ -202,7 +202,7 @@ async def test_a_directory_that_is_removed_while_training_is_a_typed_error(
             await held.hook.checkpointer.writer.wait_idle()
             shutil.rmtree(path)
             await held.run(1)
-    assert not path.exists(), "it is not made anew"
+    assert not path.exists(), "it is not recreated"
 
 
 FULL_DISK = """

@@ -87,7 +87,7 @@ BACKGROUND = pytest.mark.parametrize("background", [False, True])
 
 @KINDS
 @BACKGROUND
-async def test_they_are_told_of_each_moment_in_its_place(
+async def test_they_are_called_at_each_moment_in_its_place(
     kind: type[Plays], background: bool, tmp_path: Path
 ) -> None:
     listener = kind()
@@ -98,8 +98,8 @@ async def test_they_are_told_of_each_moment_in_its_place(
             await held.hook.checkpointer.writer.wait_idle()
     moments = [(moment, step) for step in (0, 2, 3) for moment in ("before_save", "after_save")]
     on_loop = kind is Coroutines
-    told = [(moment, step, on_loop) for moment, step in [*moments, ("end", 3)]]
-    assert listener.log == [("begin", -1, True), *told]
+    calls = [(moment, step, on_loop) for moment, step in [*moments, ("end", 3)]]
+    assert listener.log == [("begin", -1, True), *calls]
 
 
 @KINDS
@@ -145,7 +145,7 @@ async def test_the_gate_is_open_again_after_each_error(tmp_path: Path) -> None:
 
 
 class Looks(CheckpointSaverListener):
-    """Notes whether runs are held back while it is told."""
+    """Notes whether runs are held back while it is called."""
 
     def __init__(self) -> None:
         self.log: list[bool] = []
@@ -165,7 +165,7 @@ class Looks(CheckpointSaverListener):
         (CopyingSaver, False, [True, False]),
     ],
 )
-async def test_while_they_are_told_nobody_may_run_but_beside_training(
+async def test_no_step_runs_while_they_are_called_except_for_background_writes(
     saver: type[PlainSaver], background: bool, expected: list[bool], tmp_path: Path
 ) -> None:
     looks = Looks()

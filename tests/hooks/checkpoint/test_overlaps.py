@@ -40,7 +40,7 @@ class Watched(CopyingSaver):
         self.has_restored.set()
 
     def hold(self, what: str) -> None:
-        """Be under way until somebody restores, or it is clear that nobody does."""
+        """Be under way until a worker restores, or it is clear that none does."""
         self.is_under_way = what
         self.has_restored.wait(0.3)
         self.is_under_way = None

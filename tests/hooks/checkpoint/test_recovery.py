@@ -25,7 +25,7 @@ LOST = PreemptionError("the machine went away")
 
 
 class Fragile(Cell):
-    """A cell whose steps are lost when told; what they changed till then stays changed."""
+    """A cell whose steps are lost on request; what they changed until then stays changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ async def test_a_write_that_fails_leaves_the_older_one_and_its_error_leaves_once
 
 
 @pytest.mark.parametrize("first", ["with the hook", "without"])
-async def test_it_is_restored_once_for_all_workers_whoever_notices(
+async def test_it_is_restored_once_for_all_workers_by_the_first_to_notice(
     first: str, tmp_path: Path
 ) -> None:
     cell = Fragile()

@@ -185,7 +185,7 @@ async def test_a_state_that_does_not_fit_names_the_hook_and_opens_nothing(tmp_pa
     await run_with(tmp_path, 0, Counter())  # the directory is free
 
 
-async def test_what_saver_and_model_do_not_share_is_told_at_opening(tmp_path: Path) -> None:
+async def test_what_saver_and_model_do_not_share_is_reported_at_opening(tmp_path: Path) -> None:
     async def save(weights: dict[str, Any]) -> None:
         hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=StateDictSaver(weights=weights))
         async with MonitoredSession([hook], FunctionSessionCreator(dict)):

@@ -90,9 +90,9 @@ async def test_a_listener_whose_wait_ends_as_training_stops_has_not_failed(
             await settle()
             session.request_stop()
     assert saved(tmp_path) == {0: "0", 1: "1"}
-    told = f"The listener's Waits.{moment} at step 1 was not finished: a stop was requested while"
+    words = f"The listener's Waits.{moment} at step 1 was not finished: a stop was requested while"
     messages = [(r.levelno, r.getMessage()) for r in caplog.records]
-    assert [level for level, text in messages if text.startswith(told)] == [logging.INFO]
+    assert [level for level, text in messages if text.startswith(words)] == [logging.INFO]
     assert [text for level, text in messages if level > logging.INFO] == []
     assert threads_left() == []
 

@@ -111,7 +111,7 @@ async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(
 
 
 class Late:
-    """Two workers on one cell; the second has the saver hook and opens when told."""
+    """Two workers on one cell; the second has the saver hook and opens on request."""
 
     def __init__(self, path: Path) -> None:
         self.cell = Cell()
