@@ -1,23 +1,38 @@
-"""Saving, listing, choosing, replacing and rejecting, on a disk that works."""
+"""Saving, choosing, replacing, rejecting and deleting on a disk that works; wrong arguments."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import subprocess
+import sys
 import tempfile
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._errors import CheckpointError, MetricError
+from asynchooks._errors import CheckpointError, DamagedCheckpointError, MetricError
 from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Mode, Retention, _directory
 from asynchooks.checkpoints._manifest import read_manifest
 
-from .stores import names_in, newest_step, opened, save, steps_in, writer
+from .stores import (
+    REPOSITORY,
+    mount_namespace,
+    names_in,
+    newest_step,
+    opened,
+    rewrite,
+    run,
+    save,
+    steps_in,
+    writer,
+)
 
 
 def test_a_saved_checkpoint_is_there_with_all_that_was_given(tmp_path: Path) -> None:
@@ -229,3 +244,240 @@ def test_a_relative_path_does_not_follow_chdir(
     directory.open()
     directory.close()
     assert os.listdir(tmp_path / "here") == ["lock"]
+
+
+SAVE_MANY = """
+import sys
+from pathlib import Path
+from asynchooks.checkpoints import CheckpointDirectory, Retention
+directory = CheckpointDirectory(sys.argv[1], retention=Retention(max_to_keep=1))
+directory.open()
+for step in range(2, 80):
+    directory.save(step, lambda prefix: Path(prefix).write_bytes(bytes(100_000)))
+directory.close()
+"""
+
+
+def test_a_reader_finds_one_at_any_time_while_a_run_saves_and_deletes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1)
+    run = subprocess.Popen([sys.executable, "-c", SAVE_MANY, str(tmp_path)], cwd=REPOSITORY)
+    found = [1]
+    with run:
+        while run.poll() is None:
+            found.append(newest_step(tmp_path))
+    assert run.returncode == 0
+    assert newest_step(tmp_path) == 79
+    assert found == sorted(found)
+    assert len(set(found)) > 5
+    assert caplog.messages == []
+
+
+def test_the_order_is_that_of_saving_and_not_that_of_steps(tmp_path: Path) -> None:
+    saved = save(tmp_path, 9, 10, 3)
+    saved += save(tmp_path, 4)
+    assert [each.serial for each in saved] == [1, 2, 3, 4]
+    assert steps_in(tmp_path) == [9, 10, 3, 4]
+    assert newest_step(tmp_path) == 4
+
+
+def test_up_to_step_looks_at_no_later_step(tmp_path: Path) -> None:
+    save(tmp_path, 5, 9, 7)
+    (tmp_path / "model.ckpt-9" / "manifest.json").unlink()
+    directory = CheckpointDirectory(tmp_path)
+    chosen = [directory.newest_intact(up_to_step=step) for step in (4, 5, 6, 7, 8)]
+    assert [each and each.step for each in chosen] == [None, 5, 5, 7, 7]
+    with pytest.raises(ValueError, match="step is -1; give an integer >= 0"):
+        directory.newest_intact(up_to_step=-1)
+
+
+def test_steps_beyond_up_to_step_are_not_read_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 5, 9)
+    (tmp_path / "model.ckpt-9" / "manifest.json").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        CheckpointDirectory(tmp_path).newest_intact(up_to_step=8)
+    assert caplog.messages == []
+
+
+def test_the_best_is_the_intact_one_with_the_best_metric(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step, metric in [(1, 0.5), (2, 0.1), (3, 0.5), (4, 0.9), (5, None)]:
+        save(tmp_path, step, metric=metric)
+    lowest = CheckpointDirectory(tmp_path)
+    highest = CheckpointDirectory(tmp_path, retention=Retention(mode=Mode.MAX))
+    assert getattr(lowest.best(), "step", None) == 2
+    assert getattr(highest.best(), "step", None) == 4
+    os.truncate(tmp_path / "model.ckpt-2/model.ckpt-2", 0)
+    with caplog.at_level(logging.WARNING):
+        assert getattr(lowest.best(), "step", None) == 3
+    assert ["model.ckpt-2 is truncated" in each for each in caplog.messages] == [True]
+    for step in (1, 3, 4):
+        os.truncate(tmp_path / f"model.ckpt-{step}/model.ckpt-{step}", 0)
+    with pytest.raises(DamagedCheckpointError, match="no intact checkpoint with a metric"):
+        lowest.best()
+
+
+def test_there_is_no_best_without_metrics(tmp_path: Path) -> None:
+    assert CheckpointDirectory(tmp_path).best() is None
+    save(tmp_path, 1, 2)
+    assert CheckpointDirectory(tmp_path).best() is None
+    (tmp_path / "model.ckpt-2/manifest.json").unlink()
+    assert CheckpointDirectory(tmp_path).best() is None
+    (tmp_path / "model.ckpt-1/manifest.json").unlink()
+    with pytest.raises(DamagedCheckpointError, match="no intact checkpoint with a metric"):
+        CheckpointDirectory(tmp_path).best()
+
+
+def test_nothing_is_there_where_nothing_was_saved(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        directory = CheckpointDirectory(path)
+        assert directory.newest_intact() is None
+        assert directory.checkpoints() == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_reading_changes_nothing_and_needs_no_open(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, extra={"e": b"e"})
+    os.truncate(tmp_path / "model.ckpt-2/model.ckpt-2", 1)
+    (tmp_path / ".new-model.ckpt-3-3").mkdir()
+    (tmp_path / ".old-model.ckpt-4-0").mkdir()
+    (tmp_path / "lock").unlink()
+
+    def everything() -> list[tuple[str, int]]:
+        return sorted((str(each), each.lstat().st_mtime_ns) for each in tmp_path.rglob("*"))
+
+    before = everything()
+    directory = CheckpointDirectory(tmp_path)
+    newest = directory.newest_intact()
+    assert newest is not None
+    assert directory.read_extra(newest, "e") == b"e"
+    assert len(directory.checkpoints()) == 2
+    assert directory.best() is None
+    assert everything() == before
+
+
+def test_what_cannot_be_removed_hides_no_error_and_fails_no_save(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    code = """
+    import logging
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    directory = CheckpointDirectory(path, retention=Retention(max_to_keep=1))
+    directory.open()
+    def pin(place):  # what is mounted cannot be removed
+        subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+    pin(path / "model.ckpt-1/model.ckpt-1.parts")
+    (path / "model.ckpt-1/model.ckpt-1.parts/empty").touch()
+    report(directory.save, 3, write)
+    def fail(prefix):
+        Path(prefix).mkdir()
+        pin(prefix)
+        raise OSError("the writer's own")
+    report(directory.save, 4, fail)
+    report(directory.save, 4, write)
+    print(sorted(os.listdir(path)), directory.newest_intact().step)
+    """
+    lines = run(code, tmp_path, mount_namespace())
+    assert ".old-model.ckpt-1-0 could not be removed: [Errno 16]" in lines[0]
+    assert lines[1] == "done"
+    assert ".new-model.ckpt-4-4 could not be removed: [Errno 16]" in lines[2]
+    assert "the writer's own; older checkpoints are untouched" in lines[3]
+    assert lines[4:] == [
+        "done",
+        "['.new-model.ckpt-4-4', '.old-model.ckpt-1-0', 'lock', 'model.ckpt-4'] 4",
+    ]
+    # in this process nothing is mounted there
+    with opened(tmp_path, retention=Retention(max_to_keep=1)) as directory:
+        assert names_in(tmp_path) == ["model.ckpt-4"]
+        assert directory.save(5, writer()).serial == 6
+
+
+def test_a_rename_that_fails_puts_the_one_of_the_same_step_back(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    code = """
+    directory = CheckpointDirectory(path)
+    directory.open()
+    def write_in_mount(prefix):  # a mount cannot be renamed
+        subprocess.run(["mount", "-t", "tmpfs", "none", os.path.dirname(prefix)], check=True)
+        write(prefix)
+    report(directory.save, 2, write_in_mount)
+    print([(each.step, each.serial) for each in directory.checkpoints()])
+    print(directory.newest_intact().serial)
+    """
+    lines = run(code, tmp_path, mount_namespace())
+    assert "step 2 is not saved: [Errno 16]" in lines[0]
+    assert lines[1:] == ["[(1, 1), (2, 2)]", "2"]
+    with opened(tmp_path):
+        assert names_in(tmp_path) == ["model.ckpt-1", "model.ckpt-2"]
+
+
+def test_a_failure_to_delete_older_ones_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1)
+    with opened(tmp_path, retention=Retention(max_to_keep=1)) as directory:
+        # of a newer version, written after open: it forbids to decide what goes
+        manifest = tmp_path / "model.ckpt-1" / "manifest.json"
+        rewrite(manifest, version=2)
+        with caplog.at_level(logging.WARNING):
+            directory.save(2, writer())
+    assert "are not deleted: " in caplog.text
+    assert names_in(tmp_path) == ["model.ckpt-1", "model.ckpt-2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"step": -1}, ValueError, "step is -1; give an integer >= 0"),
+        ({"step": 1.0}, TypeError, "step is 1.0; give an integer"),
+        ({"seconds": -1}, ValueError, "seconds is -1; give the seconds of training"),
+        ({"seconds": math.inf}, ValueError, "seconds is inf"),
+        ({"seconds": math.nan}, ValueError, "seconds is nan"),
+        ({"seconds": "1"}, TypeError, "seconds is '1'; give the seconds"),
+        ({"metric": math.nan}, MetricError, "metric is NaN"),
+        ({"metric": "1"}, TypeError, "metric is '1'; give a number"),
+        ({"extra": {"a/b": b""}}, ValueError, "'a/b' is no name of an extra file"),
+        ({"extra": {"..": b""}}, ValueError, "is no name of an extra file"),
+        ({"extra": {"": b""}}, ValueError, "is no name of an extra file"),
+        ({"extra": {5: b""}}, TypeError, "the name of an extra file is 5"),
+        ({"extra": {"a": "b"}}, TypeError, "the extra file 'a' is 'b'; give bytes"),
+        ({"extra": {"manifest.json": b""}}, ValueError, "'manifest.json' is taken"),
+        ({"extra": {"model.ckpt-1.x": b""}}, ValueError, "'model.ckpt-1.x' is taken"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with opened(tmp_path) as directory:
+        with pytest.raises(error, match=match):
+            directory.save(options.pop("step", 1), pytest.fail, **options)
+        assert names_in(tmp_path) == []
+        assert directory.save(1, writer()).serial == 1
+
+
+def test_a_checkpoint_whose_metric_is_not_known_is_never_the_best(tmp_path: Path) -> None:
+    retention = Retention(max_to_keep=1, keep_best=1)
+    with opened(tmp_path, retention=retention) as directory:
+        directory.save(1, writer())
+        assert directory.best() is None
+        directory.save(2, writer(), metric=1e9)
+        directory.save(3, writer())
+        best = directory.best()
+    assert best is not None
+    assert best.step == 2
+
+
+@pytest.mark.parametrize("basename", ["", ".a", "a/b", "a\\b", "a\0"])
+def test_a_basename_is_a_name(tmp_path: Path, basename: str) -> None:
+    with pytest.raises(ValueError, match="give a name without separators"):
+        CheckpointDirectory(tmp_path, basename)
+
+
+def test_arguments_of_other_types_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="basename is 5"):
+        CheckpointDirectory(tmp_path, 5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"retention is 5; give a Retention\(max_to_keep=...\)"):
+        CheckpointDirectory(tmp_path, retention=5)  # type: ignore[arg-type]

@@ -289,7 +289,7 @@ class Checkpointer:
             if write is None:
                 return should_stop
             if self._is_background:
-                self.writer.submit(partial(self._write_beside, write, may_stop))
+                self.writer.submit(partial(self._write_in_background, write, may_stop))
                 return False
             try:
                 return await write()
@@ -380,7 +380,7 @@ class Checkpointer:
         await self._run_blocking(write, "asynchooks-save")
         return await self._listeners.after_save(session, step)
 
-    async def _write_beside(self, write: _Write, may_stop: bool) -> None:
+    async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
         should_stop = await write()
         if should_stop and may_stop and self._coord is not None:
             reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
@@ -502,7 +502,7 @@ class Checkpointer:
         self.is_closed = True
         if self._is_free():
             await self._close_when_written()
-        else:  # a save beside the end of the block
+        else:  # a save while the block ends
             await self._engine.start(self._close_when_saved).wait()
 
     def abandon(self) -> None:

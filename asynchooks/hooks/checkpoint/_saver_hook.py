@@ -202,13 +202,13 @@ class CheckpointSaverHook(SessionRunHook):
             self._evaluation.owner.followers.append(self._set_metric)
 
     async def _set_metric(self, step: int, results: Mapping[str, float]) -> None:
-        """An evaluation beside training has ended: its step may have been saved meanwhile."""
+        """A concurrent evaluation has ended: its step may have been saved meanwhile."""
         value = None if self._evaluation is None else self._evaluation.of(results)
         if value is None or not await self.checkpointer.set_metric(step, value):
             return
         logger.warning(
-            "Step %d is not among the best checkpoints, though its %g, found beside training, is "
-            "better: that step was not saved, or its checkpoint was deleted. Save the steps that "
+            "Step %d is not among the best checkpoints, though a concurrent evaluation gave %g, "
+            "which is better: it was not saved, or its checkpoint was deleted. Save the steps that "
             "are evaluated, and keep them until then (save_steps, Retention(max_to_keep=...)), or "
             "give EvaluationHook mode=Evaluate.EXCLUSIVE",
             step, value,
