@@ -79,7 +79,7 @@ def run_python(code: str, *args: object, namespace: str = "") -> str:
     """Run code in a fresh process, perhaps in a mount namespace of its own; return its output."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
     done = subprocess.run(
-        [*namespace.split(), *command], capture_output=True, text=True, cwd=REPOSITORY, timeout=60
+        [*namespace.split(), *command], capture_output=True, text=True, cwd=REPOSITORY, timeout=110
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

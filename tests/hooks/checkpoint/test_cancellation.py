@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from asynchooks.checkpoints import CheckpointDirectory
 
 from ...support.helpers import settle
 from ..savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
+from .test_background import Held
 
 pytestmark = pytest.mark.anyio
 
@@ -238,3 +240,22 @@ async def test_no_run_begins_while_a_thread_that_was_given_up_still_copies(tmp_p
             saver.copies.open()
         assert cell.value == 1
     await until(lambda: threads_left() == [])
+
+
+async def test_a_cancelled_save_that_waits_for_a_write_ends_its_exclusive_access(
+    tmp_path: Path,
+) -> None:
+    held = Held(tmp_path)
+    async with held.session as session:
+        await held.hold_the_write_of_the_next_step()
+        release = await session.global_step.take_exclusive()
+        raw, save = session.raw_session(), held.hook.checkpointer.save
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(save, raw, may_stop=False, release=release))
+            await settle()
+            assert session.global_step.statistics().is_exclusive
+            group.cancel_scope.cancel()
+        assert not session.global_step.statistics().is_exclusive
+        held.latch.open()
+        await held.run(1)
+    assert sorted(saved(tmp_path)) == [0, 1, 2]
