@@ -41,6 +41,28 @@ def counting_model() -> Model:
         return Model(graph, step, v1.assign_add(step, 1))
 
 
+NUM_VARIABLES = 5
+
+
+def model_of_equal_variables() -> Model:
+    """Each run moves all variables by 1, one after the other, and then the global step."""
+    graph = tf.Graph()
+    with graph.as_default():
+        step = v1.train.get_or_create_global_step()
+        before: list[Any] = []
+        for index in range(NUM_VARIABLES):
+            with tf.control_dependencies(before):
+                variable = v1.get_variable(f"v{index}", shape=(), initializer=v1.zeros_initializer)
+                before = [variable.assign_add(1.0, read_value=False)]
+        with tf.control_dependencies(before):
+            return Model(graph, step, v1.assign_add(step, 1, use_locking=True).op)
+
+
+def saver_of(model: Model, **options: Any) -> Any:
+    with model.graph.as_default():
+        return v1.train.Saver(**{"max_to_keep": None, **options})
+
+
 def monitored(
     graph: Any,
     hooks: Iterable[SessionRunHook] | None = None,

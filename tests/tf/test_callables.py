@@ -1,25 +1,33 @@
-"""GraphSession.run against Session.run: any fetch, any feed, first compiled and then cached.
-
-Errors, threads and generated cases are in test_callables_errors.py.
-"""
+"""GraphSession.run against Session.run: any fetch, any feed, compiled and then cached."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import asynchooks
+from asynchooks.tf.graph._callables import MAX_CALLABLES
 from asynchooks.tf.graph._session import GraphSession
+
+from .models import monitored
 
 tf = pytest.importorskip("tensorflow")
 np = pytest.importorskip("numpy")
 v1 = tf.compat.v1
-pytestmark = pytest.mark.tensorflow
+pytest.importorskip("tensorflow")
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+
 
 Pair = namedtuple("Pair", ["first", "second"])
+
 Sessions = tuple[GraphSession, Any]
 
 
@@ -225,6 +233,7 @@ def test_a_fetch_gives_what_session_run_gives_each_time(
 
 ROWS = np.arange(32, dtype=np.float32).reshape(4, 8)
 
+
 # name: (what is fed, a plain value for it, the value in question)
 FEEDS: dict[str, tuple[str, Any, Any]] = {
     "float64": ("rows", ROWS[:, :4], ROWS[:2, :4].astype(np.float64)),
@@ -302,3 +311,146 @@ def test_a_feed_is_converted_as_session_run_does_it_each_time(
                 assert expected[0] == "result"
                 assert len(feed_dict) == 1
                 assert feed_dict[key] is each
+
+
+FetchOf = Callable[[Any], Any]
+
+PLAIN_FETCHES: dict[str, FetchOf] = {
+    "tensor": lambda g: g.scalar,
+    "bool": lambda g: g.flag,
+    "matrix": lambda g: g.matrix,
+    "text": lambda g: g.text,
+    "texts": lambda g: g.texts,
+    "empty tensor": lambda g: g.empty,
+    "operation": lambda g: g.op,
+    "variable": lambda g: g.variable,
+    "name of a tensor": lambda g: "scalar:0",
+    "name of an operation": lambda g: "op",
+    "sparse": lambda g: g.sparse,
+    "indexed slices": lambda g: g.slices,
+    "ragged": lambda g: g.ragged,
+    "list": lambda g: [g.scalar, g.op, "matrix:0"],
+    "empty list": lambda g: [],
+    "empty tuple": lambda g: (),
+    "empty dict": lambda g: {},
+    "tuple": lambda g: (g.scalar, g.matrix),
+    "the same twice": lambda g: [g.scalar, g.scalar, "scalar:0"],
+    "nested": lambda g: {"a": [g.scalar, (g.op, g.sparse)], "b": {"c": g.text}},
+    "ordered dict": lambda g: OrderedDict(b=g.scalar, a=g.matrix),
+    "namedtuple": lambda g: Pair(g.scalar, [g.matrix]),
+    "list with a variable": lambda g: [g.variable, g.sparse],
+}
+
+
+class Graph:
+    """One of each kind of thing that a graph can be asked for."""
+
+    def __init__(self) -> None:
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.scalar = tf.constant(2.5, tf.float32, name="scalar")
+            self.flag = tf.constant(True)
+            self.matrix = tf.constant([[1, 2], [3, 4]], tf.int64, name="matrix")
+            self.text = tf.constant("text")
+            self.texts = tf.constant(["a", "b"])
+            self.empty = tf.zeros([0, 3], tf.float16)
+            self.op = tf.no_op(name="op")
+            self.variable = v1.get_variable("v", initializer=[1.0, 2.0])
+            self.sparse = tf.SparseTensor([[0, 1]], [7], [2, 2])
+            self.slices = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([0]), None)
+            self.ragged = tf.ragged.constant([[1], [2, 3]])
+
+
+@pytest.mark.parametrize("kind", PLAIN_FETCHES)
+async def test_the_result_is_session_runs_in_type_dtype_and_nesting(kind: str) -> None:
+    graph = Graph()
+    fetches = PLAIN_FETCHES[kind](graph)
+    async with monitored(graph.graph) as session:
+        expected = session.raw_session().run(fetches)
+        for _ in range(2):
+            assert described(await session.run(fetches)) == described(expected)
+
+
+async def test_fetches_of_equal_form_are_distinguished() -> None:
+    graph = Graph()
+    async with monitored(graph.graph) as session:
+        assert await session.run([graph.scalar]) == [2.5]
+        assert await session.run((graph.scalar,)) == (2.5,)
+        assert await session.run({"a": graph.scalar}) == {"a": 2.5}
+        assert await session.run({"b": graph.scalar}) == {"b": 2.5}
+        assert await session.run([[graph.scalar], []]) == [[2.5], []]
+        assert await session.run([graph.scalar, []]) == [2.5, []]
+
+
+async def test_one_list_that_changes_between_runs_gives_what_it_holds_now() -> None:
+    graph = Graph()
+    fetches = [graph.scalar]
+    async with monitored(graph.graph) as session:
+        assert await session.run(fetches) == [2.5]
+        fetches[0] = graph.text
+        assert await session.run(fetches) == [b"text"]
+        fetches.append(graph.scalar)
+        assert await session.run(fetches) == [b"text", 2.5]
+
+
+async def test_one_namedtuple_type_and_another_are_distinguished() -> None:
+    other = namedtuple("other", ["first", "second"])
+    graph = Graph()
+    async with monitored(graph.graph) as session:
+        for kind in (Pair, other, Pair):
+            result = await session.run(kind(graph.scalar, graph.text))
+            assert type(result) is kind
+            assert result == (2.5, b"text")
+
+
+def test_the_cache_of_callables_is_bounded_and_dies_with_the_session() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        tensors = [tf.constant(i) for i in range(3 * MAX_CALLABLES)]
+        raw = GraphSession(v1.Session())
+    for _ in range(2):
+        assert [raw.run(each) for each in tensors] == list(range(3 * MAX_CALLABLES))
+        assert len(raw._callables) <= MAX_CALLABLES
+    raw.close()
+    assert len(raw._callables) == 0
+
+
+@pytest.mark.parametrize("fetches", [None, 3, "nothing:0", "nothing", object(), [None]])
+async def test_what_cannot_be_fetched_is_tensorflows_error(fetches: Any) -> None:
+    graph = Graph()
+    async with monitored(graph.graph) as session:
+        with pytest.raises((TypeError, ValueError, KeyError)) as expected:
+            session.raw_session().run(fetches)
+        with pytest.raises(expected.type, match="."):
+            await session.run(fetches)
+
+
+async def test_the_global_step_published_is_read_after_the_run() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        step = v1.train.get_or_create_global_step()
+        train_op = v1.assign_add(step, 1).op
+    async with monitored(graph) as session:
+        for count in range(1, 51):
+            await session.run([step, train_op])
+            assert session.global_step.value == count
+
+
+ROOT = Path(asynchooks.__file__).parent.parent
+
+
+@pytest.mark.timeout(300)  # 10 s on an idle machine, in a process of its own: a mistake ends it
+@pytest.mark.parametrize("behavior", ["v2", "v1"])
+def test_each_program_is_as_under_tensorflow(behavior: str, anyio_backend: str) -> None:
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.tf.variable_programs"]
+    done = subprocess.run(
+        [*command, behavior, anyio_backend], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    theirs = outcomes.pop("theirs")
+    assert len(theirs) == 10
+    assert len(outcomes) == 4
+    for side, ours in outcomes.items():
+        for program, expected in theirs.items():
+            assert ours[program] == expected, f"{program} ({side})"

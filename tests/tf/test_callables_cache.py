@@ -1,23 +1,35 @@
-"""GraphSession.run against Session.run: forms of feeds, changed fetches, buffers, threads.
-
-The helpers, and what is fetched and fed in plain ways, are in test_callables.py.
-"""
+"""GraphSession.run against Session.run: the cache, threads, refusals, failures, generated cases."""
 
 from __future__ import annotations
 
 import random
 import sys
 import threading
-from collections import ChainMap, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections import ChainMap, Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from asynchooks.tf.graph._callables import MAX_CALLABLES
 
-from .test_callables import FETCHES, Pool, Sessions, described, outcome, same
+from .test_callables import (
+    FEEDS,
+    FETCHES,
+    Case,
+    Pair,
+    Pool,
+    Sessions,
+    described,
+    entry,
+    outcome,
+    same,
+    session_of,
+)
 from .test_callables import pool as pool
 from .test_callables import sessions as sessions
 from .test_callables import ways as ways
@@ -28,7 +40,9 @@ slices = pytest.importorskip("tensorflow.python.framework.indexed_slices")
 v1 = tf.compat.v1
 pytestmark = pytest.mark.tensorflow
 
+
 FED = {"one:0": 1.0}
+
 FED_OR_NOT = pytest.mark.parametrize("feed_dict", [None, FED])
 
 FEED_DICTS: dict[str, Callable[[Pool], Any]] = {
@@ -165,10 +179,6 @@ def test_lists_and_dicts_that_a_module_tracks_are_fetched_as_session_run_does(
             assert outcome(raw.run, fetches, feed_dict) == expected
 
 
-# Buffers. TensorFlow's callables hand out the buffers of constants, of old variables and of fed
-# arrays that are aligned to 64 bytes; Session.run copies.
-
-
 def aligned(value: float) -> Any:
     buffer = np.empty(64 * 5, np.uint8)
     start = -buffer.ctypes.data % 64
@@ -292,3 +302,266 @@ def test_threads_that_share_callables_get_their_own_results(pool: Pool, ways: st
     sys.setswitchinterval(0.005)  # the default
     raw.close()
     assert wrong == []
+
+
+def foreign(*, sparse: bool = False) -> Any:
+    with tf.Graph().as_default():
+        return tf.SparseTensor([[0, 1]], [7], [2, 2]) if sparse else tf.constant(1.0, name="theirs")
+
+
+def kept(pool: Pool) -> Any:
+    """A tensor that may neither be fed nor fetched."""
+    with pool.graph.as_default():
+        tensor = tf.constant(1.0)
+    pool.graph.prevent_feeding(tensor)
+    pool.graph.prevent_fetching(tensor.op)
+    return tensor
+
+
+BAD_FETCHES: dict[str, Case] = {
+    "nothing": lambda p: None,
+    "nothing in a list": lambda p: [p.scalar, None],
+    "nothing in a dict": lambda p: {"a": None},
+    "number": lambda p: 3,
+    "set": lambda p: {"scalar:0"},
+    "array": lambda p: np.zeros(2),
+    "unknown tensor": lambda p: "none:0",
+    "unknown operation": lambda p: "none",
+    "no such output": lambda p: "scalar:1",
+    "output of an operation without": lambda p: ["op:0"],
+    "no name": lambda p: "",
+    "of another graph": lambda p: foreign(),
+    "operation of another graph": lambda p: [p.scalar, foreign().op],
+    "sparse of another graph": lambda p: foreign(sparse=True),
+    "not to be fetched": lambda p: [kept(p)],
+    "read-only mapping": lambda p: MappingProxyType({"a": p.scalar}),
+    "counter": lambda p: Counter(a=p.matrix),
+    "needs a feed": lambda p: p.copies["rows"],
+    "needs a feed for an operation": lambda p: {"a": p.copies["rows"].op},
+    "placeholder": lambda p: p.fed["rows"],
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FETCHES)
+def test_what_cannot_be_fetched_is_the_same_error_each_time(
+    kind: str, pool: Pool, sessions: Sessions
+) -> None:
+    for feed_dict in (None, FED, {pool.fed["any"]: [1]}):
+        assert same(sessions, BAD_FETCHES[kind](pool), feed_dict)[0] == "error"
+        assert same(sessions, [pool.scalar, "text:0"], feed_dict)[0] == "result"
+
+
+PLAIN = {
+    "rows": np.ones((1, 4), np.float32), "one": 1.0, "any": [1.0], "words": "a", "bool": True,
+    "constant": [1.0, 2.0], "default": [1.0], "int32": 1, "uint8": 1,
+}  # fmt: skip
+
+BAD_VALUES: dict[str, tuple[str, Case]] = {
+    "shape": ("rows", lambda p: np.zeros((2, 3), np.float32)),
+    "rank": ("rows", lambda p: np.zeros(4, np.float32)),
+    "nothing for rows": ("rows", lambda p: None),
+    "vector for a scalar": ("one", lambda p: np.ones(1, np.float32)),
+    "shape of a constant": ("constant", lambda p: [1.0]),
+    "shape of a default": ("default", lambda p: 1.0),
+    "uneven list": ("any", lambda p: [[1], [1, 2]]),
+    "too large": ("int32", lambda p: 2**31),
+    "far too large": ("int32", lambda p: 2**70),
+    "infinite": ("one", lambda p: 10**40),
+    "negative": ("uint8", lambda p: -1),
+    "two for a bool": ("bool", lambda p: 2),
+    "number for text": ("words", lambda p: 3),
+    "bool for text": ("words", lambda p: True),
+    "text for a number": ("one", lambda p: "x"),
+    "complex for a float": ("one", lambda p: 1j),
+    "complexes for floats": ("any", lambda p: np.array([1j])),
+    "nothing for an int": ("int32", lambda p: None),
+    "not a number for an int": ("int32", lambda p: np.array([np.nan])),
+    "object": ("one", lambda p: object()),
+    "mapping": ("one", lambda p: {}),
+    "generator": ("any", lambda p: (each for each in [1])),
+    "tensor": ("one", lambda p: p.scalar),
+    "tensor of another graph": ("one", lambda p: foreign()),
+    "list of tensors": ("any", lambda p: [p.scalar]),
+    "variable": ("any", lambda p: p.variable),
+    "old variable": ("any", lambda p: p.old_variable),
+    "sparse for dense": ("any", lambda p: v1.SparseTensorValue([[0, 1]], [7], [2, 2])),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_VALUES)
+def test_a_value_that_cannot_be_fed_is_the_same_error_each_time(
+    kind: str, pool: Pool, sessions: Sessions
+) -> None:
+    name, value = BAD_VALUES[kind]
+    fed = pool.fed[name]
+    for fetches in (pool.copies[name], [fed, pool.op], fed.name, []):
+        for key in (fed, fed.name):
+            assert same(sessions, fetches, {key: value(pool)})[0] == "error"
+            assert same(sessions, fetches, {key: PLAIN[name]})[0] == "result"
+            assert same(sessions, fetches, {key: value(pool)})[0] == "error"
+
+
+BAD_KEYS: dict[str, Case] = {
+    "of another graph": lambda p: {p.fed["one"]: 1.0, foreign(): 1.0},
+    "sparse of another graph": lambda p: {foreign(sparse=True): ([[0, 1]], [7], [2, 2])},
+    "unknown": lambda p: {"none:0": 1.0},
+    "name of an operation": lambda p: {"one": 1.0},
+    "operation": lambda p: {p.fed["one"].op: 1.0},
+    "number": lambda p: {3: 1.0},
+    "nothing": lambda p: {None: 1.0},
+    "not to be fed": lambda p: {kept(p): 1.0},
+    "tuple of the wrong length": lambda p: {(p.fed["one"], p.fed["any"]): (1.0,)},
+    "tensor twice": lambda p: {p.fed["one"]: 1.0, (p.fed["one"],): (2.0,)},
+    "in no mapping": lambda p: [(p.fed["one"], 1.0)],
+    "in a number": lambda p: 1,
+    "dense for sparse": lambda p: {p.fed_sparse: 3},
+    "nothing for sparse": lambda p: {p.fed_sparse: None},
+    "shape of a sparse": lambda p: {p.fed_sparse: ([[0, 1, 2]], [7], [2, 2])},
+    "list for ragged": lambda p: {p.fed_ragged: [[1], [2, 3]]},
+}
+
+
+@pytest.mark.parametrize("kind", BAD_KEYS)
+def test_a_key_that_cannot_be_fed_is_the_same_error_each_time(
+    kind: str, pool: Pool, sessions: Sessions
+) -> None:
+    for fetches in (pool.scalar, [pool.op, pool.copies["one"]], pool.scalar):
+        assert same(sessions, fetches, BAD_KEYS[kind](pool))[0] == "error"
+        assert same(sessions, fetches, FED)[0] == "result"
+
+
+@pytest.mark.parametrize("value", [[1, 2], 1.5, None, np.array([1]), [None]])
+def test_what_is_no_text_is_the_same_error_of_the_runtime(
+    value: Any, pool: Pool, sessions: Sessions
+) -> None:
+    for each in ("a", value, ["b"], value):
+        state = same(sessions, pool.copies["words"], {pool.fed["words"]: each})[0]
+        assert state == ("error" if each is value else "result")
+
+
+class Counting:
+    """Ops that count how often they ran, and fail when they are told to; and a queue."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.error: Exception | None = None
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.fed = v1.placeholder(tf.float32, [], name="fed")
+            self.count = tf.numpy_function(self._count, [], tf.float32)
+            self.count_fed = tf.numpy_function(self._count, [self.fed], tf.float32)
+            with tf.control_dependencies([v1.assert_less(self.fed, 10.0)]):
+                self.below = tf.identity(self.fed)
+            queue = v1.FIFOQueue(9, tf.float32, [()])
+            self.put, self.take, self.end = queue.enqueue(self.fed), queue.dequeue(), queue.close()
+
+    def _count(self, value: Any = 0.5) -> Any:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return np.float32(value)
+
+
+@pytest.fixture
+def counting(ways: str) -> Iterator[tuple[Counting, Any, Any]]:
+    model = Counting()
+    raw, session = session_of(model.graph)
+    yield model, raw, session
+    raw.close()
+
+
+ERRORS = [KeyError("key"), AttributeError("x"), TypeError("t"), ValueError("v"), StopIteration()]
+
+ERRORS += [NotImplementedError(), IndexError(), RuntimeError(), OSError()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_run_that_fails_has_run_once(
+    error: Exception, counting: tuple[Counting, Any, Any]
+) -> None:
+    model, raw, session = counting
+    for fetches, feed_dict in ((model.count, None), ([model.count_fed], {model.fed: 1.0})):
+        for model.error in (error, None, error, error):
+            expected = outcome(session.run, fetches, feed_dict)
+            before = model.calls
+            assert outcome(raw.run, fetches, feed_dict) == expected
+            assert model.calls == before + 1
+            assert expected[0] == ("result" if model.error is None else "error")
+
+
+def test_what_cannot_be_fed_runs_nothing(counting: tuple[Counting, Any, Any]) -> None:
+    model, raw, _ = counting
+    raw.run([model.count, model.count_fed], {model.fed: 1.0})
+    for bad in ([1.0], "x", model.below, object()):
+        with pytest.raises((TypeError, ValueError), match="."):
+            raw.run([model.count, model.count_fed], {model.fed: bad})
+    assert model.calls == 2
+
+
+def test_the_runtimes_errors_keep_their_types(counting: tuple[Counting, Any, Any]) -> None:
+    model, raw, session = counting
+    for value in (1.0, 11.0, 2.0, 12.0, 12.0, 3.0):
+        expected = outcome(session.run, model.below, {model.fed: value})
+        assert outcome(raw.run, model.below, {model.fed: value}) == expected
+        assert expected[-1] == tf.errors.InvalidArgumentError or value < 10
+    options = v1.RunOptions(timeout_in_ms=20)
+    for value in range(3):
+        raw.run(model.put, {model.fed: value})
+        assert raw.run(model.take) == value
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            raw.run(model.take, None, options)
+    raw.run(model.end)
+    for feed_dict in (None, {model.fed: 1.0}) * 3:
+        with pytest.raises(tf.errors.OutOfRangeError):
+            raw.run([model.take], feed_dict)
+
+
+def nested(inner: Any) -> Any:
+    """Builds, for a pool, of fetches in all containers."""
+
+    def built(kind: Callable[[list[Any]], Any]) -> Any:
+        return st.lists(inner, max_size=3).map(lambda each: lambda p: kind([of(p) for of in each]))
+
+    named = st.dictionaries(st.sampled_from([1, 2, "a", "b"]), inner, max_size=3).map(
+        lambda each: lambda p: {key: of(p) for key, of in each.items()}
+    )
+    pair = st.tuples(inner, inner).map(lambda each: lambda p: Pair(*[of(p) for of in each]))
+    return st.one_of(built(list), built(tuple), named, pair)
+
+
+NAMES = sorted({name for name, _, _ in FEEDS.values()})
+
+LEAVES = [*FETCHES.values(), *[entry(each, name) for each in ("copies", "fed") for name in NAMES]]
+
+DTYPES = st.sampled_from([np.float32, np.float64, np.float16, np.int32, np.uint8, np.bool_])
+
+ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, min_side=0, max_side=3))
+
+VALUES = st.one_of(ARRAYS, st.integers(), st.floats(), st.text(), st.lists(st.integers(-9, 300)))
+
+ENTRIES = st.sampled_from(list(FEEDS.values())).flatmap(
+    lambda feed: st.tuples(st.just(feed[0]), st.one_of(st.sampled_from(feed[1:]), VALUES))
+)
+
+
+@given(
+    st.recursive(st.sampled_from(LEAVES), nested, max_leaves=6),
+    st.lists(ENTRIES, max_size=3),
+    st.lists(st.integers(0, 2), min_size=2, max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_fetches_with_any_feeds_give_what_session_run_gives(
+    lasting: tuple[Pool, Sessions], fetches: Case, entries: list[Any], counts: list[int]
+) -> None:
+    pool, sessions = lasting
+    for count in (len(entries), *counts):
+        feed_dict = {pool.fed[name]: value for name, value in entries[:count]}
+        same(sessions, fetches(pool), feed_dict)
+
+
+@pytest.fixture(scope="module")
+def lasting(pool: Pool) -> Iterator[tuple[Pool, Sessions]]:
+    """One session for all generated cases, whose cache fills up."""
+    raw, session = pool.session()
+    yield pool, (raw, session)
+    raw.close()

@@ -1,4 +1,4 @@
-"""Processes of a cluster that die, fall silent and come again, while the others train."""
+"""Processes of a cluster that die, fall silent, lose their network and come again."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .cluster_processes import TaskLauncher, free_cluster
-from .training_processes import Cast, Heard, read_step
+from .cluster_processes import Cluster, TaskLauncher, free_cluster
+from .proxy import Proxy
+from .training_processes import Cast, Done, Heard, read_step
 from .training_roles import BEAT, NOTICED_SECS
 
 pytest.importorskip("tensorflow")
-# most of it is waiting for TensorFlow, on a busy machine
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
 
 on_trio = pytest.mark.parametrize("cast", ["trio"], indirect=True)
 
@@ -188,3 +190,198 @@ def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_on_request(
     chief.hear("source LIVE", after=num_heard)
     chief.hear("log The source of global_step is live", after=num_heard)
     check_end(cast, [chief], 100)
+
+
+NAMES = ["chief:0", "worker:0", "worker:1"]
+
+Round = list[dict[str, Any]]
+"""What each process does in one training; those that are left out take no part."""
+
+
+def trained(cast: Cast, rounds: list[Round]) -> list[list[Done]]:
+    """Train on one cluster again and again; for each round what each process has done."""
+    cast.ps()
+    processes = [
+        cast.start(
+            "several",
+            name,
+            rounds=[each[number] if number < len(each) else None for each in rounds],
+        )
+        for number, name in enumerate(NAMES)
+        if any(number < len(each) for each in rounds)
+    ]
+    ends = [iter(_ends(each)) for each in processes]
+    return [[next(end) for end in ends[: len(each)]] for each in rounds]
+
+
+def _ends(heard: Heard) -> Iterator[Done]:
+    at = 0
+    while True:
+        line = heard.hear_one(
+            lambda line: line.startswith(("done", "raised")), "the end", 60, after=at
+        )
+        at = heard.lines.index(line, at) + 1
+        yield Done.of(line) if line.startswith("done") else Done(-1, 0, 0, 0)
+
+
+def _is_end(line: str) -> bool:
+    return line.startswith(("done", "raised"))
+
+
+def check(cast: Cast, rounds: list[Round]) -> None:
+    """Each of them has stopped where it should have."""
+    for number, (wanted, done) in enumerate(zip(rounds, trained(cast, rounds), strict=True)):
+        limit, stride = wanted[0]["last_step"], wanted[0].get("stride", 1)
+        step = read_step(cast.cluster, f"round{number}")
+        assert limit <= step < limit + stride, (wanted, done)
+        assert {each.value for each in done} <= {step, -1}, (wanted, done)
+        if -1 not in {each.value for each in done}:
+            assert sum(each.runs for each in done) * stride == step, (wanted, done)
+
+
+def test_training_stops_exactly_at_its_limit_in_all_processes(cast: Cast) -> None:
+    slow = {"pace": 0.03}
+    waits = {"workers": 4, "waits": [58] * 4}
+    check(
+        cast,
+        [
+            [{"last_step": 1, "workers": 8}, {"last_step": 1}],
+            [{"last_step": 60, "workers": 3}, {"last_step": 60, "workers": 8}],
+            [{"last_step": 50, "stride": 3, "workers": 2}, {"last_step": 50, "stride": 3} | slow],
+            [{"last_step": 60, **slow}, {"last_step": 60, **waits}],
+            [{"last_step": 90, "workers": 2}, {"last_step": 90, "workers": 2, "raises_at": 30}],
+        ],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(4))
+def test_training_stops_exactly_at_any_limit(cast: Cast, seed: int) -> None:
+    random_ = random.Random(seed)
+    rounds = []
+    for _ in range(20):
+        limit = random_.choice([1, 2, 7, 50, 101, 300])
+        common = {"last_step": limit, "stride": random_.choice([1, 1, 2, 3])}
+        a_round = [
+            {
+                **common,
+                "workers": random_.randint(1, 8),
+                "pace": random_.choice([0, 0, 0.001, 0.02]),
+                "waits": random_.choice([[], [], [1, min(3, limit)], [max(0, limit - 2)] * 8])
+                if part
+                else [],
+            }
+            for part in range(random_.randint(1, 3))
+        ]
+        rounds.append(a_round)
+    check(cast, rounds)
+
+
+@pytest.mark.parametrize("cast", ["trio"], indirect=True)
+def test_workers_start_gradually_across_processes_and_long_before_their_chief(cast: Cast) -> None:
+    cast.ps()
+    waits = {"worker:0": [40, 10, 70], "worker:1": [60, 20, 50]}
+    processes = [
+        cast.trains(name, 120, workers=3, waits=each, pace=0.02) for name, each in waits.items()
+    ]
+    for each in processes:
+        each.hear("log Waiting for model to be ready")
+    chief = cast.trains("chief:0", 120, workers=2, waits=[0, 30], pace=0.02)
+    assert [each.done().value for each in (chief, *processes)] == [120] * 3
+    assert chief.started[0] == 0
+    assert chief.started[1] >= 30
+    for process, steps in zip(processes, waits.values(), strict=True):
+        assert all(process.started[worker] >= step for worker, step in enumerate(steps))
+        assert list(process.started) == sorted(range(3), key=steps.__getitem__)
+    assert [each.ended() for each in (chief, *processes)] == [0, 0, 0]
+
+
+class Divided:
+    """A cluster in which worker 0 and the ps know each other through proxies alone.
+
+    Each is told another cluster, so that the worker must not compare its own with the ps's.
+    """
+
+    def __init__(self, launcher: TaskLauncher) -> None:
+        real = free_cluster(ps=1, chief=1, worker=1)
+        self.to_ps, self.to_worker = Proxy(real["ps"][0]), Proxy(real["worker"][0])
+        self.cast = Cast(launcher, real, "asyncio")
+        self.of_worker: Cluster = {**real, "ps": [self.to_ps.address]}
+        self.of_ps: Cluster = {**real, "worker": [self.to_worker.address]}
+        self.cast.ps(self.of_ps)
+
+    def proxies(self) -> list[Proxy]:
+        return [self.to_ps, self.to_worker]
+
+    def close(self) -> None:
+        self.cast.end()
+        for each in self.proxies():
+            each.close()
+
+
+@pytest.fixture
+def divided(training_launcher: TaskLauncher) -> Iterator[Divided]:
+    divided = Divided(training_launcher)
+    try:
+        yield divided
+    finally:
+        divided.close()
+
+
+@pytest.mark.parametrize("hangs_up", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
+    hangs_up: bool, divided: Divided
+) -> None:
+    cast = divided.cast
+    # slow, so that the other one has something to do in the end
+    chief = cast.trains("chief:0", 800, pace=0.05, is_checked=False)
+    options = {"workers": 4, "pace": 0.02, "is_checked": False}
+    worker = cast.start("working", "worker:0", divided.of_worker, last_step=800, **options)
+    chief.hear_step(40)
+    worker.hear_step(40)
+    num_heard = len(worker.lines)
+    for each in divided.proxies():
+        each.cut()
+        if hangs_up:
+            each.hang_up()
+    worker.hear("source LOST", NOTICED_SECS, after=num_heard)
+    chief.hear_step(chief.steps(chief.epoch)[-1] + 30)
+    num_heard = len(worker.lines)
+    for each in divided.proxies():
+        each.heal()
+    worker.hear("source LIVE", after=num_heard)
+    worker.hear("step ", after=num_heard)
+    assert (chief.done().value, worker.done().value) == (800, 800)
+    assert (chief.ended(), worker.ended()) == (0, 0)
+    assert read_step({"ps": cast.cluster["ps"]}) == 800
+
+
+def settled(proxy: Proxy) -> int:
+    """How many bytes have been passed on, once a second has gone by without one."""
+    before = -1
+    while before != proxy.num_bytes:
+        before = proxy.num_bytes
+        time.sleep(1)
+    return before
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 8])
+def test_while_its_workers_wait_nothing_leaves_a_process(workers: int, divided: Divided) -> None:
+    cast = divided.cast
+    chief = cast.trains("chief:0", 400, pace=0.02, is_checked=False)
+    options = {"workers": workers, "waits": [300] * workers, "is_checked": False, "heartbeat": 60}
+    waiting = cast.start("working", "worker:0", divided.of_worker, last_step=400, **options)
+    chief.hear_step(1)
+    chief.stop()
+    waiting.hear(f"opened {workers - 1}")
+    waiting.hear("source LIVE")
+    before = settled(divided.to_ps)
+    chief.go_on()
+    chief.hear_step(150, after=len(chief.lines))
+    assert divided.to_ps.num_bytes == before
+    assert len(waiting.started) == 0
+    waiting.hear(f"started {workers - 1}")
+    assert min(waiting.started.values()) >= 300
+    assert divided.to_ps.num_bytes > before
+    assert (chief.done().value, waiting.done().value) == (400, 400)

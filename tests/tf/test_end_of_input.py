@@ -1,7 +1,8 @@
-"""OutOfRangeError from real queues and datasets, and the threads of queue runners."""
+"""OutOfRangeError from real queues and datasets, and from places that read no input."""
 
 from __future__ import annotations
 
+import pathlib
 import threading
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ import pytest
 from asynchooks import Coordinator, MonitoredSession
 from asynchooks.testing import RecordingHook
 
+from ..session.test_end_of_input_elsewhere import creator
+from ..session.test_failure_matrix_savers import IN_A_RUN, hook_of
+from ..support.faults import Fault, Kind
 from .models import Moments, aborted, monitored, out_of_range, raising
 
 tf = pytest.importorskip("tensorflow")
@@ -190,3 +194,21 @@ async def test_out_of_range_reported_to_a_sessions_coordinator_leaves_as_an_erro
     coords[0].request_stop(out_of_range())
     with pytest.raises(tf.errors.OutOfRangeError, match="the queue is empty"):
         await session.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("place", ["snapshot", "write", "listener's after_save"])
+async def test_an_out_of_range_error_in_a_save_is_no_clean_end(
+    place: str, background: bool, tmp_path: pathlib.Path
+) -> None:
+    from asynchooks import MonitoredSession
+
+    fault = Fault(place, Kind.ERROR, -1, IN_A_RUN)
+    fault.error = tf.errors.OutOfRangeError(None, None, "End of sequence")
+    hook = hook_of(tmp_path, fault, background=background)
+    with pytest.raises(Exception, match="End of sequence|OutOfRangeError"):
+        async with MonitoredSession([hook], creator()) as session:
+            for _ in range(4):
+                await session.run("loss")
+                await hook.checkpointer.writer.wait_idle()
+    assert fault.num_played == 1

@@ -1,15 +1,21 @@
-"""Hooks that look and tell: TensorFlow's and ours leave the same log and values."""
+"""TensorFlow's hooks and ours leave the same log, values, events and files."""
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from asynchooks import CheckpointSaverHook, ProfilerHook, SummarySaverHook
+
 from .hooks_beside import Program, Setup, beside, checkpoints, feeding, with_loss
+from .models import counting_model, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -165,12 +171,321 @@ def begin_at_step_9(scaffold: Any, session: Any) -> None:
     v1.train.get_global_step().load(9, session)
 
 
+def summaries_of(op: Callable[[Setup], Any], **options: Any) -> Callable[[Setup], list[Any]]:
+    return lambda s: [s.train.SummarySaverHook(output_dir=s.directory, summary_op=op(s), **options)]
+
+
+def merged(s: Setup) -> Any:
+    return v1.summary.merge_all()
+
+
+def by_scaffold(s: Setup) -> list[Any]:
+    options = {"output_dir": s.directory, "scaffold": s.scaffold}
+    return [s.train.SummarySaverHook(save_steps=4, **options)]
+
+
+SUMMARIES = {
+    "by steps": Program(summaries_of(merged, save_steps=4), "(9, 'summary'"),
+    "every step": Program(summaries_of(merged, save_steps=1), "(13, 'summary'"),
+    "by steps of zero": Program(summaries_of(merged, save_steps=0), "(13, 'summary'"),
+    "by seconds": Program(summaries_of(merged, save_secs=0), "(13, 'summary'"),
+    "by seconds that never pass": Program(summaries_of(merged, save_secs=3e4), "(1, 'summary'"),
+    "a list of two": Program(
+        summaries_of(lambda s: s.model.summaries, save_steps=5), "(11, 'summary'"
+    ),
+    "the scaffold's": Program(by_scaffold, "(13, 'summary'"),
+    "nowhere": Program(
+        lambda s: [s.train.SummarySaverHook(save_steps=1, summary_op=merged(s))], "'read': 12"
+    ),
+    "a step that stands still": Program(
+        summaries_of(merged, save_steps=1), "(0, 'summary'", num_runs=4, trains=False
+    ),
+    "the same hook in two sessions": Program(
+        lambda s: [*checkpoints(s), *summaries_of(merged, save_steps=5)(s)],
+        "status: START",
+        num_sessions=2,
+    ),
+    "a failure": Program(
+        lambda s: [*summaries_of(merged, save_steps=2)(s), *with_loss(1.0, 1.0, np.nan)(s)],
+        "(3, 'summary'",
+    ),
+}
+
+
+def counter(**options: Any) -> Callable[[Setup], list[Any]]:
+    return lambda s: [s.train.StepCounterHook(output_dir=s.directory, **options)]
+
+
+COUNTERS = {
+    "by steps": Program(counter(every_n_steps=5), "(11, 'summary'"),
+    "by seconds": Program(counter(every_n_steps=None, every_n_secs=0), "(13, 'summary'"),
+    "too few": Program(counter(), "file_version"),
+    "only the log": Program(lambda s: [s.train.StepCounterHook(5)], "INFO global_step/sec: #"),
+    # TensorFlow warns five times a process in all: two of these tests may be in it
+    "stands still": Program(counter(), "WARNING the step stands still", num_runs=2, trains=False),
+    "the same hook in two sessions": Program(
+        lambda s: [*checkpoints(s), *counter(every_n_steps=8)(s)],
+        "global_step/sec",
+        num_runs=5,
+        num_sessions=3,
+    ),
+}
+
+
+def profiler(**options: Any) -> Callable[[Setup], list[Any]]:
+    return lambda s: [s.train.ProfilerHook(output_dir=s.directory, **options)]
+
+
+PROFILERS = {
+    "by steps": Program(profiler(save_steps=4), "timeline-8.json"),
+    "every step": Program(profiler(save_steps=1), "step_13: "),
+    "by seconds": Program(profiler(save_secs=0), "timeline-2.json"),
+    "by seconds that never pass": Program(profiler(save_secs=3e4), "file_version"),
+    "memory": Program(profiler(save_steps=6, show_memory=True), "('O', 'Tensor')"),
+    "the same hook in two sessions": Program(
+        lambda s: [*profiler(save_steps=7)(s), *checkpoints(s)],
+        "timeline-20.json",
+        num_sessions=2,
+    ),
+    "a failure": Program(
+        lambda s: [*profiler(save_steps=2)(s), *with_loss(1.0, 1.0, 1.0, np.nan)(s)],
+        "timeline-2.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("show_dataflow", [True, False])
+async def test_a_timeline_connects_tensors_if_asked(show_dataflow: bool, tmp_path: Path) -> None:
+    model = counting_model()
+    both = threading.Barrier(2, timeout=30)  # so that they run side by side, in two rows
+
+    def meet() -> Any:
+        both.wait()
+        return np.float32(1.0)
+
+    with model.graph.as_default():
+        met = tf.add_n([tf.numpy_function(meet, [], tf.float32) for _ in range(2)])
+    hook = ProfilerHook(save_steps=1, output_dir=str(tmp_path), show_dataflow=show_dataflow)
+    async with monitored(model.graph, [hook]) as session:
+        for _ in range(2):
+            await session.run([model.train_op, met])
+    v1.summary.FileWriterCache.clear()
+    events = json.loads((tmp_path / "timeline-2.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "s" for event in events) == show_dataflow
+
+
+def steps_of_events(directory: Path, what: str) -> list[int]:
+    return [
+        event.step
+        for path in directory.glob("events.out.*")
+        for event in v1.train.summary_iterator(str(path))
+        if event.WhichOneof("what") == what
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "steps", "fails"),
+    [
+        ("checkpoint", "session_log", [0, 1, 2], False),
+        ("checkpoint", "session_log", [0, 1, 2], True),
+        ("summary", "summary", [1, 2], False),
+        ("summary", "summary", [1, 2], True),
+        ("profiler", "tagged_run_metadata", [0], False),
+        ("profiler", "tagged_run_metadata", [0], True),
+    ],
+)
+async def test_events_are_in_the_file_when_the_session_is_over(
+    kind: str, what: str, steps: list[int], fails: bool, tmp_path: Path
+) -> None:
+    model = counting_model()
+    to = str(tmp_path)
+    with model.graph.as_default():
+        op = v1.summary.scalar("step", model.step)
+        make: dict[str, Callable[[], Any]] = {
+            "checkpoint": lambda: CheckpointSaverHook(to, save_steps=1, saver=v1.train.Saver()),
+            "summary": lambda: SummarySaverHook(save_steps=1, output_dir=to, summary_op=op),
+            "profiler": lambda: ProfilerHook(save_steps=1, output_dir=to),
+        }
+        hook = make[kind]()
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        async with monitored(model.graph, [hook]) as session:
+            for _ in range(2):
+                await session.run(model.train_op)
+            if fails:
+                raise ZeroDivisionError
+    assert steps_of_events(tmp_path, what) == steps
+
+
+def saver(**options: Any) -> Callable[[Setup], list[Any]]:
+    """A CheckpointSaverHook with the scaffold's saver."""
+    return lambda s: [
+        s.train.CheckpointSaverHook(s.directory, scaffold=s.scaffold, **options),
+    ]
+
+
+def saver_with(own: Callable[[], Any], **options: Any) -> Callable[[Setup], list[Any]]:
+    """A CheckpointSaverHook with a saver of its own, made in the graph."""
+    return lambda s: [s.train.CheckpointSaverHook(s.directory, saver=own(), **options)]
+
+
+def saver_of_collection(s: Setup) -> list[Any]:
+    return [s.train.CheckpointSaverHook(s.directory, save_steps=5)]
+
+
+def saver_put_there(s: Setup) -> list[Any]:
+    v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(max_to_keep=2))
+    return saver_of_collection(s)
+
+
+def below(s: Setup) -> list[Any]:
+    return [s.train.CheckpointSaverHook(f"{s.directory}/below", save_steps=7)]
+
+
+def twice(s: Setup) -> list[Any]:
+    return [s.train.CheckpointSaverHook(s.directory, save_steps=3, scaffold=s.scaffold)] * 2
+
+
+SAVES = {
+    "by steps": Program(saver(save_steps=5), "model.ckpt-10.index"),
+    "every step": Program(saver(save_steps=1), "model.ckpt-12.index"),
+    "by steps of zero": Program(saver(save_steps=0), "model.ckpt-12.index"),
+    "by seconds": Program(saver(save_secs=0), "model.ckpt-12.index"),
+    "by seconds that never pass": Program(saver(save_secs=3e4), "model.ckpt-13.index"),
+    "the last step when due": Program(saver(save_steps=13), "model.ckpt-13.index"),
+    "one step before the last": Program(saver(save_steps=12), "model.ckpt-12.index"),
+    "without a run": Program(saver(save_steps=5), "model.ckpt-0.index", num_runs=0),
+    "a step that stands still": Program(
+        saver(save_steps=1), "model.ckpt-0.index", num_runs=3, trains=False
+    ),
+    "no graph": Program(saver(save_steps=5, save_graph_def=False), "model.ckpt-5.index"),
+    "a basename": Program(saver(save_steps=5, checkpoint_basename="wise.man"), "wise.man-5.meta"),
+    "a directory to be made": Program(below, "below/model.ckpt-7.index"),
+    "a saver that keeps two": Program(
+        saver_with(lambda: v1.train.Saver(max_to_keep=2), save_steps=3), "model.ckpt-12.index"
+    ),
+    "a saver of one variable": Program(
+        saver_with(lambda: v1.train.Saver(v1.trainable_variables()), save_steps=5),
+        "'model.ckpt-5.index': {'variable': ",
+    ),
+    "the scaffold's own saver": Program(
+        saver(save_steps=3),
+        "model.ckpt-13.index",
+        scaffold={"saver": lambda: v1.train.Saver(max_to_keep=1)},
+    ),
+    "the default saver, found": Program(saver_of_collection, "model.ckpt-10.index"),
+    "a saver in the collection": Program(saver_put_there, "model.ckpt-10.index"),
+    "two hooks": Program(
+        lambda s: [*saver(save_steps=3)(s), *saver(save_steps=4, checkpoint_basename="b")(s)],
+        "b-12.index",
+    ),
+    "one hook twice": Program(twice, "model.ckpt-12.index", num_runs=12),
+    "the same hook in three sessions": Program(
+        saver(save_steps=4), "model.ckpt-15.index", num_runs=5, num_sessions=3
+    ),
+    "a failure": Program(
+        lambda s: [*saver(save_steps=2)(s), *with_loss(1.0, 1.0, 1.0, np.nan)(s)],
+        "NanLossDuringTrainingError",
+    ),
+    "nan in the checkpoint": Program(
+        lambda s: [*with_loss(1.0, np.nan, fail_on_nan_loss=False)(s), *saver(save_steps=1)(s)],
+        "'variable': nan",
+    ),
+}
+
+
+def listener(s: Setup, name: str, stop_at: tuple[int, ...] = ()) -> Any:
+    """Tells what it sees of the model in each moment; may ask to stop."""
+
+    class Listener(s.train.CheckpointSaverListener):  # type: ignore[misc, name-defined]
+        def begin(self) -> None:
+            s.log.append((name, "begin", v1.get_default_graph() is s.model.graph))
+
+        def before_save(self, session: Any, global_step_value: int) -> None:
+            self.see("before_save", session, global_step_value)
+
+        def after_save(self, session: Any, global_step_value: int) -> bool:
+            self.see("after_save", session, global_step_value)
+            return global_step_value in stop_at
+
+        def end(self, session: Any, global_step_value: int) -> None:
+            self.see("end", session, global_step_value)
+
+        def __repr__(self) -> str:
+            return f"the listener {name}"
+
+        def see(self, moment: str, session: Any, step: int) -> None:
+            is_default = v1.get_default_graph() is s.model.graph
+            s.log.append((name, moment, int(step), session.run("x:0").item(), is_default))
+
+    return Listener()
+
+
+def told(stop_at: tuple[int, ...] = (), **options: Any) -> Callable[[Setup], list[Any]]:
+    def hooks(s: Setup) -> list[Any]:
+        listeners = [listener(s, "a", stop_at), listener(s, "b")]
+        return saver(listeners=listeners, **options)(s)
+
+    return hooks
+
+
+LISTENERS = {
+    "told": Program(told(save_steps=5), "('b', 'after_save', 10, "),
+    "at each end": Program(told(save_steps=5), "('b', 'end', 12, ", num_runs=4, num_sessions=3),
+    "stops": Program(told((5, 9), save_steps=3), "('b', 'end', 9, "),
+    "stops at once": Program(told((3,), save_steps=3), "listener: the listener a"),
+    "stops not at creation": Program(told((0,), save_steps=5), "('b', 'end', 13, "),
+    "stops in vain at the end": Program(told((13,), save_steps=5), "('b', 'end', 13, "),
+    "not at the end of a failure": Program(
+        lambda s: [*told(save_steps=2)(s), *with_loss(1.0, 1.0, 1.0, np.nan)(s)], "NanLoss"
+    ),
+}
+
+
+def all_hooks(s: Setup) -> list[Any]:
+    train, to = s.train, {"output_dir": s.directory}
+    return [
+        train.GlobalStepWaiterHook(0),
+        train.CheckpointSaverHook(s.directory, save_steps=5, scaffold=s.scaffold),
+        train.SummarySaverHook(save_steps=4, scaffold=s.scaffold, **to),
+        train.LoggingTensorHook({"loss": "loss"}, every_n_iter=3, at_end=True),
+        train.NanTensorHook(s.model.loss),
+        train.FinalOpsHook([s.model.loss, s.model.x]),
+        train.FeedFnHook(lambda: {s.model.rate: 1.5}),
+        train.ProfilerHook(save_steps=6, **to),
+        train.StopAtStepHook(last_step=11),
+        train.StepCounterHook(5, **to),
+    ]
+
+
+def all_hooks_reversed(s: Setup) -> list[Any]:
+    return all_hooks(s)[::-1]
+
+
+ALL = {
+    "all": Program(all_hooks, "timeline-6.json"),
+    "in reverse": Program(all_hooks_reversed, "timeline-6.json"),
+    "until a failure": Program(
+        lambda s: (
+            [hook for hook in all_hooks(s) if not hasattr(hook, "feed_fn")]
+            + with_loss(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, np.nan)(s)
+        ),
+        "NanLossDuringTrainingError",
+    ),
+}
+
+
 TABLES = {
     "logging": LOGGING,
     "nan": NAN,
     "feed": FEEDS,
     "final": FINAL,
     "steps": STEPS,
+    "summary": SUMMARIES,
+    "counter": COUNTERS,
+    "profiler": PROFILERS,
+    "saves": SAVES,
+    "listeners": LISTENERS,
+    "all": ALL,
 }
 
 

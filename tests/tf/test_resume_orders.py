@@ -1,16 +1,23 @@
-"""Workers that share a graph and its input resume exactly, whichever of them opens first."""
+"""Resuming on graphs: in any order of workers, and from the last checkpoint before NaN."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
 
+import asynchooks
 from asynchooks import (
     CheckpointSaverHook,
+    EarlyStoppingHook,
     MonitoredSession,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    Retention,
     SessionCreator,
     SessionRunHook,
     SharedSessionCreator,
@@ -19,7 +26,7 @@ from asynchooks import (
 from ..hooks.lives import NUM_ITEMS, Life, LifeModel
 from ..hooks.savers import Latch, until
 from ..support.helpers import settle
-from .models import ChiefSessionCreator
+from .models import ChiefSessionCreator, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -28,6 +35,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 QUICK = [(2, 1), (8, 7)]
 """The others take minutes: they run with the slow tests."""
+
 ORDERS = [
     pytest.param(n, place, marks=() if (n, place) in QUICK else pytest.mark.slow)
     for n in range(1, 9)
@@ -141,3 +149,132 @@ async def test_a_step_that_ends_while_a_late_worker_restores_is_undone_with_its_
         await until(lambda: early.global_step.statistics().tasks_waiting_for_ticket == 1)
         await settle()
         steps.open()
+
+
+class Model(NamedTuple):
+    """A graph whose loss is that of the weight before the update, which adds the noise."""
+
+    graph: Any
+    weight: Any
+    noise: Any
+    loss: Any
+    train_op: Any
+
+
+def noisy_model() -> Model:
+    graph = tf.Graph()
+    with graph.as_default():
+        step = v1.train.get_or_create_global_step()
+        noise = v1.placeholder(tf.float32, ())
+        weight = v1.get_variable("weight", shape=(), initializer=v1.ones_initializer)
+        loss = tf.identity(weight.read_value(), name="loss")
+        with tf.control_dependencies([loss]):
+            update = weight.assign_add(noise, read_value=False)
+        with tf.control_dependencies([update]):
+            train_op = v1.assign_add(step, 1)
+    return Model(graph, weight, noise, loss, train_op)
+
+
+async def train(
+    directory: Path,
+    breaks: list[int],
+    *hooks: Any,
+    background: bool = True,
+    last_step: int = 8,
+    look: Callable[[int], None] = lambda step: None,
+) -> None:
+    """Train with the noise 1, but NaN in these steps, each as often as it is listed."""
+    model = noisy_model()
+    saver = CheckpointSaverHook(str(directory), save_steps=1, background=background)
+    creator = ChiefSessionCreator(checkpoint_dir=str(directory))
+    all_hooks = [*hooks, saver] if background else [saver, *hooks]
+    async with monitored(model.graph, all_hooks, creator) as session:
+        look(session.global_step.value)
+        while not session.should_stop() and session.global_step.value < last_step:
+            step = session.global_step.value + 1
+            noise = 1.0
+            if step in breaks:
+                breaks.remove(step)
+                noise = math.nan
+            await session.run(model.train_op, {model.noise: noise})
+
+
+def steps_in(directory: Path) -> tuple[list[int], list[int]]:
+    """(Steps that may be chosen, steps that were moved aside)."""
+    names = [path.name.removeprefix("model.ckpt-") for path in directory.glob("model.ckpt-*")]
+    rejected = [int(name.partition(".")[0]) for name in names if "rejected" in name]
+    return sorted(int(name) for name in names if name.isdecimal()), sorted(rejected)
+
+
+def weight_in(directory: Path, step: int) -> float:
+    [index] = directory.glob(f"model.ckpt-{step}/*.index")
+    return float(tf.train.load_checkpoint(str(index.with_suffix(""))).get_tensor("weight"))
+
+
+async def test_the_next_session_goes_on_from_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(NanLossDuringTrainingError, match="The last good checkpoint is") as caught:
+        await train(tmp_path, [5], NanTensorHook("loss:0"))
+    assert caught.value.checkpoint == str(tmp_path / "model.ckpt-4")
+    assert steps_in(tmp_path) == ([1, 2, 3, 4], [5])
+    begun: list[int] = []
+    await train(tmp_path, [], NanTensorHook("loss:0"), look=begun.append)
+    assert begun == [4]
+    assert weight_in(tmp_path, 8) == 9.0
+
+
+async def test_training_goes_back_and_ends_well_when_the_noise_is_another(tmp_path: Path) -> None:
+    await train(tmp_path, [3, 6], NanTensorHook("loss:0", max_rollbacks=2))
+    assert steps_in(tmp_path)[1] == [3, 6]
+    assert weight_in(tmp_path, 8) == 9.0
+
+
+async def test_training_gives_up_after_so_many_rollbacks(tmp_path: Path) -> None:
+    """A run that is made again has the same feeds: the noise of step 6 comes in step 5 again."""
+    with pytest.raises(NanLossDuringTrainingError, match="The last good checkpoint is") as caught:
+        await train(tmp_path, [5, 6, 7], NanTensorHook("loss:0", max_rollbacks=2))
+    assert caught.value.checkpoint == str(tmp_path / "model.ckpt-6")
+    assert steps_in(tmp_path) == ([3, 4, 5, 6], [5, 5, 7])
+
+
+async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> None:
+    """The loss is 1, 2, 3 ...: each looks worse, and the checkpoint of step 1 is the best."""
+    seen: list[float] = []
+    hook = EarlyStoppingHook("loss:0", 2, restore_best=True)
+
+    model = noisy_model()
+    saver = CheckpointSaverHook(
+        str(tmp_path), save_steps=1, background=True, metric="loss:0",
+        retention=Retention(max_to_keep=1, keep_best=1),
+    )  # fmt: skip
+    with model.graph.as_default():
+        tf.identity(model.weight, name="weight_now")
+    async with monitored(model.graph, [saver, hook, LookAfter(seen)]) as session:
+        while not session.should_stop():
+            await session.run(model.train_op, {model.noise: 1.0})
+    assert session.global_step.value == 3
+    assert seen == [2.0]  # of the checkpoint of step 1: after its update
+
+
+class LookAfter(asynchooks.SessionRunHook):
+    """Reads the weight after the saver's end."""
+
+    def __init__(self, seen: list[float]) -> None:
+        self.seen = seen
+
+    async def end(self, session: Any) -> None:
+        self.seen.append(float(session.run("weight_now:0")))
+
+
+async def test_of_tensorflows_own_files_none_is_moved(tmp_path: Path) -> None:
+    with pytest.raises(NanLossDuringTrainingError):
+        await train(tmp_path, [5], NanTensorHook("loss:0"), background=False)
+    assert steps_in(tmp_path)[1] == []
+
+
+async def test_of_tensorflows_own_files_none_is_called_good_that_is_not(tmp_path: Path) -> None:
+    with pytest.raises(NanLossDuringTrainingError) as caught:
+        await train(tmp_path, [5], NanTensorHook("loss:0"), background=False)
+    named = caught.value.checkpoint
+    if named is not None:
+        weight = float(tf.train.load_checkpoint(named).get_tensor("weight"))
+        assert not math.isnan(weight)

@@ -1,4 +1,4 @@
-"""An error of a run is TensorFlow's own: type, op, node and the line that made the op."""
+"""Errors of a run are TensorFlow's own, and their tracebacks show the user's lines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from typing import Any, NamedTuple
 import pytest
 
 import asynchooks
-from asynchooks import EvaluationHook, SessionRunArgs, SessionRunHook
+from asynchooks import EvaluationHook, MonitoredSession, SessionRunArgs, SessionRunHook
 from asynchooks._engine.threads import StepRunnerName
 from asynchooks.tf.graph._session import GraphSession
 
-from .models import monitored
+from ..session.test_tracebacks import (
+    MOMENTS,
+    RUNNERS,
+    Fails,
+    PlainFails,
+    functions,
+    raise_it,
+    rows_of_ours,
+)
+from .models import counting_model, monitored
 from .test_callables import ways as ways
 
 tf = pytest.importorskip("tensorflow")
@@ -64,6 +73,7 @@ KINDS = (
     "tensor", "op", "name", "nested", "end of input", "file", "assertion", "python",
     "uninitialized", "from an op before",
 )  # fmt: skip
+
 HOWS = ("plain", "fed", "with options")
 
 
@@ -226,3 +236,80 @@ async def test_the_reason_of_a_clean_end_is_short() -> None:
     async with session:
         await session.run(model.fetches["end of input"])
     assert str(session.stop_reason) == "the block: the input ended in 'rest'"
+
+
+class TensorFlowsFails(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+    """Raises at one moment, as a hook of TensorFlow's."""
+
+    def __init__(self, moment: str) -> None:
+        self.moment = moment
+
+    def act(self, moment: str) -> None:
+        if moment == self.moment:
+            raise_it()
+
+    def begin(self) -> None:
+        self.act("begin")
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self.act("after_create_session")
+
+    def before_run(self, run_context: Any) -> None:
+        self.act("before_run")
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.act("after_run")
+
+    def end(self, session: Any) -> None:
+        self.act("end")
+
+
+def check_is_short(error: BaseException) -> None:
+    assert all(len(names) <= 3 for names in rows_of_ours(error))
+    assert not functions(error)[-1][0]
+
+
+async def run_all(session: MonitoredSession, train_op: Any) -> None:
+    for _ in range(3):
+        await session.run(train_op)
+
+
+class Looks(SessionRunHook):
+    """A user's hook: its graph is entered for each run."""
+
+    async def before_run(self, run_context: Any) -> None:
+        assert v1.get_default_graph() is run_context.session.graph
+
+
+@RUNNERS
+@pytest.mark.parametrize("run", [1, 2, 3])
+@pytest.mark.parametrize("hooks", [[], [Looks()]], ids=["no hook", "a user's hook"])
+async def test_an_error_in_a_graphs_step_shows_few_frames(
+    step_runner: Any, run: int, hooks: Any
+) -> None:
+    model = counting_model()
+    with model.graph.as_default(), tf.control_dependencies([model.train_op]):
+        fine = v1.assert_less(model.step.read_value(), tf.constant(run, tf.int64))
+    async with monitored(model.graph, hooks, step_runner=step_runner) as session:
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            await run_all(session, fine)
+    check_is_short(raised.value)
+    assert rows_of_ours(raised.value)[0][0] == "run"
+
+
+@RUNNERS
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("kind", [Fails, PlainFails, TensorFlowsFails])
+async def test_an_error_in_a_hook_of_a_graph_session_shows_few_frames(
+    step_runner: Any, moment: str, kind: Any
+) -> None:
+    model = counting_model()
+    with pytest.raises(ValueError, match="diverged") as raised:
+        async with monitored(model.graph, [kind(moment)], step_runner=step_runner) as session:
+            try:
+                await run_all(session, model.train_op)
+            except ValueError as error:
+                check_is_short(error)
+                raise
+    check_is_short(raised.value)
+    assert functions(raised.value)[-1][1][-1] == "raise_it"

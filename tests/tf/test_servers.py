@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,38 @@ from asynchooks import (
     Recovery,
     SessionRunContext,
     SharedSessionCreator,
+    SingularMonitoredSession,
     StepContext,
     StopAtStepHook,
 )
 
-from .models import ChiefSessionCreator, Model, Moments, counting_model, monitored
-from .servers import ServerProcess, launched, listening, running_server
+from .models import (
+    ChiefSessionCreator,
+    Model,
+    Moments,
+    aborted,
+    checkpoint_of,
+    counting_model,
+    let_others_run,
+    monitored,
+    raising,
+)
+from .servers import Launcher, ServerProcess, launched, listening, running_server
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
+
 launcher = pytest.fixture(scope="module")(launched)
+
 server = pytest.fixture(running_server)
 
 BEAT = 0.5
+
 SOON = 20.0
 """Within this time silence is noticed; a grace period is 120 s."""
+
 QUICK = Recovery(max_attempts=2, first_pause_secs=0.05)
 
 
@@ -237,3 +253,241 @@ async def test_a_cancelled_run_on_a_silent_server_ends_soon(server: ServerProces
             await session.run(model.train_op)
         assert scope.cancelled_caught
         assert time.monotonic() - begun < SOON
+
+
+GRACE = 60.0
+"""Seconds: a grace period that is long compared with it."""
+
+
+@pytest.fixture
+def nobody(launcher: Launcher) -> str:
+    """An address at which nothing listens."""
+    return ServerProcess(launcher).target
+
+
+async def test_a_session_that_ends_right_when_its_server_falls_silent_ends_soon(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        creator = ChiefSessionCreator(master=server.target, heartbeat_secs=BEAT)
+    async with monitored(model.graph, None, creator, stop_grace_period_secs=GRACE) as session:
+        await session.run(model.train_op)
+        server.stop()
+        begun = time.monotonic()
+    assert time.monotonic() - begun < SOON
+
+
+async def test_a_body_that_fails_right_when_its_server_falls_silent_leaves_soon(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        creator = ChiefSessionCreator(master=server.target, heartbeat_secs=BEAT)
+    with pytest.raises(ZeroDivisionError, match="the body"):
+        async with monitored(model.graph, None, creator, stop_grace_period_secs=GRACE):
+            server.stop()
+            begun = time.monotonic()
+            raise ZeroDivisionError("the body")
+    assert time.monotonic() - begun < SOON
+
+
+async def test_a_session_cancelled_while_it_takes_up_its_step_closes_what_it_made(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    def heartbeats() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "asynchooks-heartbeat"}
+
+    model, is_held, may_end = counting_model(), anyio.Event(), anyio.Event()
+    with model.graph.as_default():
+        creator = ChiefSessionCreator(master=server.target, heartbeat_secs=BEAT)
+
+    async def hold() -> None:
+        async with session.global_step.exclusive():  # a save of another worker, say
+            is_held.set()
+            await may_end.wait()
+
+    async def run() -> None:
+        with scope:
+            await session.run(model.train_op)
+
+    # what is restored with its session needs the step for itself
+    hooks = [
+        Moments(before_run=raising(None, aborted())),
+        CheckpointSaverHook(str(tmp_path), save_steps=99),
+    ]
+    before, scope = heartbeats(), anyio.CancelScope()
+    async with monitored(model.graph, hooks, creator) as session:
+        await session.run(model.train_op)
+        (lost,) = heartbeats() - before
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold)
+            await is_held.wait()
+            group.start_soon(run)
+            while not session.global_step.statistics().tasks_waiting_for_ticket:
+                await let_others_run()
+            (made,) = heartbeats() - before - {lost}
+            scope.cancel()
+            await anyio.to_thread.run_sync(made.join, 2 * SOON)
+            assert not made.is_alive(), "its session is still there"
+            may_end.set()
+        assert scope.cancelled_caught
+        await session.run(model.train_op)
+
+
+async def test_without_recovery_the_error_leaves_and_the_session_ends_soon(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        session = SingularMonitoredSession(
+            master=server.target, heartbeat_secs=BEAT, stop_grace_period_secs=GRACE
+        )
+    with pytest.raises(tf.errors.UnavailableError, match="has not answered"):
+        async with session:
+            server.stop()
+            begun = time.monotonic()
+            await session.run(model.train_op)
+    assert time.monotonic() - begun < 2 * SOON
+
+
+async def test_a_thread_that_blocks_on_a_silent_server_does_not_hold_the_end_without_recovery(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+
+    def created(session: Any, coord: Coordinator) -> None:
+        def work() -> None:
+            with coord.stop_on_exception():
+                while not coord.should_stop():
+                    session.run(model.step)
+
+        thread = threading.Thread(target=work, daemon=True)
+        coord.register_thread(thread)
+        thread.start()
+
+    with model.graph.as_default():
+        session = SingularMonitoredSession(
+            [Moments(created=created)],
+            master=server.target, heartbeat_secs=BEAT, stop_grace_period_secs=GRACE,
+        )  # fmt: skip
+    with pytest.raises(tf.errors.UnavailableError, match="has not answered"):
+        async with session:
+            server.stop()
+            begun = time.monotonic()
+            await session.run(model.train_op)
+    assert time.monotonic() - begun < 2 * SOON
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["own", "shared"])
+async def test_queue_runners_that_block_on_a_silent_server_do_not_hold_its_recovery(
+    server: ServerProcess, is_shared: bool
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        queue = v1.FIFOQueue(1, tf.int64)
+        v1.train.add_queue_runner(v1.train.QueueRunner(queue, [queue.enqueue(model.step)]))
+        creator: Any = ChiefSessionCreator(master=server.target, heartbeat_secs=BEAT)
+        creator = SharedSessionCreator(creator) if is_shared else creator
+        both = [model.train_op, queue.dequeue()]
+    async with monitored(model.graph, None, creator, stop_grace_period_secs=GRACE) as session:
+        await session.run(both)
+        server.stop()
+        begun = time.monotonic()
+        with listening("attempt 2", server.go_on):
+            await session.run(both)
+        assert time.monotonic() - begun < 2 * SOON
+        assert session.global_step.epoch == 1
+
+
+async def test_a_chief_without_a_server_gives_up_after_its_attempts_and_says_each(
+    nobody: str,
+) -> None:
+    model = counting_model()
+    recovery = Recovery(max_attempts=3, first_pause_secs=0.1, longest_pause_secs=0.15)
+    with model.graph.as_default():
+        session = MonitoredTrainingSession(nobody, recovery=recovery)
+    with listening() as lines:
+        with pytest.raises(tf.errors.UnavailableError) as caught:
+            await session.__aenter__()
+    problem = f"no server answers at {nobody}: [Errno 111] Connection refused"
+    assert caught.value.message == problem
+    assert "recreating the session was given up after 3 attempts" in caught.value.__notes__
+    said = [line for line in lines if "lost" in line.text]
+    lost = f"The session was lost (UnavailableError: {problem}); recreating it"
+    assert [line.text for line in said] == [
+        f"{lost}, attempt 1 of 3, in 0 s",
+        f"{lost}, attempt 2 of 3, in 0.1 s",
+        f"{lost}, attempt 3 of 3, in 0.15 s",
+    ]
+    assert said[2].at - said[1].at >= 0.1, "the pause that was announced"
+
+
+async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(nobody: str) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        session = MonitoredTrainingSession(nobody, False, max_wait_secs=0.6)
+    begun = time.monotonic()
+    with listening() as lines:
+        with pytest.raises(tf.errors.DeadlineExceededError) as caught:
+            await session.__aenter__()
+    assert 0.6 <= time.monotonic() - begun < SOON
+    assert caught.value.message == (
+        f"the model on {nobody!r} was not ready after waiting for max_wait_secs=0.6 s: no server "
+        f"answers at {nobody}: [Errno 111] Connection refused; is its chief running?"
+    )
+    assert isinstance(caught.value.__cause__, tf.errors.UnavailableError)
+    assert not [line for line in lines if "recreating" in line.text]
+    assert len(lines) == 2, "a try at once, after 0.25 s and at the end"
+
+
+async def test_a_worker_without_a_chief_gives_up_when_its_time_is_over(
+    server: ServerProcess,
+) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        session = MonitoredTrainingSession(server.target, False, max_wait_secs=0)
+    message = f"{server.target}.* not ready .*max_wait_secs=0 s: it is not initialised"
+    with pytest.raises(tf.errors.DeadlineExceededError, match=message):
+        await session.__aenter__()
+
+
+async def test_a_step_on_a_server_never_holds_the_event_loop(server: ServerProcess) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        queue = v1.FIFOQueue(9, tf.int64, shared_name="inputs")
+        enqueue = queue.enqueue(7)
+        with tf.control_dependencies([queue.dequeue()]):
+            step = v1.assign_add(model.step, 1)
+        creator = ChiefSessionCreator(master=server.target)
+    results: list[int] = []
+
+    async def train() -> None:
+        for _ in range(4):  # "auto" would try the second one on the event loop
+            results.append(await session.run(step))
+
+    async with monitored(model.graph, None, creator, step_runner="auto") as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(train)
+            for count in range(4):
+                while len(results) < count:
+                    await let_others_run()
+                session.raw_session().run(enqueue)  # only a free event loop comes to this
+    assert results == [1, 2, 3, 4]
+
+
+async def test_a_restarted_server_is_found_again_and_restored(
+    server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = counting_model()
+    checkpoint_of(model, tmp_path, 10)
+    with model.graph.as_default():
+        creator = ChiefSessionCreator(master=server.target, checkpoint_dir=str(tmp_path))
+    async with monitored(model.graph, None, creator) as session:
+        assert [await session.run(model.train_op) for _ in range(2)] == [11, 12]
+        lost = session.raw_session()
+        await anyio.to_thread.run_sync(server.restart)
+        assert await session.run(model.train_op) == 11
+        assert session.raw_session() is not lost
+        assert (session.global_step.value, session.global_step.epoch) == (11, 1)
+    assert any("global_step has gone back from 12 to 10" in each for each in caplog.messages)
