@@ -114,14 +114,14 @@ class TensorFlowSaver:
         # was written as it was after the snapshot in 20 of 20 trials (TensorFlow 2.21).
         tensors = _tensors_of(self._checkpoint)
         if tensors is None:
-            return _WrittenAtOnce(self._checkpoint).write
+            return _written_at_once(self._checkpoint)
         try:
             # a tensor is its variable's own memory until TensorFlow changes the variable, which
             # leaves the tensor as it is; but others may write into that memory, by DLPack, say.
             # 200 MB take 30 to 110 ms to copy
             copies = {name: _copied(each.tensor) for name, each in tensors.items()}
         except tf.errors.InvalidArgumentError:  # TensorFlow has no such copy of int4, say
-            return _WrittenAtOnce(self._checkpoint).write
+            return _written_at_once(self._checkpoint)
         return lambda path: _write(copies, path)
 
 
@@ -129,24 +129,23 @@ _SAVED = "saved"
 """What the names of files begin with before they are copied."""
 
 
-class _WrittenAtOnce:
-    """A checkpoint that TensorFlow writes at the snapshot already, to be copied to its place.
+def _written_at_once(checkpoint: Any) -> Callable[[str], None]:
+    """A checkpoint that TensorFlow writes at the snapshot already; copies it to its place.
 
     For variables on several servers, for types that TensorFlow cannot copy, and for objects whose
     savers are registered with TensorFlow.
     """
+    directory = tempfile.mkdtemp(prefix="asynchooks-")
 
-    def __init__(self, checkpoint: Any) -> None:
-        self._directory = tempfile.mkdtemp(prefix="asynchooks-")
-        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        prefix = os.path.join(self._directory, _SAVED)
-        with _disk_errors(prefix):
-            checkpoint.write(prefix)
+    def copy(path: str) -> None:
+        for name in os.listdir(directory):
+            shutil.copyfile(os.path.join(directory, name), path + name.removeprefix(_SAVED))
 
-    def write(self, path: str) -> None:
-        for name in os.listdir(self._directory):
-            source = os.path.join(self._directory, name)
-            shutil.copyfile(source, path + name.removeprefix(_SAVED))
+    weakref.finalize(copy, shutil.rmtree, directory, ignore_errors=True)
+    prefix = os.path.join(directory, _SAVED)
+    with _disk_errors(prefix):
+        checkpoint.write(prefix)
+    return copy
 
 
 def _copied(tensor: Any) -> Any:

@@ -92,7 +92,7 @@ class Driven(Awaitable[Any]):
         leak: _Leak | None = None
         while True:
             with entering(self._graph):
-                height = _Height()
+                heights = _heights()
                 if leak is not None:  # let it leave its scopes in order, with the error
                     leak.put_back()
                     if error is None:
@@ -102,14 +102,14 @@ class Driven(Awaitable[Any]):
                 try:
                     yielded = coroutine.send(value) if error is None else coroutine.throw(error)
                 except StopIteration as stop:
-                    left = height.cut_back(self._culprit)
-                    if left is not None:
-                        raise left.error from None
+                    leak = _Leak.since(heights, self._culprit)
+                    if leak is not None:
+                        raise leak.error from None
                     return stop.value
                 except BaseException:
-                    height.cut_back(self._culprit)
+                    _Leak.since(heights, self._culprit)
                     raise
-                leak = height.cut_back(self._culprit)
+                leak = _Leak.since(heights, self._culprit)
             value = error = None
             try:
                 value = yield yielded
@@ -118,41 +118,33 @@ class Driven(Awaitable[Any]):
             yielded = None
 
 
-class _Height:
-    """How high TensorFlow's stacks of default graphs were.
+def _heights() -> tuple[int, int]:
+    """How high TensorFlow's stacks of default graphs are.
 
     They are private: tested with TensorFlow 2.16, 2.18 and 2.21.
     """
-
-    __slots__ = ("_graphs", "_switches")
-
-    def __init__(self) -> None:
-        self._graphs = len(ops._default_graph_stack.stack)
-        self._switches = len(eager_context.context().context_switches.stack)
-
-    def cut_back(self, culprit: Callable[[], str]) -> _Leak | None:
-        """Remove what was left on the stacks, if anything."""
-        graphs = ops._default_graph_stack.stack
-        if len(graphs) <= self._graphs:
-            return None
-        switches = eager_context.context().context_switches.stack
-        leak = _Leak(graphs[self._graphs :], switches[self._switches :], culprit())
-        del graphs[self._graphs :], switches[self._switches :]
-        return leak
+    return len(ops._default_graph_stack.stack), len(eager_context.context().context_switches.stack)
 
 
 class _Leak:
-    """Entries that were left on the stacks at an `await`."""
+    """What a coroutine left on the stacks at an `await`; it is removed from them."""
 
-    def __init__(self, graphs: list[Any], switches: list[Any], culprit: str) -> None:
-        self._graphs = graphs
-        self._switches = switches
+    def __init__(self, heights: tuple[int, int], culprit: str) -> None:
+        graphs, switches = ops._default_graph_stack, eager_context.context().context_switches
+        self._left = graphs.stack[heights[0] :], switches.stack[heights[1] :]
+        del graphs.stack[heights[0] :], switches.stack[heights[1] :]
         self.error = GraphStackError(
             f"{culprit} held a default graph across an await, where other tasks would see it. "
             "Wrong: `with graph.as_default(): await fn()`. "
             "Right: `await asynchooks.tf.in_graph(graph, fn)`"
         )
 
+    @classmethod
+    def since(cls, heights: tuple[int, int], culprit: Callable[[], str]) -> _Leak | None:
+        """What was left since the stacks had these heights, if anything."""
+        is_left = len(ops._default_graph_stack.stack) > heights[0]
+        return cls(heights, culprit()) if is_left else None
+
     def put_back(self) -> None:
-        ops._default_graph_stack.stack.extend(self._graphs)
-        eager_context.context().context_switches.stack.extend(self._switches)
+        ops._default_graph_stack.stack.extend(self._left[0])
+        eager_context.context().context_switches.stack.extend(self._left[1])
