@@ -13,7 +13,6 @@ from tensorflow.python.distribute import distribute_coordinator_context
 
 from ..._check import number
 from ..._errors import add_note, call_text
-from ...backends._creator import SessionHandle
 from ..checkpoint._format import durable_checkpoints, is_durable
 from ._handle import GraphHandle, GraphSessionCreator, WorkerHandle
 
@@ -50,6 +49,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
             session = MonitoredSession(hooks, ChiefSessionCreator(checkpoint_dir="model"))
     """
 
+    _handle_type = GraphHandle
     _checkpoint_dir: Any  # TensorFlow's own
     _checkpoint_filename_with_path: Any
 
@@ -129,9 +129,6 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
             )
         return None
 
-    def handle(self, num_workers: int | None = None) -> SessionHandle:
-        return GraphHandle(self, *self._place(), num_workers)
-
     def __repr__(self) -> str:
         return call_text(
             self,
@@ -168,6 +165,8 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
             session = MonitoredSession(hooks, creator)
     """
 
+    _handle_type = WorkerHandle
+
     def __init__(
         self,
         scaffold: Any = None,
@@ -185,9 +184,6 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
         )
         # TensorFlow would sleep between its attempts: with no time to wait it makes one
         super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
-
-    def handle(self, num_workers: int | None = None) -> SessionHandle:
-        return WorkerHandle(self, *self._place(), num_workers, self.max_wait_secs)
 
     def __repr__(self) -> str:
         return call_text(self, master=self.master or None)

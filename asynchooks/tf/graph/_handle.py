@@ -90,6 +90,8 @@ class GraphSessionCreator(SessionCreator):
     """The common base of the creators of TensorFlow sessions: scaffold, server, graph."""
 
     is_default = False  # whether the session was given no creator
+    max_wait_secs = 0.0  # how long a worker waits for its model
+    _handle_type: type[GraphHandle]
 
     def _set_up(self, scaffold: Any, master: str, config: Any, heartbeat_secs: float) -> None:
         scaffold = v1.train.Scaffold() if scaffold is None else scaffold
@@ -107,10 +109,10 @@ class GraphSessionCreator(SessionCreator):
         self.plain_scaffold = PlainScaffold(self.scaffold)
         self._made_in = entered_graph()
 
-    def _place(self) -> tuple[tf.Graph, Server | None]:
-        """The graph to train, and the server that runs it, if one does."""
+    def handle(self, num_workers: int | None = None) -> SessionHandle:
         graph = entered_graph() or self._made_in or v1.get_default_graph()
-        return graph, Server.at(self.master, step_name(graph))
+        server = Server.at(self.master, step_name(graph))
+        return self._handle_type(self, graph, server, num_workers)
 
 
 class GraphState:
@@ -372,19 +374,9 @@ class WorkerHandle(GraphHandle):
 
     _is_chief = False
 
-    def __init__(
-        self,
-        creator: GraphSessionCreator,
-        graph: tf.Graph,
-        server: Server | None,
-        num_workers: int | None,
-        max_wait_secs: float,
-    ) -> None:
-        super().__init__(creator, graph, server, num_workers)
-        self._max_wait_secs = max_wait_secs
-
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        deadline = engine.now() + self._max_wait_secs
+        max_wait_secs = self.creator.max_wait_secs
+        deadline = engine.now() + max_wait_secs
         pause = _FIRST_PAUSE_SECS
         was_notified = False  # a chief has announced that the model is ready
         while True:
@@ -401,7 +393,7 @@ class WorkerHandle(GraphHandle):
                     None,
                     None,
                     f"the model on {self.creator.master!r} was not ready after waiting for "
-                    f"max_wait_secs={self._max_wait_secs:g} s: {reason}; is its chief running?",
+                    f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
                 ) from cause
             has_chief = self._server is not None and self._server.has_chief_to_come
             until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
