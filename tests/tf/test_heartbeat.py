@@ -158,7 +158,8 @@ def test_a_heartbeat_reports_a_lost_server_once_and_ends(caplog: pytest.LogCaptu
     one, two = heartbeat.loss.error(), heartbeat.loss.error()
     assert isinstance(one, tf.errors.UnavailableError)
     assert one is not two, "several tasks may raise it"
-    assert caplog.messages == [f"the server at {master} has not answered for 0.1 s"] == [str(one)]
+    logged = [each for each in caplog.messages if master in each]
+    assert logged == [f"the server at {master} has not answered for 0.1 s"] == [str(one)]
 
 
 @pytest.mark.parametrize("answer", [settings, silence], ids=["answers", "is silent"])
@@ -182,7 +183,7 @@ def test_stop_ends_the_thread_and_nothing_is_reported(
         thread.join(5)
         assert not thread.is_alive()
     assert not heartbeat.loss.is_set
-    assert not caplog.messages
+    assert not [each for each in caplog.messages if master in each]
 
 
 @pytest.mark.parametrize("secs", [0, -1, math.inf, math.nan, None, "1"])
