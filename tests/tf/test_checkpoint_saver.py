@@ -49,6 +49,11 @@ async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(tmp_path
     model = model_of_equal_variables()
     saver = saver_of(model)
     shared = SharedSessionCreator(ChiefSessionCreator(), num_workers=4)
+    saves: list[int] = []
+
+    class Noting(asynchooks.CheckpointSaverListener):
+        async def after_save(self, session: Any, global_step_value: int) -> None:
+            saves.append(global_step_value)
 
     async def work(hooks: list[Any], group: Any = None) -> None:
         hooks = [StopAtStepHook(last_step=300), *hooks]
@@ -56,10 +61,14 @@ async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(tmp_path
             for _ in range(0 if group is None else 3):
                 group.start_soon(work, [])
             while not session.should_stop():
-                await session.run(model.train_op)
+                if group is None and session.global_step.value > 40 * len(saves):
+                    await anyio.sleep(0.001)  # for the next checkpoint: several are looked at
+                else:
+                    await session.run(model.train_op)
 
+    options = {"saver": saver, "listeners": [Noting()]}
     async with anyio.create_task_group() as group:
-        await work([CheckpointSaverHook(str(tmp_path), save_steps=1, saver=saver)], group)
+        await work([CheckpointSaverHook(str(tmp_path), save_steps=1, **options)], group)
     steps = saved_steps(tmp_path)
     assert steps[0] == 0
     assert steps[-1] == 300
