@@ -164,7 +164,7 @@ async def training(say: Say, task: ClusterTask, last_step: int) -> None:
 
 
 async def starting(say: Say, task: ClusterTask) -> None:
-    """Somebody who only starts the server, and says what comes of it."""
+    """A process that only starts the server, and prints the outcome."""
     say("up")
     try:
         task.start()

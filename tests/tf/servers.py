@@ -53,7 +53,7 @@ class ServerProcess:
         self.start()
 
     def stop(self) -> None:
-        """Have it fall silent: its connections stay, and nobody answers on them."""
+        """Have it fall silent: its connections stay, without answers."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

@@ -32,7 +32,7 @@ Sessions = tuple[GraphSession, Any]
 
 
 def matrix() -> Any:
-    """Of NumPy's own class for matrices, which it would rather see nobody use."""
+    """Of NumPy's own class for matrices, whose use it discourages."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PendingDeprecationWarning)
         return np.asmatrix([[1.0, 2.0]], np.float32)

@@ -154,7 +154,7 @@ async def test_a_chief_and_workers_of_one_process_stop_together_exactly_at_the_s
     assert max(steps) == len(steps) == 60
     assert len(ran) == 5
     with v1.Session(server.target, graph=(model := counting_model()).graph) as plain:
-        assert plain.run(model.step) == 60, "nobody went beyond, on the server neither"
+        assert plain.run(model.step) == 60, "no process went beyond, on the server neither"
 
 
 async def test_a_waiter_is_woken_by_another_session_s_step_and_not_by_a_look(

@@ -130,7 +130,7 @@ async def test_serving_is_for_a_ps_and_once_at_a_time(tasks: dict[str, ClusterTa
 @pytest.mark.parametrize(
     ("error", "is_clean"), [(None, True), (StopTraining("enough"), True), (KeyError("x"), False)]
 )
-async def test_a_block_that_ends_cleanly_tells_the_ps(
+async def test_a_block_that_ends_cleanly_reports_its_end_to_the_ps(
     error: Exception | None, is_clean: bool, tasks: dict[str, ClusterTask]
 ) -> None:
     async with tasks["ps:0"]:

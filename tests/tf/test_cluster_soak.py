@@ -97,7 +97,7 @@ class Cycle:
         victim, chief = self._running[name], self._running["chief:0"]
         kind = self._random.choice(["kill", "stop"])
         is_over = any(line.startswith("done") for line in chief.lines)
-        if not victim.is_running or (name == "ps:0" and is_over):  # nobody would restore it
+        if not victim.is_running or (name == "ps:0" and is_over):  # no process would restore it
             return
         self._figures.faults[f"{kind} {name.split(':')[0]}"] += 1
         self._what += f" {kind} {name},"

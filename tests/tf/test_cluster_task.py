@@ -277,7 +277,7 @@ def test_a_missing_tf_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         (config(workers_per_process=0), "workers_per_process is 0; give an integer >= 1"),
     ],
 )
-def test_a_tf_config_that_tells_no_task_is_refused(text: str, message: str) -> None:
+def test_a_tf_config_that_describes_no_task_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClusterTask.from_tf_config(text)
 

@@ -99,9 +99,7 @@ async def test_interleaved_workers_see_their_own_graph_at_every_moment(runner: s
 
     async def look_outside() -> None:
         for _ in range(200):
-            assert graph_stack_height() == before, (
-                "nobody's graph is the default outside of sessions"
-            )
+            assert graph_stack_height() == before, "no graph is the default one outside of sessions"
             await anyio.lowlevel.checkpoint()
 
     async with anyio.create_task_group() as group:

@@ -129,7 +129,7 @@ def test_an_error_of_a_hook_leaves_fit_as_itself() -> None:
     assert not [each for each in threading.enumerate() if each.name == "asynchooks-hooks"]
 
 
-def test_as_a_context_it_tells_hooks_of_errors_of_fit() -> None:
+def test_as_a_context_manager_it_passes_errors_of_fit_to_hooks() -> None:
     class Bad(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             raise ZeroDivisionError("of Keras")

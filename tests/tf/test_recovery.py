@@ -62,7 +62,7 @@ async def test_lost_in_after_run_the_whole_run_is_repeated() -> None:
     failing = Moments(after_run=raising(None, aborted()))
     async with monitored(model.graph, [recorder, failing]) as session:
         assert await session.run(model.train_op) == 1
-        assert await session.run(model.train_op) == 1, "initialised anew, without a checkpoint"
+        assert await session.run(model.train_op) == 1, "initialised again, without a checkpoint"
         assert session.global_step.epoch == 1
         assert session.global_step.value == 1
     assert recorder.results == [1, 2, 1]

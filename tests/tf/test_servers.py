@@ -260,7 +260,7 @@ GRACE = 60.0
 
 
 @pytest.fixture
-def nobody(launcher: Launcher) -> str:
+def unserved(launcher: Launcher) -> str:
     """An address at which nothing listens."""
     return ServerProcess(launcher).target
 
@@ -401,16 +401,16 @@ async def test_queue_runners_that_block_on_a_silent_server_do_not_hold_its_recov
 
 
 async def test_a_chief_without_a_server_gives_up_after_its_attempts_and_says_each(
-    nobody: str,
+    unserved: str,
 ) -> None:
     model = counting_model()
     recovery = Recovery(max_attempts=3, first_pause_secs=0.1, longest_pause_secs=0.15)
     with model.graph.as_default():
-        session = MonitoredTrainingSession(nobody, recovery=recovery)
+        session = MonitoredTrainingSession(unserved, recovery=recovery)
     with listening() as lines:
         with pytest.raises(tf.errors.UnavailableError) as caught:
             await session.__aenter__()
-    problem = f"no server answers at {nobody}: [Errno 111] Connection refused"
+    problem = f"no server answers at {unserved}: [Errno 111] Connection refused"
     assert caught.value.message == problem
     assert "recreating the session was given up after 3 attempts" in caught.value.__notes__
     said = [line for line in lines if "lost" in line.text]
@@ -423,18 +423,18 @@ async def test_a_chief_without_a_server_gives_up_after_its_attempts_and_says_eac
     assert said[2].at - said[1].at >= 0.1, "the pause that was announced"
 
 
-async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(nobody: str) -> None:
+async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(unserved: str) -> None:
     model = counting_model()
     with model.graph.as_default():
-        session = MonitoredTrainingSession(nobody, False, max_wait_secs=0.6)
+        session = MonitoredTrainingSession(unserved, False, max_wait_secs=0.6)
     begun = time.monotonic()
     with listening() as lines:
         with pytest.raises(tf.errors.DeadlineExceededError) as caught:
             await session.__aenter__()
     assert 0.6 <= time.monotonic() - begun < SOON
     assert caught.value.message == (
-        f"the model on {nobody!r} was not ready after waiting for max_wait_secs=0.6 s: no server "
-        f"answers at {nobody}: [Errno 111] Connection refused; is its chief running?"
+        f"the model on {unserved!r} was not ready after waiting for max_wait_secs=0.6 s: no server "
+        f"answers at {unserved}: [Errno 111] Connection refused; is its chief running?"
     )
     assert isinstance(caught.value.__cause__, tf.errors.UnavailableError)
     assert not [line for line in lines if "recreating" in line.text]

@@ -77,7 +77,7 @@ async def test_workers_stop_exactly_at_the_last_step(num_workers: int, runner: s
 async def test_the_stop_is_exact_with_failing_runs_and_cancelled_workers(
     num_workers: int, runner: str
 ) -> None:
-    last_step = 20 * LAST_STEP  # nobody takes all of them before the failing workers come to run
+    last_step = 20 * LAST_STEP  # not all are made before the failing workers run
     failing = FailingModel()
     model = failing.model()
     creator = shared(model)

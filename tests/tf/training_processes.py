@@ -1,4 +1,4 @@
-"""Processes that play the roles of `training_roles`, and what a test hears from them."""
+"""Processes that play the roles of `training_roles`, and what they print for a test."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def working(
         directory: where the chief saves, and restores from.
         raises_at: the step at which a hook of worker 0 raises.
         is_checked: whether to compare clusters with the ps.
-        fails_on_loss: whether somebody waits beside the workers, who is to be told of a loss.
+        fails_on_loss: whether a task waits beside the workers that is to get the error of a loss.
         scope: what the name of the global step begins with.
     """
     import anyio
@@ -167,7 +167,7 @@ async def working(
             await anyio.sleep(0.01)
 
     async def wait_beside() -> None:
-        """Wait for a step that does not come, as nobody's worker."""
+        """Wait for a step that does not come, as no worker's."""
         step = creator.handle().global_step
         with anyio.CancelScope() as scope:
             group.start_soon(cancel_when_lost, scope)

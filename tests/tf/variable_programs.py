@@ -43,9 +43,9 @@ class Model:
                 self.other = v1.get_variable("other", initializer=3.0)
                 self.pair = v1.get_variable("pair", initializer=4.0)
                 self.unused = v1.get_variable("unused", initializer=5.0)
-            # reading a variable of resources anew is another tensor than the one that is fed
+            # reading a variable of resources again is another tensor than the one that is fed
             value = self.graph.as_graph_element
-            self.anew = 2.0 * self.variable
+            self.read_again = 2.0 * self.variable
             self.double = 2.0 * tf.identity(value(self.variable))
             self.total = tf.reduce_sum(tf.identity(value(self.vector)))
             self.other_copy = tf.identity(value(self.other))
@@ -98,7 +98,7 @@ Ask = Callable[[Model], tuple[Any, Any]]
 
 ASKS: dict[str, Ask] = {
     "feed": lambda m: (m.double, {m.variable: 5.0}),
-    "feed, read anew": lambda m: (m.anew, {m.variable: 5.0}),
+    "feed, read again": lambda m: (m.read_again, {m.variable: 5.0}),
     "feed, and fetch it": lambda m: (m.variable, {m.variable: 5.0}),
     "feed, fetched in a dict": lambda m: ({m.variable: m.double}, {m.variable: 5.0}),
     "feed with others": lambda m: ([m.sum, m.total], {m.variable: 5, m.x: 2.0, m.vector: [3, 4]}),
