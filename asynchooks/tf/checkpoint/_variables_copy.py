@@ -60,7 +60,7 @@ class VariablesWriter:
 
 
 class VariablesCopier:
-    """Copies what one saver saves of one session; keep it between saves.
+    """Copies one saver's variables of one session; keep it between saves.
 
     It keeps the memory of the last copy that was written: new memory takes ten times as long to
     fill, here 0.4 s for 200 MB instead of 0.04. Close it.
@@ -75,7 +75,7 @@ class VariablesCopier:
         self._writer: VariablesWriter | None = None
 
     def copy(self) -> VariablesCopy:
-        """What the saver would save now: one run reads it all. It must not change meanwhile."""
+        """Copy the saver's variables, read by one run; they must not change meanwhile."""
         names, slices, values = self._read()
         spare = self._spare.pop() if self._spare else []
         copies = []

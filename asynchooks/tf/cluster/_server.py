@@ -1,4 +1,4 @@
-"""A TensorFlow server as this process sees it: whether it answers, and what is shared on it.
+"""One TensorFlow server: whether it answers, and what sessions of this process share on it.
 
 It runs no graph: a run on a server that has fallen silent never returns, whatever its timeout.
 """
@@ -33,7 +33,7 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]
 
 
 class Server:
-    """What all sessions of this process on one server share: the step, and the state of the chief.
+    """The state that sessions of this process on one server share: the step, and their chief.
 
     `Server.at` finds or makes it; it lives as long as a session uses it.
     """
@@ -194,7 +194,7 @@ class Heartbeat:
             raise self._error(problem)
 
     def report(self, problem: str) -> None:
-        """Have all that waits for the server raise an error, as it does not answer."""
+        """End all waits for the server with an error, as it does not answer."""
         self.loss.report(partial(self._error, problem))
 
     def start(self) -> None:

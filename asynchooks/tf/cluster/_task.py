@@ -1,4 +1,4 @@
-"""ClusterTask: what one process of a TensorFlow parameter-server cluster is, and its server.
+"""ClusterTask: one process of a TensorFlow parameter-server cluster, and its server.
 
 Between-graph replication: each process that trains builds the graph for itself, the variables live
 on the ps. It trains nothing, and starts no process but its own server.

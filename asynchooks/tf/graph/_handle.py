@@ -1,4 +1,4 @@
-"""Handles: how sessions hold a graph and the server that runs it; and what creators share."""
+"""Handles: the holds of sessions on a graph and its server; and the base of their creators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PlainScaffold:
         return getattr(self._scaffold, name)
 
     def finalize(self) -> None:
-        """Have the Scaffold add what it needs to the default graph, and finalize that."""
+        """Complete the Scaffold, which adds operations to the default graph, and finalize that."""
         if self._is_complete:
             v1.get_default_graph().finalize()
         else:
@@ -218,7 +218,7 @@ class GraphHandle(SessionHandle):
         return stack
 
     async def _finalize(self, engine: Engine, grace_secs: float) -> None:
-        """Have TensorFlow's Scaffold add what it needs; a large model takes a while."""
+        """Complete the Scaffold and finalize the graph; a large model takes a while."""
         if not self._is_complete:
             name = "asynchooks-finalize"
             await run_blocking(engine, lambda: self.call(self._complete), grace_secs, name)
