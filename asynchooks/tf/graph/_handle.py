@@ -90,7 +90,7 @@ class GraphSessionCreator(SessionCreator):
     """The common base of the creators of TensorFlow sessions: scaffold, server, graph."""
 
     is_default = False  # whether the session was given no creator
-    max_wait_secs = 0.0  # how long a worker waits for its model
+    max_wait_secs: float  # of workers alone
     _handle_type: type[GraphHandle]
 
     def _set_up(self, scaffold: Any, master: str, config: Any, heartbeat_secs: float) -> None:
