@@ -1,4 +1,4 @@
-"""What tests of clusters share: launchers, because it takes seconds to load TensorFlow."""
+"""Launchers of processes, shared by all tests, because it takes seconds to load TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from . import servers
 from .cluster_processes import TaskLauncher, launched
 from .training_processes import training_launched
 
+launcher = pytest.fixture(scope="session")(servers.launched)
+server = pytest.fixture(servers.running_server)
 cluster_launcher = pytest.fixture(scope="session")(launched)
 training_launcher = pytest.fixture(scope="session")(training_launched)
 

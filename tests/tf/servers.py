@@ -89,7 +89,7 @@ class Launcher:
 
 
 def launched() -> Iterator[Launcher]:
-    """Fixture: a launcher for all tests of a module; at its end no process is left."""
+    """Fixture: a launcher for all tests; at its end no process is left."""
     launcher = Launcher()
     try:
         yield launcher

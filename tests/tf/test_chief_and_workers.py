@@ -34,16 +34,12 @@ from .models import (
     monitored,
     raising,
 )
-from .servers import Line, ServerProcess, launched, listening, running_server, session_of
+from .servers import Line, ServerProcess, listening, session_of
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
-
-launcher = pytest.fixture(scope="module")(launched)
-
-server = pytest.fixture(running_server)
 
 CHIEF = """
 import sys

@@ -17,13 +17,10 @@ from asynchooks.tf.cluster._membership_table import Place
 from asynchooks.tf.cluster._server import Server
 
 from .models import ChiefSessionCreator, Model, counting_model, monitored
-from .servers import ServerProcess, launched, listening, running_server, session_of
+from .servers import ServerProcess, listening, session_of
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
-launcher = pytest.fixture(scope="module")(launched)
-server = pytest.fixture(running_server)
 
 
 async def comes(fact: Callable[[], bool]) -> None:

@@ -23,14 +23,12 @@ from asynchooks._engine.threads import StepRunnerName
 from asynchooks.tf import sync_hook
 
 from .models import ChiefSessionCreator, Moments, aborted, monitored, raising
-from .servers import ServerProcess, launched, running_server
+from .servers import ServerProcess
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
-launcher = pytest.fixture(scope="module")(launched)
-server = pytest.fixture(running_server)
 
 FIRST = 10
 

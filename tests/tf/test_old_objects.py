@@ -11,13 +11,10 @@ import pytest
 from asynchooks import MonitoredSession
 
 from .models import counting_model, monitored
-from .servers import ServerProcess, launched, running_server, session_of
+from .servers import ServerProcess, session_of
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
-launcher = pytest.fixture(scope="module")(launched)
-server = pytest.fixture(running_server)
 
 
 class Cycle:

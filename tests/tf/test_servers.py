@@ -37,16 +37,12 @@ from .models import (
     monitored,
     raising,
 )
-from .servers import Launcher, ServerProcess, launched, listening, running_server
+from .servers import Launcher, ServerProcess, listening
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
-
-launcher = pytest.fixture(scope="module")(launched)
-
-server = pytest.fixture(running_server)
 
 BEAT = 0.5
 
