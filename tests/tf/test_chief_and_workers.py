@@ -308,7 +308,7 @@ async def test_a_worker_tries_once_and_again_when_its_chief_has_come(
             await anyio.sleep(0.6)  # for another chief it would have tried again
             assert creator.num_tries == 1
             async with chief:
-                with anyio.fail_after(2):  # the next look would be far later
+                with anyio.fail_after(8):  # the next look would be after 10 s
                     await is_open.wait()
     assert creator.num_tries == 2
     assert announced(lines) == [10]
@@ -337,7 +337,7 @@ async def test_a_chief_whose_create_session_is_a_coroutine_wakes_its_workers_too
             group.start_soon(work)
             await waits.wait()
             async with chief:
-                with anyio.fail_after(2):  # the next look would be far later
+                with anyio.fail_after(8):  # the next look would be after 10 s
                     await is_open.wait()
 
 
