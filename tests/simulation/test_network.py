@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation
-from asynchooks.simulation.cluster._network import Closures
+from asynchooks.simulation.cluster._network import LinkCuts
 
 from .clusters import BACKENDS
 
@@ -110,10 +110,10 @@ def test_a_service_of_each_worker_is_that_of_the_first() -> None:
 def test_a_message_that_meets_a_cut_arrives_at_its_end(
     spans: list[tuple[float, float]], sent: float, arrives: float, expected: float
 ) -> None:
-    closures = Closures()
+    cuts = LinkCuts()
     for begin, end in spans:
-        closures.add(begin, end)
-    assert closures.arrival(sent, arrives) == expected
+        cuts.add(begin, end)
+    assert cuts.arrival(sent, arrives) == expected
 
 
 TIMES = st.integers(0, 20).map(float)
@@ -123,10 +123,10 @@ TIMES = st.integers(0, 20).map(float)
 def test_no_message_arrives_within_a_cut_nor_too_early(
     spans: list[tuple[float, float]], sent: float, secs: float
 ) -> None:
-    closures = Closures()
+    cuts = LinkCuts()
     for begin, length in spans:
-        closures.add(begin, begin + length)
-    arrives = closures.arrival(sent, sent + secs)
+        cuts.add(begin, begin + length)
+    arrives = cuts.arrival(sent, sent + secs)
     ends = {begin + length for begin, length in spans}
     assert arrives == sent + secs or arrives in ends
     assert arrives >= sent + secs

@@ -342,15 +342,15 @@ def test_no_training_that_goes_on_is_taken_for_a_standstill(
 ) -> None:
     """What it would call a standstill is let go on, and makes no update afterwards."""
     found: list[tuple[float, int, int]] = []
-    look = Standstill.look
+    check = Standstill.check
 
     def note(self: Standstill, worker: Worker) -> None:
         try:
-            look(self, worker)
+            check(self, worker)
         except DeadlockError:
             found.append((cluster.simulation.now, cluster.server.version, cluster.num_active))
 
-    monkeypatch.setattr(Standstill, "look", note)
+    monkeypatch.setattr(Standstill, "check", note)
     cluster, program = _random_cluster(seed)
     try:
         report = cluster.run(program, until=150.0)

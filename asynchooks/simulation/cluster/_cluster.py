@@ -99,7 +99,7 @@ class Cluster:
         """Workers whose program runs now."""
         self._program: Program | None = None
         self._num_away = num_workers
-        """Workers that have no open session but may open one: see `_set_away`."""
+        """Workers that have no open session but may open one: see `set_away`."""
         self._stand_in: StepWorker
         self._side_tasks: list[EngineTask] = []
         self._change: Slot
@@ -152,9 +152,9 @@ class Cluster:
             loss: of the parameters; recorded with its time, also at the begin and the end.
             loss_every: updates between two losses, >= 1.
             max_secs_without_update: virtual seconds, > 0, after which training that makes no
-                update is an error; None: it may continue. Workers that all wait in vain are an
-                error anyway, except for some that crash again and again: those that draw random
-                numbers in between, and many with sessions, which are never all up.
+                update is an error; None: it may continue. Workers that all wait for ever are an
+                error anyway, except for some that crash repeatedly: those that draw random numbers
+                in between, and many with sessions, which are never all up.
 
         Returns:
             The results.
@@ -303,7 +303,7 @@ class Cluster:
         if loses_work:
             assert worker.task is not None
             if not worker.is_finished:
-                self._set_away(worker, True)
+                self.set_away(worker, True)
             worker.task.cancel()
             await worker.task.wait()
 
@@ -313,11 +313,7 @@ class Cluster:
         if loses_work and not (worker.num_stops or worker.is_finished):
             self._start_worker(worker)
 
-    def has_opened(self, worker: Worker) -> None:
-        """Note that the session of a worker is open; for its hook."""
-        self._set_away(worker, False)
-
-    def _set_away(self, worker: Worker, is_away: bool) -> None:
+    def set_away(self, worker: Worker, is_away: bool) -> None:
         """Count a worker as away, or not: it has no open session, but may open one.
 
         A real worker that crashes and is restarted is another process, which a step cannot know of.
@@ -364,10 +360,10 @@ class Cluster:
             self.num_active -= 1
             self.timeline.ran(worker.index, begun, self.kernel.time)
             if has_ended:
-                self.let_go(worker)
+                self.retire(worker)
             self._change.wake()
 
-    def let_go(self, worker: Worker) -> None:
+    def retire(self, worker: Worker) -> None:
         """Count a worker whose program has ended as gone for good; for failures."""
         if worker.is_finished:
             return
@@ -375,16 +371,16 @@ class Cluster:
         worker.time.come_up()
         self.num_unfinished -= 1
         self.server.leave(worker.index)
-        self._set_away(worker, False)
+        self.set_away(worker, False)
         self._change.wake()
 
-    def look(self, worker: Worker) -> None:
+    def check_standstill(self, worker: Worker) -> None:
         """Check that anything but failures happens in training; for those that repeat for ever.
 
         Raises:
             DeadlockError: nothing else does, nor will.
         """
-        self._standstill.look(worker)
+        self._standstill.check(worker)
 
     def __repr__(self) -> str:
         server = self.server
@@ -408,7 +404,8 @@ class Failure(ABC):
     repeats_for_ever: ClassVar[bool] = False
     """Whether `play` takes workers down and brings them back for ever, and does nothing else.
 
-    It then calls `cluster.look` before each time, so that training where nothing else happens ends.
+    It then calls `cluster.check_standstill` before each time, which ends training where nothing
+    else happens.
     """
 
     def check(self, num_workers: int) -> None:

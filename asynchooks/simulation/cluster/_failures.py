@@ -13,7 +13,7 @@ from ..delays._delay import Delay, checked_delay, checked_secs
 from ..delays._distributions import Constant
 from ..delays._phases import Slowdowns
 from ._cluster import Cluster, Failure
-from ._network import Closures
+from ._network import LinkCuts
 from ._worker import Worker
 
 
@@ -56,7 +56,7 @@ class Crashes(Failure):
             await kernel.sleep(up.next())
             if worker.is_finished:
                 return
-            cluster.look(worker)
+            cluster.check_standstill(worker)
             await cluster.take_down(worker, loses_work=self.loses_work)
             await kernel.sleep(down.next())
             cluster.bring_back(worker, loses_work=self.loses_work)
@@ -94,7 +94,7 @@ class Preemption(Failure):
             return
         await cluster.take_down(worker)
         if ends == math.inf:
-            cluster.let_go(worker)
+            cluster.retire(worker)
             return
         await kernel.park(Slot(kernel, "the end of a preemption"), max(ends, kernel.time))
         cluster.bring_back(worker)
@@ -136,8 +136,8 @@ class Slowdown(Failure):
 class Partition(Failure):
     """Workers are cut off from the parameter server for a while: messages arrive at its end.
 
-    This includes messages under way when it begins. A pull meanwhile gets the parameters as they
-    are at the end, when its request arrives.
+    This includes messages under way when it begins. A pull gets the parameters as they are at the
+    end, when its request arrives.
 
     Args:
         at: virtual seconds, >= 0.
@@ -159,8 +159,8 @@ class Partition(Failure):
             raise ValueError("a partition that never ends is a Preemption; give one of these")
 
     def prepare(self, worker: Worker) -> None:
-        worker.closures = worker.closures or Closures()
-        worker.closures.add(self.at, self.at + self.secs)
+        worker.link_cuts = worker.link_cuts or LinkCuts()
+        worker.link_cuts.add(self.at, self.at + self.secs)
 
 
 def _check_time(name: str, value: float, *, may_last: bool = False) -> None:

@@ -36,7 +36,7 @@ class LeastSquares:
         return np.zeros(_NUM_WEIGHTS)
 
     def gradient(self, weights: Any, worker: Worker) -> Any:
-        """Of half the mean squared error over eight examples; float64, shape (16,)."""
+        """The gradient of half the mean squared error over eight examples; shape (16,)."""
         rows = worker.rng.integers(_NUM_EXAMPLES, size=_BATCH)
         inputs = self._inputs[rows]
         return (inputs @ weights - self._targets[rows]) @ inputs / _BATCH

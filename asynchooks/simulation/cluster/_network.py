@@ -18,7 +18,7 @@ class Queue:
     """Servers with one queue, first come first served: how long a request waits and is served.
 
     You make it through `Simulation.queue`, and call `serve` from any task. The request of a task
-    that is cancelled meanwhile is served all the same: it is under way.
+    that is cancelled is served all the same: it is under way.
 
     Args:
         kernel: of the simulation.
@@ -63,8 +63,8 @@ class Queue:
         return ends - asked
 
 
-class Closures:
-    """When a worker's links are cut: no message arrives within these times."""
+class LinkCuts:
+    """Times at which a worker's links are cut: no message arrives then."""
 
     __slots__ = ("_spans",)
 
@@ -76,7 +76,7 @@ class Closures:
         self._spans = sorted([*self._spans, (begin, end)])
 
     def arrival(self, sent: float, arrives: float) -> float:
-        """When a message arrives that would arrive then on a whole link: at the end of a cut."""
+        """When a message really arrives, given when it would without cuts."""
         for begin, end in self._spans:
             if sent < end and begin <= arrives:
                 arrives = max(arrives, end)

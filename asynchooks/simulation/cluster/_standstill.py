@@ -19,10 +19,10 @@ _NUM_LOOKS = 3
 class Standstill:
     """Checks, before each failure that repeats for ever, whether anything else happens.
 
-    Nothing does if every worker that such failures hit has begun its program several times, and
-    waited for the same thing each time; and if meanwhile only such failures had pending entries,
-    nothing was computed, pushed or updated, and no worker has drawn a random number. A program
-    that depends on the server, its worker and random numbers only repeats this for ever.
+    Nothing does if every worker that such failures hit has begun its program several times and
+    waited for the same thing each time, while only such failures had pending entries, nothing was
+    computed, pushed or updated, and no worker has drawn a random number. A program that depends on
+    the server, its worker and random numbers only repeats this for ever.
 
     The simulation makes one, for all its clusters.
     """
@@ -41,7 +41,7 @@ class Standstill:
         self._clusters.remove(cluster)
         self._round = None
 
-    def look(self, worker: Worker) -> None:
+    def check(self, worker: Worker) -> None:
         """Check a worker that a failure is about to hit.
 
         Raises:

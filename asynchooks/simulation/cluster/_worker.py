@@ -21,7 +21,7 @@ from ..delays._phases import Slowdowns, stretched, work_done
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._timeline import TimeAccount, Timeline
-from ._network import Closures, Queue
+from ._network import LinkCuts, Queue
 
 _PAUSED = Sentinel("PAUSED")
 
@@ -66,7 +66,7 @@ class ClusterView(Protocol):
 
     def clock(self) -> float: ...
 
-    def has_opened(self, worker: Worker) -> None: ...
+    def set_away(self, worker: Worker, is_away: bool) -> None: ...
 
 
 class Worker:
@@ -84,10 +84,28 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute", "_epoch", "_is_undone", "_pull", "_push", "_rng", "_slot", "_until",
-        "closures", "cluster", "index", "is_away", "is_finished", "is_in_session",
-        "meets_endless_failures", "num_computed", "num_pauses", "num_stops", "slowdowns", "task",
-        "time", "version",
+        "_compute",
+        "_epoch",
+        "_is_undone",
+        "_pull",
+        "_push",
+        "_rng",
+        "_slot",
+        "_until",
+        "cluster",
+        "index",
+        "is_away",
+        "is_finished",
+        "is_in_session",
+        "link_cuts",
+        "meets_endless_failures",
+        "num_computed",
+        "num_pauses",
+        "num_stops",
+        "slowdowns",
+        "task",
+        "time",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +128,7 @@ class Worker:
         self._until: Slot | None = None  # parked in until its repair
         self.is_finished = False
         self.is_away = True  # it has no open session, and may still open one
-        self.closures: Closures | None = None
+        self.link_cuts: LinkCuts | None = None
         self.slowdowns: Slowdowns | None = None
         self.meets_endless_failures = False  # of those that repeat for ever
         self.task: KernelTask | None = None
@@ -118,7 +136,7 @@ class Worker:
         self.num_stops = 0
         self.num_pauses = 0
         self.version = 0
-        """Of the last snapshot that it pulled."""
+        """The version of the last snapshot that it pulled."""
         self.num_computed = 0
         self.time = TimeAccount(index, cluster.clock, cluster.timeline)
 
@@ -144,7 +162,7 @@ class Worker:
             await cluster.server.begin_step(self.index)
             if self.num_pauses:
                 await self._until_repaired()
-        if self.closures is not None:  # the request is a message, too
+        if self.link_cuts is not None:  # the request is a message, too
             await self._transfer("pull", None)
         snapshot = cluster.server.pull(self.index)
         self.version = snapshot.version
@@ -163,9 +181,9 @@ class Worker:
             secs: seconds >= 0 on an unhindered worker; None: drawn from the cluster's delay.
 
         Returns:
-            Whether it was finished; False if an update has made it useless meanwhile, training is
-            over, or the server was restored after the protocol had let this worker begin, so that
-            it might be too far ahead now: then push nothing.
+            Whether it was finished; False if an update has made it useless, training is over, or
+            the server was restored after the protocol had let this worker begin, so that it might
+            be too far ahead now: then push nothing.
 
         Raises:
             TypeError, ValueError: `secs` is no such number.
@@ -212,7 +230,7 @@ class Worker:
         version = self.version if version is None else version
         if self.num_pauses:
             await self._until_repaired()
-        if self._push is not None or self.closures is not None:
+        if self._push is not None or self.link_cuts is not None:
             await self._transfer("push", self._push)
         if cluster.queue is not None:
             begun = cluster.clock()
@@ -246,7 +264,7 @@ class Worker:
             gradient: of (parameters, worker); None: zeros, for laws of time.
             step: an async function in place of that, which returns a mapping of outputs; it may
                 use `pull`, `compute` and `push`. Without it the outputs are "computed" (False for
-                a computation in vain), "staleness" and "outcome" (None where nothing was pushed).
+                a useless computation), "staleness" and "outcome" (None where nothing was pushed).
             stop_grace_period_secs, step_runner, recovery: as for `MonitoredSession`.
         """
         self.is_in_session = True
@@ -334,8 +352,8 @@ class Worker:
         sent = arrives = kernel.time
         if stream is not None:
             arrives += stream.delay.stretch(sent, stream.next())
-        if self.closures is not None:
-            arrives = self.closures.arrival(sent, arrives)
+        if self.link_cuts is not None:
+            arrives = self.link_cuts.arrival(sent, arrives)
         if arrives <= sent:
             return
         begun = self.cluster.clock()
@@ -358,4 +376,4 @@ class _OpenedHook(SessionRunHook):
         self._worker = worker
 
     async def begin(self) -> None:
-        self._worker.cluster.has_opened(self._worker)
+        self._worker.cluster.set_away(self._worker, False)

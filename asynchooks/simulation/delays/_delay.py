@@ -51,12 +51,12 @@ class Delay(ABC):
     @property
     @abstractmethod
     def mean(self) -> float:
-        """Of the distribution, in seconds; `math.inf` where it is infinite."""
+        """The mean of the distribution, in seconds; `math.inf` where it is infinite."""
 
     @property
     @abstractmethod
     def variance(self) -> float:
-        """Of the distribution, in seconds squared; `math.inf` where it is infinite."""
+        """The variance, in seconds squared; `math.inf` where it is infinite."""
 
     @property
     def changes_with_time(self) -> bool:

@@ -29,7 +29,7 @@ _COLOURS = {
     "lost": "#d1495b",
     "down": "#3a3a3a",
 }
-"""Of what workers do, in the legend's order: work is cool, waiting yellow, loss red."""
+"""Colours of activities, in the legend's order: work is cool, waiting yellow, loss red."""
 _MOST_BARS = 60
 _MOST_TIMELINES = 4
 _MOST_WORKERS = 40

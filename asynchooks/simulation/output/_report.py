@@ -21,11 +21,11 @@ SPENT = {
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Of one worker; all times in virtual seconds.
+    """The results of one worker; all times in virtual seconds.
 
     `secs_lost` went into computations that were discarded, `secs_waited` into waiting for others,
-    as the protocol says; in `secs_idle` its program did something else, or had ended. What is
-    under way counts once it is done.
+    as the protocol says; in `secs_idle` its program did something else, or had ended. Work under
+    way counts once it is done.
     """
 
     worker: int
@@ -42,7 +42,7 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Of a simulated training; all times in virtual seconds. `Cluster.run` makes it.
+    """The results of a simulated training, in virtual seconds. `Cluster.run` makes it.
 
     `staleness` counts, by staleness, the gradients that took part in an update. The `*_rows` are
     lists of flat dicts, as `pandas.DataFrame` takes them. `secs` is the time from the begin of
@@ -71,12 +71,12 @@ class Report:
 
     @property
     def mean_staleness(self) -> float:
-        """Of the gradients that took part in an update; 0.0 if there were none."""
+        """The mean over the gradients that took part in an update; 0.0 if there were none."""
         return _mean(self.staleness)
 
     @property
     def staleness_variance(self) -> float:
-        """Of the same."""
+        """The variance over the same gradients."""
         mean = _mean(self.staleness)
         squares = {staleness: (staleness - mean) ** 2 for staleness in self.staleness}
         total = sum(self.staleness.values())

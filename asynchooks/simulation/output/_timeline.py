@@ -17,8 +17,8 @@ Interval = tuple[float, float]
 class Span(NamedTuple):
     """What a worker did from one moment to another, in virtual seconds.
 
-    `kind` is "compute", "lost" (computed in vain), "wait" (for others), "pull", "push", "served"
-    (in the server's queue, and by it) or "down".
+    `kind` is "compute", "lost" (a discarded computation), "wait" (for others), "pull", "push",
+    "served" (in the server's queue, and by it) or "down".
     """
 
     worker: int
