@@ -84,28 +84,9 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute",
-        "_epoch",
-        "_is_undone",
-        "_pull",
-        "_push",
-        "_rng",
-        "_slot",
-        "_until",
-        "cluster",
-        "index",
-        "is_away",
-        "is_finished",
-        "is_in_session",
-        "link_cuts",
-        "meets_endless_failures",
-        "num_computed",
-        "num_pauses",
-        "num_stops",
-        "slowdowns",
-        "task",
-        "time",
-        "version",
+        "_compute", "_epoch", "_is_undone", "_pull", "_push", "_rng", "_slot", "_until", "cluster",
+        "index", "is_away", "is_finished", "is_in_session", "link_cuts", "meets_endless_failures",
+        "num_computed", "num_pauses", "num_stops", "slowdowns", "task", "time", "version",
     )  # fmt: skip
 
     def __init__(

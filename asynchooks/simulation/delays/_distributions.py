@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,12 +19,35 @@ from numpy.random import Generator
 from ..._check import number
 from ._delay import LONGEST_SECS, Delay, Draws, checked_secs, checked_secs_above_zero, put
 
+_CHECKS: dict[str, Callable[[str, object], float]] = {
+    "secs": checked_secs,
+    "mean": partial(checked_secs_above_zero, otherwise=", or Constant(0) for no delay"),
+    "shift": checked_secs,
+    "excess": partial(checked_secs_above_zero, otherwise=", or Constant(shift) for none"),
+    "low": checked_secs,
+    "high": checked_secs,
+    "scale": checked_secs_above_zero,
+    "shape": partial(number, above=0.0, expected="a finite number > 0"),
+    "mu": number,
+    "sigma": partial(number, least=0.0, expected="a finite number >= 0"),
+}
+"""By the name of a parameter, which means the same in all distributions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution(Delay):
     """A delay whose text is its kind and its parameters, as in "uniform:1.0,3.0"."""
 
     kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            put(self, **{each.name: _CHECKS[each.name](each.name, getattr(self, each.name))})
+
+    @classmethod
+    def parameters(cls) -> list[str]:
+        """Their names, as a text shows them."""
+        return [each.name.upper() for each in fields(cls)]
 
     def __str__(self) -> str:
         return f"{self.kind}:{','.join(repr(getattr(self, each.name)) for each in fields(self))}"
@@ -45,9 +69,6 @@ class Constant(Distribution):
 
     kind: ClassVar[str] = "constant"
     secs: float
-
-    def __post_init__(self) -> None:
-        put(self, secs=checked_secs("secs", self.secs))
 
     def sample(self, rng: Generator, size: int) -> Draws:
         return np.full(size, self.secs)
@@ -78,10 +99,6 @@ class Exponential(Distribution):
     kind: ClassVar[str] = "exponential"
     mean: float = field()  # without it, the property of the base would be its default
 
-    def __post_init__(self) -> None:
-        mean = checked_secs_above_zero("mean", self.mean, ", or Constant(0) for no delay")
-        put(self, mean=mean)
-
     def sample(self, rng: Generator, size: int) -> Draws:
         return rng.exponential(self.mean, size)
 
@@ -110,10 +127,6 @@ class ShiftedExponential(Distribution):
     kind: ClassVar[str] = "shifted-exponential"
     shift: float
     excess: float
-
-    def __post_init__(self) -> None:
-        excess = checked_secs_above_zero("excess", self.excess, ", or Constant(shift) for none")
-        put(self, shift=checked_secs("shift", self.shift), excess=excess)
 
     def sample(self, rng: Generator, size: int) -> Draws:
         return self.shift + rng.exponential(self.excess, size)
@@ -147,10 +160,9 @@ class Uniform(Distribution):
     high: float
 
     def __post_init__(self) -> None:
-        low, high = checked_secs("low", self.low), checked_secs("high", self.high)
-        if high < low:
-            raise ValueError(f"low is {low} and high is {high}; give low <= high")
-        put(self, low=low, high=high)
+        Distribution.__post_init__(self)
+        if self.high < self.low:
+            raise ValueError(f"low is {self.low} and high is {self.high}; give low <= high")
 
     def sample(self, rng: Generator, size: int) -> Draws:
         return rng.uniform(self.low, self.high, size)
@@ -182,10 +194,6 @@ class Pareto(Distribution):
     kind: ClassVar[str] = "pareto"
     scale: float
     shape: float
-
-    def __post_init__(self) -> None:
-        scale = checked_secs_above_zero("scale", self.scale)
-        put(self, scale=scale, shape=_checked_shape(self.shape))
 
     def sample(self, rng: Generator, size: int) -> Draws:
         return _times(self.scale, 1.0 + rng.pareto(self.shape, size))  # numpy's begins at 0
@@ -224,10 +232,6 @@ class LogNormal(Distribution):
     mu: float
     sigma: float
 
-    def __post_init__(self) -> None:
-        sigma = number("sigma", self.sigma, least=0.0, expected="a finite number >= 0")
-        put(self, mu=number("mu", self.mu), sigma=sigma)
-
     def sample(self, rng: Generator, size: int) -> Draws:
         return np.minimum(rng.lognormal(self.mu, self.sigma, size), LONGEST_SECS)
 
@@ -263,10 +267,6 @@ class Weibull(Distribution):
     scale: float
     shape: float
 
-    def __post_init__(self) -> None:
-        scale = checked_secs_above_zero("scale", self.scale)
-        put(self, scale=scale, shape=_checked_shape(self.shape))
-
     def sample(self, rng: Generator, size: int) -> Draws:
         return _times(self.scale, rng.weibull(self.shape, size))
 
@@ -285,6 +285,11 @@ class Weibull(Distribution):
         return deviation * deviation
 
 
+DISTRIBUTIONS: tuple[type[Distribution], ...] = (
+    Constant, Exponential, ShiftedExponential, Uniform, Pareto, LogNormal, Weibull,
+)  # fmt: skip
+
+
 def _times(scale: float, draws: Draws) -> Draws:
     """The product, at most the longest delay: numpy would warn of an overflow."""
     return scale * np.minimum(draws, min(LONGEST_SECS / scale, sys.float_info.max))
@@ -296,7 +301,3 @@ def _or_inf(fn: Callable[[float], float], value: float) -> float:
         return fn(value)
     except OverflowError:
         return math.inf
-
-
-def _checked_shape(value: object) -> float:
-    return number("shape", value, above=0.0, expected="a finite number > 0")

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from ..._check import instance
 from ._compound import Stragglers
 from ._delay import Delay
-from ._distributions import (
-    Constant,
-    Distribution,
-    Exponential,
-    LogNormal,
-    Pareto,
-    ShiftedExponential,
-    Uniform,
-    Weibull,
-)
+from ._distributions import DISTRIBUTIONS
 from ._empirical import Empirical
-
-_DISTRIBUTIONS: tuple[type[Distribution], ...] = (
-    Constant, Exponential, ShiftedExponential, Uniform, Pareto, LogNormal, Weibull,
-)  # fmt: skip
-
-
-def _names(kind: type[Distribution]) -> list[str]:
-    return [each.name.upper() for each in fields(kind)]
-
 
 _ALLOWED = ", ".join(
     [
-        *(f"{each.kind}:{','.join(_names(each))}" for each in _DISTRIBUTIONS),
+        *(f"{each.kind}:{','.join(each.parameters())}" for each in DISTRIBUTIONS),
         "empirical:PATH",
         "stragglers:PROBABILITY,FACTOR,DELAY",
     ]
@@ -66,9 +46,9 @@ def _parse(kind: str, rest: str) -> Delay:
         probability, factor, base = _split(kind, rest, ["PROBABILITY", "FACTOR", "DELAY"])
         # the base last: a file's name may hold commas
         return Stragglers(parse_delay(base), _number(probability), _number(factor))
-    for each in _DISTRIBUTIONS:
+    for each in DISTRIBUTIONS:
         if kind == each.kind:
-            return each(*map(_number, _split(kind, rest, _names(each))))
+            return each(*map(_number, _split(kind, rest, each.parameters())))
     raise ValueError(f"there is no {kind!r}; give one of {_ALLOWED}")
 
 
