@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +21,7 @@ from asynchooks.simulation import (
     Worker,
     WorkerReport,
 )
-from asynchooks.simulation._simulation import Backend
 
-BACKENDS: tuple[Any, ...] = get_args(Backend)
 NUM_BATCHES = 40
 P = 8
 KINDS = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")

@@ -1,4 +1,4 @@
-"""The simulation of a test that runs on several engines."""
+"""Tests that take `backend`, or a simulation, run on every engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import Any
 import pytest
 
 from asynchooks.simulation import Simulation
+
+from .engines import BACKENDS
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture

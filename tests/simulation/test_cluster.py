@@ -22,10 +22,9 @@ from asynchooks.simulation import (
     current_simulation,
 )
 
-from .clusters import BACKENDS, check_report, new_cluster, speeds, spent, with_session
+from .clusters import check_report, new_cluster, speeds, spent, with_session
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_training_ends_with_the_update_that_was_asked_for(backend: Any) -> None:
     cluster = new_cluster(2, backend, compute=speeds(1.0, 10.0), push=Constant(0.25))
     report = cluster.run(updates=3)
@@ -52,7 +51,6 @@ def test_an_update_that_comes_because_a_worker_left_is_the_last_one_as_well() ->
     assert spent(report.workers[0]) == {"computed": 1.0, "waited": 4.0}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_number_training_lasts_until_the_end_of_all_programs(backend: Any) -> None:
     async def program(worker: Worker) -> None:
         await worker.pull()
@@ -63,7 +61,6 @@ def test_without_a_number_training_lasts_until_the_end_of_all_programs(backend: 
     assert spent(report.workers[0]) == {"computed": 1.0, "idle": 2.0}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_until_ends_training_at_its_time(backend: Any) -> None:
     report = new_cluster(2, backend, compute=speeds(1.0, 2.0)).run(until=2.5)
     assert (report.updates, report.secs) == (3, 2.5)
@@ -115,7 +112,6 @@ def test_a_worker_with_a_session_waits_as_much_as_one_without() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_number_of_updates_holds_for_workers_without_a_session_beside_others(
     backend: Any,
 ) -> None:
@@ -139,7 +135,6 @@ def test_losses_are_taken_down_with_their_times() -> None:
                                        (5.0, 5, 1 / 32)]  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_last_loss_is_that_of_the_end_where_a_time_ends_training(backend: str) -> None:
     cluster = new_cluster(
         1, backend, parameters=np.ones(1), compute=Constant(1.0), learning_rate=0.5

@@ -32,7 +32,8 @@ from asynchooks.simulation import (
     Worker,
 )
 
-from .clusters import BACKENDS, check_report
+from .clusters import check_report
+from .engines import BACKENDS
 
 P = 3
 DELAYS: list[Delay] = [Constant(1.0), Exponential(1.0), Uniform(0.5, 1.5)]

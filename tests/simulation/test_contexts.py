@@ -11,8 +11,6 @@ import pytest
 
 from asynchooks.simulation import Simulation
 
-from .engines import on_every_engine
-
 variable: ContextVar[Any] = ContextVar("variable", default=None)
 
 
@@ -27,7 +25,6 @@ def looking(simulation: Simulation, seen: list[Any], num_looks: int) -> Callable
     return look
 
 
-@on_every_engine
 @pytest.mark.parametrize("moment", ["first step", "a later step", "last step", "clean-up"])
 def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str) -> None:
     seen: list[Any] = []
@@ -66,7 +63,6 @@ def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str
     assert set(seen) == {None}
 
 
-@on_every_engine
 @pytest.mark.parametrize(
     "value",
     [list, lambda: np.zeros(3), lambda: 1.0, lambda: "text"],
@@ -100,7 +96,6 @@ def test_a_value_that_equals_the_common_one_is_a_tasks_own_all_the_same(
     copy_context().run(run)
 
 
-@on_every_engine
 def test_an_array_set_over_a_plain_object_is_a_tasks_own(simulation: Simulation) -> None:
     seen: list[Any] = []
 
@@ -125,7 +120,6 @@ def test_an_array_set_over_a_plain_object_is_a_tasks_own(simulation: Simulation)
     copy_context().run(run)
 
 
-@on_every_engine
 def test_a_variable_is_reset_by_its_token_over_waits(simulation: Simulation) -> None:
     values: list[Any] = []
 
@@ -149,7 +143,6 @@ def test_a_variable_is_reset_by_its_token_over_waits(simulation: Simulation) -> 
     assert values == [1, 2, 3, None, None, None]
 
 
-@on_every_engine
 def test_numpys_errstate_is_held_over_a_wait_by_its_task_alone(simulation: Simulation) -> None:
     seen: list[str] = []
 
@@ -175,7 +168,6 @@ def test_numpys_errstate_is_held_over_a_wait_by_its_task_alone(simulation: Simul
     assert set(seen) == {np.geterr()["divide"]}
 
 
-@on_every_engine
 def test_a_task_inherits_what_its_starter_had_set_by_then(simulation: Simulation) -> None:
     values: list[Any] = []
 

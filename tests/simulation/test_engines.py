@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import pytest
 
 from asynchooks.simulation import Simulation
-from asynchooks.simulation._simulation import Backend
 
 from ..engine.test_engine_seam import Trace, program, trace_on_trampoline
-
-BACKENDS: tuple[Any, ...] = get_args(Backend)
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
+from .engines import BACKENDS
 
 
 def trace_of(backend: Any) -> tuple[Trace, bytes]:

@@ -22,10 +22,9 @@ from asynchooks.simulation import (
     Worker,
 )
 
-from .clusters import BACKENDS, check_report, new_cluster, speeds, spent, with_session
+from .clusters import check_report, new_cluster, speeds, spent, with_session
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_crash_loses_what_was_computed(backend: Any) -> None:
     crash = Crashes(mtbf=Constant(2.5), repair=Constant(0.5))
     cluster = new_cluster(1, backend, compute=Constant(1.0), failures=[crash])
@@ -34,7 +33,6 @@ def test_a_crash_loses_what_was_computed(backend: Any) -> None:
     assert spent(report.workers[0]) == {"computed": 4.0, "lost": 0.5, "down": 0.5}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_crash_that_loses_no_work_only_costs_the_repair(backend: Any) -> None:
     crash = Crashes(mtbf=Constant(2.5), repair=Constant(0.5), loses_work=False)
     cluster = new_cluster(1, backend, compute=Constant(1.0), failures=[crash], keep_timeline=True)
@@ -83,7 +81,6 @@ def test_crashes_of_equal_laws_come_at_times_of_their_own() -> None:
     assert 140 < len(begun) < 260  # twice as many as of one
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_who_is_preempted_for_good_while_it_is_down_does_not_come_back(backend: Any) -> None:
     failures = [Crashes(Constant(3.0), Constant(5.0), workers=[0]), Preemption(4.0, workers=[0])]
     cluster = new_cluster(2, backend, compute=Constant(1.0), failures=failures)
@@ -100,7 +97,6 @@ def test_who_is_preempted_for_good_while_it_is_down_does_not_come_back(backend: 
     check_report(report)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", [None, with_session])
 def test_all_but_one_may_leave_for_good(backend: Any, program: Any) -> None:
     gone = [Preemption(float(index), workers=[index]) for index in range(1, 4)]
@@ -128,7 +124,6 @@ def test_k_sync_goes_on_without_one_that_crashed_and_synchronous_waits_for_it() 
     assert secs(StaleSynchronous(1)) == 11.5
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_preemption_that_was_over_before_training_began_changes_nothing(backend: Any) -> None:
     failures = [Preemption(5.0, secs=20.0, workers=[0]), Preemption(5.0, secs=2.0, workers=[1])]
     cluster = new_cluster(2, backend, compute=Constant(1.0), failures=failures)
@@ -163,7 +158,6 @@ def test_a_worker_that_has_finished_does_not_crash() -> None:
     assert spent(report.workers[0]) == {"computed": 1.0, "idle": 99.0}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_one_that_finishes_while_it_is_stopped_is_not_started_again(backend: Any) -> None:
     starts = 0
 
@@ -182,7 +176,6 @@ def test_one_that_finishes_while_it_is_stopped_is_not_started_again(backend: Any
     assert spent(report.workers[0]) == {"lost": 2.0, "idle": 8.0}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("in_session", [False, True])
 def test_one_that_stands_still_while_it_waits_pulls_after_its_repair(
     backend: Any, in_session: bool
@@ -199,7 +192,6 @@ def test_one_that_stands_still_while_it_waits_pulls_after_its_repair(
 
 
 @pytest.mark.parametrize("at", [0.5, 1.5, 2.5, 3.25, 4.5])
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_crash_at_any_moment_of_a_step_costs_that_step(backend: Any, at: float) -> None:
     """While it pulls, computes, pushes, is served, and waits for the other one."""
     cluster = new_cluster(
@@ -230,7 +222,6 @@ def test_a_repair_that_is_under_way_at_the_end_counts_as_far_as_it_went() -> Non
     check_report(report)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_one_that_stands_still_neither_pulls_nor_sends(backend: Any) -> None:
     pause = Crashes(Constant(1.5), Constant(10.0), loses_work=False, workers=[0])
     cluster = new_cluster(

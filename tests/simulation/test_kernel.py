@@ -13,9 +13,7 @@ import pytest
 from asynchooks._engine.base import TIMED_OUT, Slot
 from asynchooks.simulation import Simulation
 
-from .engines import BACKENDS, on_every_engine
-
-pytestmark = on_every_engine
+from .engines import BACKENDS
 
 
 def test_sleeps_of_virtual_years_end_at_exactly_their_time(simulation: Simulation) -> None:

@@ -9,10 +9,6 @@ from typing import Any
 from asynchooks._engine.base import Slot
 from asynchooks.simulation import Simulation
 
-from .engines import on_every_engine
-
-pytestmark = on_every_engine
-
 
 def test_a_cancelled_task_that_waits_again_is_cancelled_again(simulation: Simulation) -> None:
     log: list[Any] = []

@@ -35,7 +35,7 @@ from asynchooks.simulation import (
     Worker,
 )
 
-from .clusters import BACKENDS, NUM_BATCHES, P, check_mean, new_cluster, secs_per_update, trained
+from .clusters import NUM_BATCHES, P, check_mean, new_cluster, secs_per_update, trained
 from .order_statistics import (
     LAWS,
     harmonic,
@@ -43,11 +43,6 @@ from .order_statistics import (
     mean_of_largest,
     rate_of_stale_synchronous,
 )
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.mark.parametrize(

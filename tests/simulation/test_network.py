@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation
 from asynchooks.simulation.cluster._network import LinkCuts
 
-from .clusters import BACKENDS
-
 
 def served(backend: Any, num_servers: int, arrivals: list[float]) -> tuple[list[float], Queue]:
     """When each leaves, of services of 1 s."""
@@ -38,21 +36,14 @@ def served(backend: Any, num_servers: int, arrivals: list[float]) -> tuple[list[
     return ends, queues[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_who_comes_first_is_served_first(backend: Any) -> None:
+def test_requests_are_served_in_order_of_arrival(backend: Any) -> None:
     ends, queue = served(backend, 1, [0.0, 0.0, 0.5, 5.0])
     assert ends == [1.0, 2.0, 3.0, 6.0]
     assert (queue.num_served, queue.secs_busy, queue.secs_queued) == (4, 4.0, 1.0 + 1.5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_several_servers_serve_side_by_side(backend: Any) -> None:
     assert served(backend, 2, [0.0, 0.0, 0.5, 0.75])[0] == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_who_is_cancelled_is_served_all_the_same() -> None:
-    simulation = Simulation(backend="turbo")
-
+def test_the_request_of_a_cancelled_task_is_served(simulation: Simulation) -> None:
     async def main() -> float:
         queue = simulation.queue(Constant(2.0))
         first = simulation.start(queue.serve)
@@ -64,9 +55,7 @@ def test_who_is_cancelled_is_served_all_the_same() -> None:
     assert simulation.run(main) == 4.0
 
 
-def test_a_server_may_have_phases() -> None:
-    simulation = Simulation(backend="turbo")
-
+def test_a_server_may_have_phases(simulation: Simulation) -> None:
     async def main() -> float:
         queue = simulation.queue(Phases(Constant(1.0), [(1.5, 1.0), (100.0, 2.0)]))
         await queue.serve()
@@ -76,9 +65,7 @@ def test_a_server_may_have_phases() -> None:
 
 
 @pytest.mark.parametrize("num_servers", [0, -1, 1.5])
-def test_a_queue_without_servers_is_refused(num_servers: Any) -> None:
-    simulation = Simulation(backend="turbo")
-
+def test_a_queue_without_servers_is_refused(simulation: Simulation, num_servers: Any) -> None:
     async def main() -> None:
         simulation.queue(Constant(1.0), num_servers=num_servers)
 

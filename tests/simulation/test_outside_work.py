@@ -14,7 +14,7 @@ from asynchooks._engine.base import Slot
 from asynchooks._errors import DeadlockError, OutsideWorkError
 from asynchooks.simulation import Simulation
 
-from .engines import on_event_loops, on_every_engine
+from .engines import on_event_loops
 
 
 @on_event_loops
@@ -57,7 +57,6 @@ def test_time_stands_still_during_declared_io(simulation: Simulation) -> None:
     assert simulation.run(main) == (b"hello", 1.0, 6.0)
 
 
-@on_every_engine
 def test_a_bare_thread_wakes_a_slot_while_time_stands_still(simulation: Simulation) -> None:
     async def main() -> tuple[Any, float]:
         simulation.start(simulation.sleep, 100)
@@ -78,7 +77,6 @@ def test_a_bare_thread_wakes_a_slot_while_time_stands_still(simulation: Simulati
     assert simulation.run(main) == (7, 2.0)
 
 
-@on_every_engine
 def test_a_thread_that_wakes_a_slot_after_the_run_does_no_harm(simulation: Simulation) -> None:
     slots: list[Slot] = []
 

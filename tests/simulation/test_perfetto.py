@@ -28,8 +28,9 @@ from asynchooks.simulation import (
     write_trace,
 )
 
+from .engines import BACKENDS
+
 Event = dict[str, Any]
-BACKENDS = ["asyncio", "trio", "turbo"]
 
 
 def report_of(

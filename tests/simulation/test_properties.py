@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +46,6 @@ def test_every_engine_does_the_same_and_loses_nothing(
         assert all(getattr(task, "is_done", False) for task in run.started)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_wake_up_is_lost_that_a_shuffle_puts_before_its_waker(backend: Any) -> None:
     simulation = Simulation(3, backend, shuffle_ties=True)
     slots: dict[int, Slot] = {}

@@ -25,7 +25,7 @@ from asynchooks.protocols import (
 )
 from asynchooks.simulation import Constant, Crashes, Exponential, Preemption, Uniform, Worker
 
-from .clusters import BACKENDS, check_report, new_cluster, speeds, spent
+from .clusters import check_report, new_cluster, speeds, spent
 
 MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end")
 
@@ -64,7 +64,6 @@ def saver_of(worker: Worker, path: Path, **options: Any) -> CheckpointSaverHook:
     return CheckpointSaverHook(path, saver=saver, **options)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_crash_within_a_hook_tells_all_hooks_and_breaks_no_count(
     backend: Any, moment: str
@@ -91,7 +90,6 @@ def test_a_crash_within_a_hook_tells_all_hooks_and_breaks_no_count(
     check_report(report)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_background", [False, True])
 def test_a_worker_that_crashed_resumes_from_its_checkpoint(
     backend: Any, is_background: bool, tmp_path: Path
@@ -114,7 +112,6 @@ def test_a_worker_that_crashed_resumes_from_its_checkpoint(
     assert cluster.server.parameters == pytest.approx(0.5**10)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "protocol",
     [Asynchronous(), Synchronous(), KSync(2), KAsync(2), StaleSynchronous(0), StaleSynchronous(2)],
@@ -165,7 +162,6 @@ def test_the_server_is_restored_under_workers_that_train(
     assert report.summary_row()["undone"] == report.undone
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_that_a_crashed_worker_will_bring_is_waited_for(backend: Any) -> None:
     cluster = new_cluster(2, backend, compute=Constant(1.0),
                           failures=[Preemption(3.5, secs=10.0, workers=[0])])  # fmt: skip
@@ -183,7 +179,6 @@ def test_a_step_that_a_crashed_worker_will_bring_is_waited_for(backend: Any) -> 
     assert begun[0] == 16.5  # three steps before the crash, and three after the repair
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_that_nobody_will_bring_ends_its_wait_also_where_workers_crash(backend: Any) -> None:
     crashes = Crashes(Constant(50.0), Constant(1.0))
     cluster = new_cluster(2, backend, compute=speeds(1.0, 1.0), failures=[crashes])

@@ -16,7 +16,7 @@ from asynchooks import GlobalStep
 from asynchooks._errors import OutsideWorkError, SimulationError
 from asynchooks.simulation import Simulation, at_step, current_simulation
 
-from .engines import BACKENDS, on_event_loops, on_every_engine, output_of
+from .engines import BACKENDS, on_event_loops, output_of
 
 _TRACED = """
 import sys
@@ -102,14 +102,12 @@ _WHILE_OUTSIDE = f"""
                     await simulation.sleep(1)"""
 
 
-@on_every_engine
 @pytest.mark.parametrize("act", [_KILL, _WHILE_OUTSIDE], ids=["busy", "waiting"])
 def test_ctrl_c_ends_the_run_with_clean_up_in_virtual_time(backend: Any, act: str) -> None:
     lines = output_of(_INTERRUPTED.format(backend=backend, act=act))
     assert lines == ["9 True", "0 True", "1 True", "2 True", "interrupted"]
 
 
-@on_every_engine
 def test_a_second_run_is_refused(simulation: Simulation) -> None:
     simulation.run(lambda: simulation.sleep(1))
     with pytest.raises(SimulationError, match="has run; make another one"):
@@ -118,7 +116,6 @@ def test_a_second_run_is_refused(simulation: Simulation) -> None:
         simulation.start(simulation.sleep, 1)
 
 
-@on_every_engine
 def test_a_simulation_within_a_simulation_is_refused(backend: Any) -> None:
     async def main() -> None:
         assert current_simulation() is outer
@@ -146,13 +143,11 @@ def test_a_simulation_in_a_thread_of_another_is_its_own(backend: Any) -> None:
     assert outer.run(main) == (7.0, 1.0)
 
 
-@on_every_engine
 async def test_a_running_event_loop_is_refused(backend: Any, anyio_backend_name: str) -> None:
     with pytest.raises(SimulationError, match=f"an event loop of {anyio_backend_name} runs"):
         Simulation(backend=backend).run(anyio.sleep, 1)
 
 
-@on_every_engine
 def test_a_callback_of_a_running_event_loop_is_refused(backend: Any) -> None:
     errors: list[Any] = []
 
@@ -171,7 +166,6 @@ def test_a_callback_of_a_running_event_loop_is_refused(backend: Any) -> None:
     assert errors[0].startswith("an event loop of asyncio runs in this thread")
 
 
-@on_every_engine
 def test_real_sleep_is_refused_and_afterwards_allowed_again(simulation: Simulation) -> None:
     real = time.sleep
 
@@ -213,7 +207,6 @@ def test_simulations_of_two_threads_leave_real_sleep_as_it_was() -> None:
     assert time.sleep is real
 
 
-@on_every_engine
 def test_until_a_step_ends_when_it_is_reached(simulation: Simulation) -> None:
     steps: list[int] = []
 

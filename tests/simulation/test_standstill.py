@@ -42,7 +42,7 @@ from asynchooks.simulation import (
 from asynchooks.simulation.cluster._standstill import Standstill
 
 from .clusters import new_cluster, with_session
-from .engines import on_event_loops, on_every_engine
+from .engines import on_event_loops
 
 CRASHES = Crashes(Exponential(100.0), Exponential(5.0))
 PAUSES = Crashes(Exponential(100.0), Exponential(5.0), loses_work=False)
@@ -72,7 +72,6 @@ def waits_for_step(step: int) -> Callable[[Worker], Awaitable[None]]:
     return program
 
 
-@on_every_engine
 @pytest.mark.parametrize("failures", [[CRASHES], [PAUSES], [CRASHES, PAUSES]])
 def test_workers_that_wait_for_each_other_are_a_deadlock_though_they_crash(
     backend: Any, failures: list[Failure]
@@ -88,14 +87,12 @@ def test_workers_that_wait_for_each_other_are_a_deadlock_though_they_crash(
     assert cluster.simulation.now < 3000
 
 
-@on_every_engine
 def test_a_protocol_that_lets_all_wait_is_a_deadlock_though_they_crash(backend: Any) -> None:
     cluster = new_cluster(4, backend, protocol=ForOthers(), failures=[CRASHES])
     with pytest.raises(DeadlockError, match="an update with the gradient of worker 3"):
         cluster.run(updates=10)
 
 
-@on_every_engine
 def test_the_error_is_the_same_on_every_engine(backend: Any) -> None:
     errors = []
     for each in ("turbo", backend):
@@ -118,7 +115,6 @@ def test_workers_that_are_never_all_there_are_a_deadlock_too() -> None:
         cluster.run(waits_for_step(10))
 
 
-@on_every_engine
 def test_a_condition_on_a_step_does_not_hide_it(backend: Any) -> None:
     cluster = new_cluster(2, backend, failures=[CRASHES])
     with pytest.raises(DeadlockError, match="nothing happens but failures"):
@@ -132,7 +128,6 @@ def test_another_condition_may_be_one_on_time() -> None:
     assert 1e5 < simulation.now < 2e5
 
 
-@on_every_engine
 def test_a_task_that_sleeps_may_end_the_wait(simulation: Simulation) -> None:
     async def main() -> None:
         cluster = simulation.cluster(2, failures=[CRASHES])
@@ -160,7 +155,6 @@ def test_another_librarys_timer_may_end_the_wait(backend: Any) -> None:
     assert cluster.simulation.now == 1e4
 
 
-@on_every_engine
 def test_a_program_that_draws_lots_may_go_on_after_a_crash(backend: Any) -> None:
     async def program(worker: Worker) -> None:
         if worker.rng.random() < 0.95:
@@ -193,7 +187,6 @@ def test_a_wait_of_another_library_may_end_once_all_are_there(backend: Any) -> N
     cluster.run(program)
 
 
-@on_every_engine
 def test_sessions_that_all_wait_end_by_their_own_error(backend: Any) -> None:
     """The step says so as soon as all sessions are open together."""
     cluster = new_cluster(3, backend, failures=[Crashes(Exponential(10.0), Exponential(5.0))])
@@ -210,7 +203,6 @@ def test_sessions_that_all_wait_end_by_their_own_error(backend: Any) -> None:
     assert errors
 
 
-@on_every_engine
 @pytest.mark.parametrize(
     ("options", "error", "how"),
     [
@@ -233,7 +225,6 @@ def test_training_that_makes_no_update_for_long_is_an_error(
     assert cluster.simulation.now == 50.0
 
 
-@on_every_engine
 def test_the_seconds_count_from_the_last_update(backend: Any) -> None:
     async def program(worker: Worker) -> None:
         for version in range(20):

@@ -29,7 +29,7 @@ from asynchooks._engine.current import current_engine
 from asynchooks.protocols import Asynchronous, StaleSynchronous, Synchronous
 from asynchooks.simulation import Cluster, Constant, Preemption, Simulation, Worker
 
-from .clusters import BACKENDS, check_report, new_cluster
+from .clusters import check_report, new_cluster
 
 PROTOCOLS = [Asynchronous(), Synchronous(), StaleSynchronous(1)]
 NUM_WORKERS = 3
@@ -61,7 +61,6 @@ class Program:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_time_limit_of_one_worker_ends_all(protocol: Any, backend: Any) -> None:
     cluster = new_cluster(NUM_WORKERS, backend, protocol=protocol, compute=Constant(1.0))
     program = Program(cluster, TimeLimitHook(9.5))
@@ -72,7 +71,6 @@ def test_a_time_limit_of_one_worker_ends_all(protocol: Any, backend: Any) -> Non
     check_report(report)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_workers_that_wait_for_the_slowest_end_at_once(backend: Any) -> None:
     cluster = new_cluster(2, backend, protocol=Synchronous(), compute=Constant(1.0))
 
@@ -131,7 +129,6 @@ def test_a_stall_of_one_worker_ends_all_with_its_words() -> None:
     assert reasons == {"StallHook: no run of its session has ended for 5.5 s, since global step 5"}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_worker_that_is_back_after_a_stop_for_all_ends_at_once(backend: Any) -> None:
     failures = [Preemption(at=5.5, secs=20.0, workers=[2])]
     cluster = new_cluster(3, backend, compute=Constant(1.0), failures=failures)
@@ -158,7 +155,6 @@ def test_one_worker_s_own_stop_leaves_the_others_training() -> None:
     }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stop_by_name_ends_all_at_the_same_moment_in_each_run(backend: Any) -> None:
     def ends() -> tuple[list[float], list[int]]:
         cluster = new_cluster(8, backend, seed=3)

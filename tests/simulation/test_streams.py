@@ -201,14 +201,15 @@ DELAY = Exponential(1.0)
         ([1.0, -1.0], "drew -1.0; let its sample give seconds, finite and >= 0"),
         ([1.0, np.nan], "drew nan; let its sample give seconds"),
         ([1.0, np.inf], "drew inf; let its sample give seconds"),
+        ([1.0], r"drew shape \(1,\); let its sample give \(16,\)"),
     ],
 )
-def test_what_is_no_time_is_an_error(bad: list[float], match: str) -> None:
+def test_draws_that_are_no_times_are_an_error(bad: list[float], match: str) -> None:
     class Bad(Delay):
         mean = variance = 1.0
 
         def sample(self, rng: np.random.Generator, size: int) -> Draws:
-            return np.resize(bad, size)
+            return np.resize(bad, 1 if len(bad) == 1 else size)
 
         def __str__(self) -> str:
             return "bad"
@@ -216,17 +217,6 @@ def test_what_is_no_time_is_an_error(bad: list[float], match: str) -> None:
     with pytest.raises(ValueError, match=f"bad {match}") as caught:
         Streams(1).delays(0, "compute", Bad()).next()
     assert caught.value.__context__ is None
-
-
-def test_too_few_draws_are_an_error() -> None:
-    class One(Delay):
-        mean = variance = 1.0
-
-        def sample(self, rng: np.random.Generator, size: int) -> Draws:
-            return np.ones(1)
-
-    with pytest.raises(ValueError, match=r"drew shape \(1,\); let its sample give \(16,\)"):
-        Streams(1).delays(0, "compute", One()).next()
 
 
 def test_a_draw_may_be_the_longest_delay_or_none() -> None:

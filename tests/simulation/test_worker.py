@@ -11,10 +11,9 @@ from asynchooks import StopTraining
 from asynchooks.protocols import KSync, Snapshot
 from asynchooks.simulation import Constant, Phases, Worker
 
-from .clusters import BACKENDS, new_cluster, speeds, spent, with_session
+from .clusters import new_cluster, speeds, spent, with_session
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_pull_compute_push_in_order(backend: Any) -> None:
     cluster = new_cluster(1, backend, parameters=np.ones(2), compute=Constant(1.0),
                           pull=Constant(0.5), push=Constant(0.25), learning_rate=1.0)  # fmt: skip
@@ -65,7 +64,6 @@ def test_compute_refuses_what_is_no_time(secs: Any, error: type[Exception], matc
         new_cluster(1).run(program)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_an_update_makes_useless_is_given_up_at_once(backend: Any) -> None:
     cluster = new_cluster(3, backend, protocol=KSync(1), compute=speeds(1.0, 5.0, 9.0))
     found: list[tuple[int, bool, float]] = []
@@ -97,7 +95,6 @@ def test_random_numbers_of_a_worker_are_its_own_and_the_seeds() -> None:
     assert len({*drawn(1), *drawn(2)}) == 8
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_session_tells_what_became_of_its_step(backend: Any) -> None:
     cluster = new_cluster(2, backend, protocol=KSync(1), compute=speeds(1.0, 5.0))
     found: list[Any] = []
