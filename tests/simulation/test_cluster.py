@@ -128,7 +128,7 @@ def test_the_number_of_updates_holds_for_workers_without_a_session_beside_others
     assert report.updates == 20
 
 
-def test_losses_are_taken_down_with_their_times() -> None:
+def test_losses_are_recorded_with_their_times() -> None:
     cluster = new_cluster(1, parameters=np.ones(1), compute=Constant(1.0), learning_rate=0.5)
     cluster.run(gradient=lambda p, _: p, updates=5, loss=lambda p: p[0], loss_every=2)
     assert cluster.report().losses == [(0.0, 0, 1.0), (2.0, 2, 0.25), (4.0, 4, 1 / 16),
@@ -141,7 +141,7 @@ def test_the_last_loss_is_that_of_the_end_where_a_time_ends_training(backend: st
     )
     report = cluster.run(gradient=lambda p, _: p, until=3.5, loss=lambda p: p[0], loss_every=2)
     assert report.losses == [(0.0, 0, 1.0), (2.0, 2, 0.25), (3.5, 3, 1 / 8)]
-    assert cluster.report() == report, "nothing is taken down twice"
+    assert cluster.report() == report, "nothing is recorded twice"
 
 
 def test_an_error_of_a_program_leaves_as_itself_and_names_the_worker() -> None:
@@ -243,7 +243,7 @@ def test_a_protocol_may_ask_for_the_time_before_it_begins() -> None:
     assert cluster.run(until=9.5).updates == 2 * 4 + 5
 
 
-def test_what_there_is_says_what_it_is() -> None:
+def test_reprs_show_the_state() -> None:
     simulation = Simulation(7, "turbo", keep_trace=True)
     cluster = simulation.cluster(2, protocol=KSync(2), compute=Constant(1.0), keep_timeline=True)
     assert repr(simulation) == "<Simulation seed=7 backend='turbo', not begun>"

@@ -81,7 +81,7 @@ def test_crashes_of_equal_laws_come_at_times_of_their_own() -> None:
     assert 140 < len(begun) < 260  # twice as many as of one
 
 
-def test_who_is_preempted_for_good_while_it_is_down_does_not_come_back(backend: Any) -> None:
+def test_a_worker_that_is_preempted_for_good_while_down_stays_away(backend: Any) -> None:
     failures = [Crashes(Constant(3.0), Constant(5.0), workers=[0]), Preemption(4.0, workers=[0])]
     cluster = new_cluster(2, backend, compute=Constant(1.0), failures=failures)
     starts = [0, 0]

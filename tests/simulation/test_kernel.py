@@ -121,7 +121,7 @@ def test_a_value_that_comes_with_the_deadline_is_not_lost(simulation: Simulation
     assert simulation.run(main) == ["value", TIMED_OUT, 2.0]
 
 
-def test_entries_that_wake_nobody_are_swept(simulation: Simulation) -> None:
+def test_entries_that_wake_no_task_are_swept(simulation: Simulation) -> None:
     async def main() -> tuple[int, int]:
         kernel, sizes = simulation.kernel, []
         slots: list[Slot] = []
@@ -148,7 +148,7 @@ def test_entries_that_wake_nobody_are_swept(simulation: Simulation) -> None:
     assert max(simulation.run(main)) < 1100
 
 
-def test_a_task_forgets_who_waited_for_it_in_vain(simulation: Simulation) -> None:
+def test_a_task_forgets_waits_that_timed_out(simulation: Simulation) -> None:
     async def main() -> int:
         task: Any = simulation.start(simulation.sleep, 1e6)
         for _ in range(100):

@@ -198,7 +198,7 @@ def test_a_cancellation_that_comes_with_a_wake_up_loses_no_value(backend: Any) -
     assert _race(backend, first="cancel") == [(True, 7, 1.0)]
 
 
-def test_who_waits_for_a_task_is_told_once_it_has_cleaned_up(simulation: Simulation) -> None:
+def test_a_wait_for_a_task_ends_after_its_clean_up(simulation: Simulation) -> None:
     async def worker() -> None:
         try:
             await simulation.sleep(100)

@@ -13,7 +13,7 @@ from asynchooks._errors import DeadlockError, LivelockError
 from asynchooks.simulation import Simulation
 
 
-def test_a_deadlock_lists_who_waits_for_what(simulation: Simulation) -> None:
+def test_a_deadlock_lists_the_waits_of_all_tasks(simulation: Simulation) -> None:
     cleaned: list[float] = []
 
     async def waiter(name: str) -> None:
@@ -84,7 +84,7 @@ def test_tasks_that_spin_in_shields_all_end(backend: Any) -> None:
     assert sorted(ended) == [0, 1, 2]  # in no order: trio wakes them all at once
 
 
-def test_turns_are_counted_anew_at_each_time(backend: Any) -> None:
+def test_turns_are_counted_for_each_time(backend: Any) -> None:
     simulation = Simulation(backend=backend, max_turns=100)
     slots: list[Slot] = []
 

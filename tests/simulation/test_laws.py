@@ -213,7 +213,7 @@ def test_all_staleness_of_a_worker_is_what_the_others_did_meanwhile(delay: Delay
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.5])
-def test_stragglers_hold_up_everybody_who_waits(probability: float) -> None:
+def test_stragglers_hold_up_all_that_wait(probability: float) -> None:
     compute = Stragglers(Constant(1.0), probability, 10.0)
     asynchronous = trained("turbo", Asynchronous(), 4000, compute=compute)
     check_mean(secs_per_update(asynchronous)[80:], (1 + 9 * probability) / P)
@@ -331,7 +331,7 @@ def daly(work: float, save: float, restart: float, mtbf: float) -> float:
 
 
 @pytest.mark.parametrize("work", [0.5, 2.0])
-def test_checkpointing_takes_the_time_that_daly_says(work: float) -> None:
+def test_checkpointing_takes_the_time_of_daly_s_formula(work: float) -> None:
     check_mean(secs_of_segments(work, 0.25, 0.5, 3.0, 4000), daly(work, 0.25, 0.5, 3.0))
 
 

@@ -186,7 +186,7 @@ def test_active_workers_are_counted_through_a_preemption_and_a_repair(tmp_path: 
     assert active[-1] == (1e6 * report.secs, 0)
 
 
-def test_arrows_lead_from_the_gradients_to_their_update_and_on_to_who_pulled_it(
+def test_arrows_lead_from_gradients_to_their_update_and_on_to_its_pulls(
     tmp_path: Path,
 ) -> None:
     report = report_of("sync", workers=3, updates=3)

@@ -31,7 +31,7 @@ MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end")
 
 
 class SlowHook(SessionRunHook):
-    """Takes a second of virtual time at one moment, and logs what it hears."""
+    """Takes a second of virtual time at one moment, and logs errors."""
 
     def __init__(self, worker: Worker, moment: str, log: list[tuple[float, str]]) -> None:
         self.worker, self.moment, self.log = worker, moment, log
@@ -65,7 +65,7 @@ def saver_of(worker: Worker, path: Path, **options: Any) -> CheckpointSaverHook:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_crash_within_a_hook_tells_all_hooks_and_breaks_no_count(
+def test_a_crash_within_a_hook_notifies_all_hooks_and_breaks_no_count(
     backend: Any, moment: str
 ) -> None:
     at = dict.fromkeys(MOMENTS, 0.5) | {"after_run": 1.5, "end": 3.5}
@@ -179,7 +179,7 @@ def test_a_step_that_a_crashed_worker_will_bring_is_waited_for(backend: Any) -> 
     assert begun[0] == 16.5  # three steps before the crash, and three after the repair
 
 
-def test_a_step_that_nobody_will_bring_ends_its_wait_also_where_workers_crash(backend: Any) -> None:
+def test_an_unreachable_step_ends_its_wait_also_where_workers_crash(backend: Any) -> None:
     crashes = Crashes(Constant(50.0), Constant(1.0))
     cluster = new_cluster(2, backend, compute=speeds(1.0, 1.0), failures=[crashes])
 

@@ -102,7 +102,7 @@ def test_the_error_is_the_same_on_every_engine(backend: Any) -> None:
     assert errors[0] == errors[1]
 
 
-def test_who_is_down_is_named() -> None:
+def test_workers_that_are_down_are_named() -> None:
     crashes = Crashes(Constant(3.0), Constant(2.0), workers=[0])
     others = Crashes(Constant(5.0), Constant(4.0), workers=[1])
     with pytest.raises(DeadlockError, match=r"Down now: worker 0\. "):
@@ -155,7 +155,7 @@ def test_another_librarys_timer_may_end_the_wait(backend: Any) -> None:
     assert cluster.simulation.now == 1e4
 
 
-def test_a_program_that_draws_lots_may_go_on_after_a_crash(backend: Any) -> None:
+def test_a_program_that_draws_random_numbers_may_go_on_after_a_crash(backend: Any) -> None:
     async def program(worker: Worker) -> None:
         if worker.rng.random() < 0.95:
             await worker.cluster.global_step.wait_for(1)

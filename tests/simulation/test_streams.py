@@ -160,7 +160,7 @@ def test_a_stream_draws_from_the_delay_of_its_worker() -> None:
         Streams(1).delays(2, "compute", both)
 
 
-def test_a_generator_shares_nothing_with_delays_and_begins_anew() -> None:
+def test_a_generator_shares_nothing_with_delays_and_starts_at_its_beginning() -> None:
     streams = Streams(1)
     stream = streams.delays(0, "compute", DELAY)
     generator = streams.generator(0, "compute")

@@ -66,13 +66,13 @@ def test_all_tasks_are_blocked_before_time_passes(wait: Any) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child)
             await wait()
-            log.append("told")
+            log.append("unblocked")
             times = [simulation.now]
         await wait()
         return [*times, simulation.now]
 
     assert simulation.run(main) == [0.0, 50.0]
-    assert log == ["blocked", "told"]
+    assert log == ["blocked", "unblocked"]
 
 
 def test_to_ask_for_the_time_is_no_turn() -> None:

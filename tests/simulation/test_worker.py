@@ -95,7 +95,7 @@ def test_random_numbers_of_a_worker_are_its_own_and_the_seeds() -> None:
     assert len({*drawn(1), *drawn(2)}) == 8
 
 
-def test_a_session_tells_what_became_of_its_step(backend: Any) -> None:
+def test_a_session_gives_the_outcome_of_its_step(backend: Any) -> None:
     cluster = new_cluster(2, backend, protocol=KSync(1), compute=speeds(1.0, 5.0))
     found: list[Any] = []
 
@@ -146,7 +146,7 @@ def test_training_that_is_over_ends_a_program_by_stop_training() -> None:
     assert ends == [StopTraining] * 2
 
 
-def test_a_worker_says_which_one_it_is() -> None:
+def test_the_repr_of_a_worker_has_its_number() -> None:
     async def program(worker: Worker) -> None:
         assert repr(worker) == f"<worker {worker.index} of 3>"
 

@@ -98,7 +98,7 @@ class Cluster:
         self.num_active = 0
         """Workers whose program runs now."""
         self._program: Program | None = None
-        self._num_away = num_workers
+        self._num_away = self.num_workers
         """Workers that have no open session but may open one: see `set_away`."""
         self._stand_in: StepWorker
         self._side_tasks: list[EngineTask] = []
