@@ -9,8 +9,7 @@ from typing import Any, get_args
 from .._check import integer
 from .._errors import DeterminismError
 from ._simulation import Backend, Simulation
-from .kernel._kernel import Until
-from .kernel._recording import Event, Recording
+from .kernel._kernel import Event, Recording, Until
 
 _SHOWN = 5
 """Events before the first difference that the error shows."""

@@ -27,8 +27,7 @@ from .cluster._standstill import Standstill
 from .delays._delay import Delay
 from .delays._streams import Streams
 from .kernel._interpreter import no_real_sleep, rare_collections
-from .kernel._kernel import Kernel, Until
-from .kernel._recording import Recording
+from .kernel._kernel import Kernel, Recording, Until
 
 Backend = Literal["asyncio", "trio", "turbo"]
 

@@ -316,10 +316,8 @@ class Cluster:
     def set_away(self, worker: Worker, is_away: bool) -> None:
         """Count a worker as away, or not: it has no open session, but may open one.
 
-        A real worker that crashes and is restarted is another process, which a step cannot know of.
-        Here it can: one worker of the step stands for all that are away, so that the step neither
-        ends its waits nor forgets its limit meanwhile. A worker that never opens a session is away
-        until its program ends.
+        One worker of the step stands for all that are away, so that the step neither ends its waits
+        nor forgets its limit. A worker that never opens a session is away until its program ends.
         """
         if worker.is_away != is_away:
             worker.is_away = is_away
@@ -434,11 +432,7 @@ class Failure(ABC):
 
 @dataclass(frozen=True)
 class _Training:
-    """The arguments of `Cluster.run` and `Cluster.train`.
-
-    Raises:
-        TypeError, ValueError: one does not fit.
-    """
+    """The arguments of `Cluster.run` and `Cluster.train`, checked."""
 
     program: Program | None
     gradient: Gradient | None
@@ -463,11 +457,7 @@ class _Training:
             checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
 
     def program_for(self, nothing: Any) -> Program:
-        """The program; without one: pull, compute, push.
-
-        Args:
-            nothing: the gradient to push if no function gives one.
-        """
+        """The program; without one: pull, compute, push `nothing` or the function's gradient."""
         if self.program is not None:
             return self.program
         gradient = self.gradient
@@ -503,11 +493,7 @@ def _or_none(name: str, value: Delay | None, num_workers: int) -> Delay | None:
 
 
 def _of_each(name: str, value: object, num_workers: int) -> Delay:
-    """The delay, if each worker has one.
-
-    Raises:
-        TypeError, ValueError: it is no delay, or has none for a worker.
-    """
+    """The delay, if each worker has one; else an error."""
     delay = checked_delay(name, value)
     for worker in range(num_workers if isinstance(delay, PerWorker) else 1):
         try:

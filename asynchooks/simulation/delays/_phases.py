@@ -85,10 +85,6 @@ class Phases(Delay):
         """How long work of `secs` seconds at normal speed takes, in seconds.
 
         Work that ends as a pause begins does not wait for its end; work that begins then does.
-
-        Args:
-            start: when the work begins, in seconds of virtual time, >= 0.
-            secs: seconds, >= 0.
         """
         if secs == 0:
             return 0.0
@@ -146,10 +142,7 @@ class Slowdowns:
         self._spans.append((begin, end, factor))
 
     def stretch(self, start: float, secs: float, delay: Delay) -> float:
-        """How long `secs` seconds of work take that begin at `start`.
-
-        Phases of the delay apply as well.
-        """
+        """How long `secs` seconds of work take that begin at `start`, in phases of the delay."""
         if secs == 0:
             return 0.0  # it does not wait for the end of a pause
         edges = sorted({edge for begin, end, _ in self._spans for edge in (begin, end)})

@@ -6,6 +6,7 @@ derived from this one, and say how a task is suspended and resumed. Nothing here
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import math
@@ -15,11 +16,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..._engine.base import Engine, EngineTask, Slot
 from ..._errors import DeadlockError, LivelockError, SimulationError
-from ._recording import Recording
 from ._waits import describe
 
 Until = float | Callable[[], bool]
@@ -129,6 +129,40 @@ class KernelTask(EngineTask):
         return f"<{self.name}>"
 
 
+class Event(NamedTuple):
+    """One event: its time, and what happened, as text."""
+
+    time: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.time.hex()} {self.what}"
+
+
+class Recording:
+    """Every entry that fired, and what the program noted, in order. The kernel writes it."""
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def add(self, time: float, what: str) -> None:
+        """Record what happens at this time."""
+        self.events.append(Event(time, what))
+
+    def __repr__(self) -> str:
+        return f"<Recording of {len(self.events)} events>"
+
+    def to_bytes(self) -> bytes:
+        """All of it, a line for each event, times as exact hexadecimal floats."""
+        return "".join(f"{each}\n" for each in self.events).encode()
+
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes`, in hexadecimal."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+
 class Kernel(Engine):
     """Clock, heap and tasks of one simulation, which makes it and runs it once.
 
@@ -184,11 +218,7 @@ class Kernel(Engine):
     def stop_when(
         self, stop_at: float, condition: Callable[[], bool] | None, *, by_time: bool = False
     ) -> None:
-        """End the run after that moment, or as soon as the condition holds.
-
-        Args:
-            by_time: whether time alone may fulfil the condition.
-        """
+        """End the run after that moment, or once the condition holds, perhaps by time alone."""
         self._stop_at, self._condition, self.may_end_by_time = stop_at, condition, by_time
         self._update_fast_path()
 
@@ -381,11 +411,7 @@ class Kernel(Engine):
             self._num_stale = 0
 
     def is_left_to_daemons(self, *, later: bool = False) -> bool:
-        """Whether only daemon tasks have entries left; called by a running task.
-
-        Args:
-            later: ignore entries of the current time.
-        """
+        """Whether only daemon tasks have entries left, after the current time if `later`."""
         if self._thread_wakes or self._is_outside_busy() or self._has_foreign_timers():
             return False
         since = self.time if later else -math.inf
@@ -478,11 +504,8 @@ class Kernel(Engine):
 
 
 def check_secs(secs: float) -> float:
-    """The seconds as a float, or an error.
-
-    NumPy's narrow floats are converted before they meet the time, which they would round.
-    """
-    try:
+    """The seconds as a float, or an error."""
+    try:  # NumPy's narrow floats are converted before they meet the time, which they would round
         checked = float(secs)
     except (TypeError, ValueError, OverflowError):
         checked = -1.0

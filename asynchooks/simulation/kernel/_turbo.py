@@ -366,10 +366,7 @@ def differ(one: Context, other: Context) -> bool:
 
 
 def _differs_if_other(value: object) -> bool:
-    """Whether the value equals no other object: contexts compare values by `==`.
-
-    A task that sets a variable to a list of its own, equal to the common one, must not share it.
-    """
+    """Whether the value equals no other object: contexts compare by `==`, also equal lists."""
     return type(value).__eq__ is object.__eq__ or type(value) in (str, type(None))
 
 
