@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -463,7 +464,7 @@ class WaitTime:
         present = (
             each.wait_secs for each in self._consumers.members if each.run.stops is self._stops
         )
-        return self._secs_of_left + sum(present)
+        return self._secs_of_left + math.fsum(present)
 
     def keep(self, consumer: Consumer) -> None:
         """A consumer leaves."""
