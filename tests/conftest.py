@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # how long an example takes depends on what else the machine does
 settings.register_profile("asynchooks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("asynchooks")
+
+# shells start what runs in the background with SIGINT ignored, and processes of tests inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

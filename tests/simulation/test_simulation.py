@@ -70,8 +70,6 @@ import os, signal, threading
 from asynchooks.simulation import Simulation
 
 simulation = Simulation(backend={backend!r})
-# shells start what runs in the background with SIGINT ignored
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def worker(number):
     try:
