@@ -21,9 +21,9 @@ from typing import Any
 
 from .._engine.base import Engine
 from .._engine.current import current_engine
-from .._engine.threads import is_async
 from .._engine.stacks import holds_loop
 from .._engine.stop import Stop
+from .._engine.threads import is_async
 from .._errors import StopTraining, add_note, is_input_end, no_input_end, note_once
 from .._hook import (
     AnyHook,

@@ -254,7 +254,7 @@ async def test_a_side_task_that_holds_a_graph_across_an_await_leaves_as_the_erro
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
             coord.start_soon(hold)
 
-    with pytest.raises(GraphStackError, match="a side task held a default graph"):
+    with pytest.raises(GraphStackError, match=r"the side task .*hold' held a default graph"):
         async with monitored(model.graph, [Starting()]) as session:
             while not session.should_stop():
                 await session.run(model.train_op)

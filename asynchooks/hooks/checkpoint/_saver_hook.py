@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from ... import _check
-from ..._engine.current import current_engine
 from ..._hook import (
     FinishPhase,
     SessionHooks,
