@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import signal
+import sys
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +18,53 @@ settings.load_profile("asynchooks")
 # shells start what runs in the background with SIGINT ignored, and processes of tests inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"}
+_started: list[str] = []
+"""What has started a process, in the order of their starts."""
+_starters: set[tuple[str, str]] = set()
+"""The fixtures that start processes: name, and the node below which they are known."""
+
+
+def _note_start(event: str, args: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        _started.append(event)
+
+
+sys.addaudithook(_note_start)
+_start_process = multiprocessing.process.BaseProcess.start
+
+
+def _start_noted(self: Any) -> None:  # spawn and forkserver raise no audit event
+    _started.append("multiprocessing")
+    _start_process(self)
+
+
+multiprocessing.process.BaseProcess.start = _start_noted  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
+    num_before = len(_started)
+    try:
+        return (yield)
+    finally:
+        if len(_started) > num_before:
+            _starters.add((fixturedef.argname, fixturedef.baseid))
+
+
+@pytest.fixture(autouse=True)
+def _processes_are_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that uses processes and does not say so: quick tests start none."""
+    num_before = len(_started)
+    yield
+    node = request.node
+    uses = any(
+        name in request.fixturenames and node.nodeid.startswith(base) for name, base in _starters
+    )
+    if (uses or len(_started) > num_before) and node.get_closest_marker("faults") is None:
+        pytest.fail("it starts a process, or uses one that a fixture starts; mark it as faults")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -292,6 +292,7 @@ def test_help_says_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "least-squares problem" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
 def test_on_a_terminal_progress_is_shown_and_ctrl_c_ends_it_with_130(backend: str) -> None:
     terminal, theirs = pty.openpty()

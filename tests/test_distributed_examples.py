@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.timeout(300)  # several processes load TensorFlow at the same time
+pytestmark = [pytest.mark.timeout(300), pytest.mark.faults]
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.faults
+
 ROOT = Path(__file__).parent.parent
 NUM_WORKERS, LAST_STEP, K = 8, 4000, 200
 

@@ -21,6 +21,7 @@ def check(seed: int, backend: str) -> None:
     assert not broken, "\n".join([f"seed {seed}", *broken, shown(program)])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("seed", FIXED_SEEDS)
 def test_the_laws_hold_for_a_random_program(seed: int, backend: str) -> None:

@@ -102,6 +102,7 @@ def test_other_libraries_are_imported_in_their_places_only(path: Path) -> None:
         assert here.startswith(tuple(FOREIGN[name])), f"{here} imports {name}"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "module", ["asynchooks", "asynchooks.testing", "asynchooks.hooks", "asynchooks.distributed"]
 )
@@ -119,6 +120,7 @@ PACKAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_public_package_is_an_attribute_that_loads_neither_tensorflow_nor_trio(
     package: str,

@@ -71,6 +71,7 @@ def test_a_script_that_cannot_run_is_refused(
     assert refusal(capfd) == "the following arguments are required: script, ..."
 
 
+@pytest.mark.faults
 def test_ports_follow_the_first_and_a_taken_one_is_refused(
     capfd: pytest.CaptureFixture[str], script: str
 ) -> None:
@@ -130,6 +131,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.faults
 def test_a_script_for_dask_finds_its_scheduler_and_the_cluster_ends_with_it(
     tmp_path: Path,
 ) -> None:

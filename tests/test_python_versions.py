@@ -31,6 +31,7 @@ def test_every_requirement_of_the_tests_is_a_distribution_s() -> None:
     assert not [each for each in found if each.startswith("asynchooks")]
 
 
+@pytest.mark.faults
 def test_the_running_version_is_found_and_an_unknown_one_is_not() -> None:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert find_python("3.99") is None

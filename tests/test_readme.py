@@ -75,6 +75,7 @@ def check_launched(block: Block, name: str, command: str) -> None:
     assert set(block.output.splitlines()) <= set(done.stdout.splitlines())
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("block", parameters())
 def test_block_prints_what_the_readme_shows(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from .support.afterwards import nothing_left
 from .support.faults import LOOPS
 from .support.readings import Reading, is_growing
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 
 @pytest.fixture(autouse=True)

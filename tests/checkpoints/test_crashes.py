@@ -13,6 +13,8 @@ import pytest
 
 from .stores import names_in, newest_step, opened, run_python, save
 
+pytestmark = pytest.mark.faults
+
 # Forks one child for each system call that a scenario makes; the child is killed before the call,
 # or after it. What is there afterwards is written down for the test to judge.
 ENUMERATE = """

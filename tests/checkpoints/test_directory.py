@@ -258,6 +258,7 @@ directory.close()
 """
 
 
+@pytest.mark.faults
 def test_a_reader_finds_one_at_any_time_while_a_run_saves_and_deletes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -360,6 +361,7 @@ def test_reading_changes_nothing_and_needs_no_open(tmp_path: Path) -> None:
     assert everything() == before
 
 
+@pytest.mark.faults
 def test_what_cannot_be_removed_hides_no_error_and_fails_no_save(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     code = """
@@ -395,6 +397,7 @@ def test_what_cannot_be_removed_hides_no_error_and_fails_no_save(tmp_path: Path)
         assert directory.save(5, writer()).serial == 6
 
 
+@pytest.mark.faults
 def test_a_rename_that_fails_puts_the_one_of_the_same_step_back(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     code = """

@@ -28,6 +28,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.faults
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
@@ -170,6 +171,7 @@ def test_a_lock_that_is_replaced_by_a_link_to_it_is_missed(tmp_path: Path) -> No
             directory.save(1, pytest.fail)
 
 
+@pytest.mark.faults
 def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_not_lock(
     tmp_path: Path,
 ) -> None:

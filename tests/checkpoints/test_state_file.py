@@ -409,6 +409,7 @@ def test_a_full_disk_is_the_operating_systems_error() -> None:
         write_state("/dev/full", STATE)
 
 
+@pytest.mark.faults
 def test_torch_and_safetensors_are_not_imported_for_arrays(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np\n"
@@ -471,6 +472,7 @@ def test_a_tensor_that_is_not_dense_is_an_error(tmp_path: Path) -> None:
             write_state(str(tmp_path / "state"), {"a": tensor})
 
 
+@pytest.mark.faults
 def test_a_tensor_where_torch_is_missing_names_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     import torch

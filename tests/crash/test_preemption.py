@@ -20,7 +20,7 @@ from asynchooks.checkpoints import CheckpointDirectory
 from .preempted import many, one, saving_slowly, stuck, unread, with_faulthandler
 from .programs import Running, running, server
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.timeout(100), pytest.mark.faults]
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from .programs import running, server, train, uninterrupted
 
+pytestmark = pytest.mark.faults
+
 KILLS = 100  # on each of the two event loops
 LONGEST_SECS = 0.3
 

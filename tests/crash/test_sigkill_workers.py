@@ -12,6 +12,8 @@ import pytest
 from .programs import running, server
 from .workers import MAX_ITEMS, CountingModel, train_together
 
+pytestmark = pytest.mark.faults
+
 KILLS = 50
 LONGEST_SECS = 0.2
 

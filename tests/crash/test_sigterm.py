@@ -12,6 +12,8 @@ import pytest
 
 from .programs import running, server, train, uninterrupted
 
+pytestmark = pytest.mark.faults
+
 MOMENTS = ["loop", "hook", "step", "wait", "save"] * 5  # on each of the two event loops
 
 

@@ -435,6 +435,7 @@ ACTS = st.one_of(
 BEGINS = st.sampled_from([None, {"items": 0}, {"items": 2}, {"items": 1, "used_beyond": [1, 3]}])
 
 
+@pytest.mark.exhaustive
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None
 )

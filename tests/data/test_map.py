@@ -408,6 +408,7 @@ anyio.run(main, backend={backend!r})
 """
 
 
+@pytest.mark.faults
 async def test_leaving_never_hangs_as_an_item_is_about_to_begin(anyio_backend_name: str) -> None:
     script = _SCRIPT.format(backend=anyio_backend_name)
     done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)  # noqa: ASYNC221

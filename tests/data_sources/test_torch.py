@@ -83,6 +83,7 @@ async def processes_of(source: Any) -> tuple[set[str], set[int], set[int]]:
     return kinds, pids, parents
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("method", [None, "fork"])
 @pytest.mark.parametrize("is_persistent", [False, True])
 @pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="of Linux")
@@ -105,6 +106,7 @@ async def test_workers_are_forked_where_the_loader_says_so_or_nothing(
         shut_down(source._iterator)
 
 
+@pytest.mark.faults
 async def test_workers_come_from_a_fork_server_where_the_loader_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -122,6 +124,7 @@ async def test_workers_come_from_a_fork_server_where_the_loader_says_so(
     shut_down(source._iterator)
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="of Linux")
 async def test_loaders_that_a_function_makes_for_each_pass_warn_once(
     caplog: pytest.LogCaptureFixture,
@@ -139,6 +142,7 @@ async def test_a_loader_without_workers_has_nothing_to_say(
     assert "workers of" not in caplog.text
 
 
+@pytest.mark.faults
 async def test_workers_keep_the_order() -> None:
     assert (await trained_with(loader(num_workers=2))).items == list(range(20))
 
@@ -151,6 +155,7 @@ def shut_down(iterator: Any) -> None:
     iterator._shutdown_workers()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_start_method_that_was_chosen_stays(method: str) -> None:
     from asynchooks.data._openers import opener_of
@@ -162,6 +167,7 @@ def test_a_start_method_that_was_chosen_stays(method: str) -> None:
     shut_down(opened.iterator)
 
 
+@pytest.mark.faults
 async def test_a_dataset_that_cannot_be_pickled_is_explained() -> None:
     class Local(Numbers):
         """Only this function knows it."""
@@ -179,6 +185,7 @@ module_collate = collate
 del collate  # as a lambda, or what a decorator hides: its name leads nowhere
 
 
+@pytest.mark.faults
 async def test_a_function_that_cannot_be_pickled_is_explained() -> None:
     with pytest.raises(InputError, match="cannot be pickled"):
         await trained_with(
@@ -280,6 +287,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.faults
 def test_a_loader_without_workers_fixes_no_start_method() -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -314,6 +322,7 @@ def run_script(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="of Linux")
 def test_a_script_without_a_main_guard_trains(tmp_path: Path) -> None:
     done = run_script(tmp_path)
@@ -322,6 +331,7 @@ def test_a_script_without_a_main_guard_trains(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) <= 2, done.stderr
 
 
+@pytest.mark.faults
 def test_where_a_main_guard_is_needed_its_lack_is_named(tmp_path: Path) -> None:
     done = run_script(tmp_path, "forkserver")
     assert done.returncode != 0

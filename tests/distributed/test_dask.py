@@ -17,7 +17,7 @@ from asynchooks.distributed import DaskCluster, SourceState
 from .processes import Scheduler
 from .sessions import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 async def test_two_trainings_by_different_names_do_not_meet(

@@ -18,7 +18,7 @@ from asynchooks.distributed import DaskCluster
 
 from .processes import ROOT, Scheduler, a_scheduler, own_host
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 ONE_BACKEND = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For tests that start a scheduler of their own, which takes a second or more."""

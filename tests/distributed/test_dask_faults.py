@@ -29,7 +29,7 @@ from .processes import Scheduler, a_scheduler
 from .proxy import a_proxy
 from .sessions import cut, step, train_here, until_state, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 @pytest.fixture(scope="module")

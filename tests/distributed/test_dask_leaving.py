@@ -21,7 +21,7 @@ from asynchooks.distributed import DaskCluster
 from .processes import Scheduler
 from .sessions import train_here, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 async def _hold_a_ticket(address: str, training: str, lease_secs: float) -> None:

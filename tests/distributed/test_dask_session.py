@@ -28,7 +28,7 @@ from asynchooks.distributed import DaskCluster
 from .processes import Scheduler, elsewhere, gathered
 from .sessions import step, train, train_here, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 @pytest.mark.parametrize("last_step", [1, 7, 250])

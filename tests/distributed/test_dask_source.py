@@ -15,7 +15,7 @@ from asynchooks.distributed.dask._source import Action, DaskSource
 
 from ..support.helpers import settle
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 def a_source(*, limit: int | None = 10, num_granted: int = 0) -> DaskSource:

@@ -14,7 +14,7 @@ from asynchooks import MonitoredSession, StopAtStepHook
 from asynchooks.distributed import DaskCluster
 
 pytest.importorskip("cryptography")  # makes the certificates
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from . import programs
 from .clusters import native
 from .processes import Scheduler
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 CLASSES = [
     getattr(public, name) for name in public.__all__ if inspect.isclass(getattr(public, name))

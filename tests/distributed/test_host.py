@@ -19,6 +19,8 @@ from asynchooks.protocols import Synchronous
 from ..support.helpers import settle
 from .clusters import addresses
 
+pytestmark = pytest.mark.faults
+
 INFINITE = float("inf")
 
 

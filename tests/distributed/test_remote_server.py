@@ -28,6 +28,8 @@ from ..protocols.worlds import ALL, make_server
 from .clusters import addresses, is_stopped, native, results, until
 from .programs import NUM_WORKERS, train, train_bare
 
+pytestmark = pytest.mark.faults
+
 PROCESSES = range(3)
 
 

@@ -22,6 +22,8 @@ from asynchooks.protocols import Synchronous
 
 from .clusters import addresses, comes, native, other_process, until
 
+pytestmark = pytest.mark.faults
+
 
 async def line_of(process: Any) -> str:
     with anyio.fail_after(20):

@@ -26,6 +26,8 @@ from asynchooks.protocols import (
 
 from .clusters import is_stopped, native, until
 
+pytestmark = pytest.mark.faults
+
 
 @pytest.mark.anyio
 async def test_no_warning_when_all_workers_here_wait_for_other_processes(

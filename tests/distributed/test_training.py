@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynchooks.distributed._membership import Member
 from asynchooks.distributed.dask._training import Request, Training, message_of, request_of
+
+pytestmark = pytest.mark.faults
 
 
 class Process:

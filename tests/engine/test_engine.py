@@ -312,6 +312,7 @@ async def test_a_failure_that_a_task_lets_out_is_logged_and_ends_nothing_else(
     assert record.exc_info[1] is error
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("is_uvloop", [False, True])
 def test_an_exit_that_a_task_lets_out_ends_the_loop_and_asyncio_reports_nothing_more(
     is_uvloop: bool,

@@ -73,6 +73,7 @@ async def several_lives(
     return (await live(path, make(3), 10_000, **how)).items
 
 
+@pytest.mark.exhaustive
 @every_pipeline
 @pytest.mark.parametrize("background", [False, True])
 async def test_several_lives_are_fed_what_one_would_be(
@@ -85,6 +86,7 @@ async def test_several_lives_are_fed_what_one_would_be(
         assert await several_lives(path, make, seed, background=background) == expected
 
 
+@pytest.mark.exhaustive
 @every_pipeline
 async def test_several_lives_of_a_loop_over_batches_see_what_one_would(
     kind: str, tmp_path: Path

@@ -33,7 +33,7 @@ from ..support.afterwards import nothing_left
 from ..support.faults import LOOPS, Fault, Kind, Witness, current_worker
 from .inputs import SHORT_SECS, Diary
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 NUM_ITEMS = 30
 BEFORE_STEPS = ["begin", "after_create_session", "before_run", "inline step"]

@@ -24,7 +24,7 @@ from asynchooks.data import prefetch
 from .inputs import SHORT_SECS, Diary, saving, until_stopped
 from .lives import NUM_ITEMS, DiaryModel, Life
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_bac
     }
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
 def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from asynchooks.launch._launcher import launch as launch_cluster
 from .conftest import Launch
 from .launched import is_gone
 
+pytestmark = pytest.mark.faults
+
 
 def test_a_run_succeeds_when_all_processes_exit_with_0(launch: Launch) -> None:
     launched = launch("print('done')", "--ps 2 --workers 2")

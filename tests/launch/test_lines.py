@@ -18,6 +18,8 @@ from asynchooks.launch._output import Lines
 from .conftest import Launch
 from .launched import is_gone
 
+pytestmark = pytest.mark.faults
+
 WORKER = 'if task["type"] == "ps": sys.exit()\n'
 
 

@@ -20,7 +20,7 @@ from . import launched as launched_programs
 from .conftest import Launch
 from .launched import is_gone
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 from .conftest import Launch
 from .launched import Launched, is_gone
 
+pytestmark = pytest.mark.faults
+
 REPORTS = """
 def end():
     say("got")

@@ -15,6 +15,8 @@ import pytest
 
 from .launched import LAUNCH, START, is_gone
 
+pytestmark = pytest.mark.faults
+
 pytest.importorskip("rich")
 
 OWN_TERMINAL = (

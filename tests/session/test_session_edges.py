@@ -470,6 +470,7 @@ async def test_a_step_in_a_thread_may_run_an_event_loop_with_a_session_of_its_ow
         assert await session.run("x") == 2
 
 
+@pytest.mark.faults
 def test_a_star_import_needs_no_tensorflow() -> None:
     code = "from asynchooks import *; import sys; print('tensorflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -44,6 +44,8 @@ from .order_statistics import (
     rate_of_stale_synchronous,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.parametrize(
     ("protocol", "expected"),

@@ -192,6 +192,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.faults
 def test_matplotlib_is_loaded_when_a_plot_is_drawn_and_pyplot_never(tmp_path: Path) -> None:
     code = (
         "import sys; from asynchooks.simulation import *\n"

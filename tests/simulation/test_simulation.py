@@ -57,6 +57,7 @@ for shuffle_ties in (False, True):
 """
 
 
+@pytest.mark.faults
 def test_a_seed_gives_one_trace_on_every_engine_in_every_process() -> None:
     outputs = [output_of(_TRACED, PYTHONHASHSEED=seed) for seed in ("0", "1", "random")]
     assert outputs[0] == outputs[1] == outputs[2]
@@ -100,6 +101,7 @@ _WHILE_OUTSIDE = f"""
                     await simulation.sleep(1)"""
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("act", [_KILL, _WHILE_OUTSIDE], ids=["busy", "waiting"])
 def test_ctrl_c_ends_the_run_with_clean_up_in_virtual_time(backend: Any, act: str) -> None:
     lines = output_of(_INTERRUPTED.format(backend=backend, act=act))

@@ -101,6 +101,7 @@ def test_seed_worker_and_purpose_each_give_other_draws() -> None:
     assert draws_of(2**64, 3, "ø") == draws_of(2**64, 3, "ø")
 
 
+@pytest.mark.faults
 def test_the_same_seed_gives_the_same_draws_in_every_process() -> None:
     program = (
         "from asynchooks.simulation.delays._streams import Streams\n"

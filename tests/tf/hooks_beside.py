@@ -90,7 +90,8 @@ def _fetches(program: Program, model: Model) -> dict[str, Any]:
 
 
 def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
-    setup, hooks = _set_up(program, v1.train, directory)
+    with caplog.at_level(logging.INFO, "tensorflow"):
+        setup, hooks = _set_up(program, v1.train, directory)
     outcome: list[Any] = []
     with caplog.at_level(logging.INFO, "tensorflow"), setup.model.graph.as_default():
         for _ in range(program.num_sessions):
@@ -107,7 +108,8 @@ def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture)
 
 
 async def _ours(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
-    setup, hooks = _set_up(program, asynchooks, directory)
+    with caplog.at_level(logging.INFO, "asynchooks"):
+        setup, hooks = _set_up(program, asynchooks, directory)
     outcome: list[Any] = []
     with (
         caplog.at_level(logging.INFO, "tensorflow"),

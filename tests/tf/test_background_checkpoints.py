@@ -194,6 +194,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.faults
 def test_ref_variables_are_copied_as_they_were(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(REF_VARIABLES), str(tmp_path)],
@@ -291,6 +292,7 @@ async def learn(
     return begun, ended
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("background", "is_first"), [(True, False), (False, True), (False, False)])
 async def test_what_was_stopped_goes_on_as_if_it_had_not_been(
     background: bool, is_first: bool, tmp_path: Path

@@ -13,7 +13,7 @@ from .models import Model, aborted, counting_model, monitored, out_of_range, una
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
 
 Log = list[Any]
 Acts = dict[tuple[str, str, int], Any]

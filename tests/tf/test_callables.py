@@ -295,6 +295,7 @@ FEEDS: dict[str, tuple[str, Any, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FEEDS)
 def test_a_feed_is_converted_as_session_run_does_it_each_time(
     kind: str, pool: Pool, sessions: Sessions
@@ -439,6 +440,7 @@ async def test_the_global_step_published_is_read_after_the_run() -> None:
 ROOT = Path(asynchooks.__file__).parent.parent
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)  # 10 s on an idle machine, in a process of its own: a mistake ends it
 @pytest.mark.parametrize("behavior", ["v2", "v1"])
 def test_each_program_is_as_under_tensorflow(behavior: str, anyio_backend: str) -> None:

@@ -73,6 +73,7 @@ def _parts(pool: Pool) -> tuple[Any, ...]:
     return pool.fed_sparse.indices, pool.fed_sparse.values, pool.fed_sparse.dense_shape
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FEED_DICTS)
 def test_a_feed_dict_of_any_form_feeds_what_session_run_feeds(
     kind: str, pool: Pool, sessions: Sessions
@@ -141,6 +142,7 @@ def test_what_was_freed_is_not_taken_for_what_has_its_id_now(
             fetches.clear()
 
 
+@pytest.mark.exhaustive
 @FED_OR_NOT
 def test_callables_are_bounded_in_number_and_still_right_after_they_were_dropped(
     feed_dict: Any, pool: Pool, sessions: Sessions

@@ -405,6 +405,7 @@ def test_inside_a_graph_it_says_that_it_needs_eager_execution(tmp_path: Path) ->
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.faults
 def test_without_eager_execution_it_says_so_in_every_thread(tmp_path: Path) -> None:
     program = """
 import threading

@@ -38,7 +38,7 @@ from .servers import Line, ServerProcess, listening, session_of
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
 
 
 CHIEF = """

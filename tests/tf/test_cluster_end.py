@@ -19,7 +19,7 @@ from .cluster_processes import TaskLauncher, free_cluster, task_of
 from .servers import listening
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def check_end(cast: Cast, processes: list[Heard], last_step: int) -> None:
     assert read_step(cast.cluster) == last_step
 
 
+@pytest.mark.faults
 def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_path: Path) -> None:
     ps = cast.ps()
     processes = pair_of(cast, 400, tmp_path)
@@ -77,6 +78,7 @@ def stop_for(secs: float, cast: Cast, directory: Path) -> None:
     check_end(cast, processes, 300)
 
 
+@pytest.mark.faults
 def test_after_a_ps_was_stopped_for_three_seconds_training_goes_on(
     cast: Cast, tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_after_a_ps_was_stopped_for_20_seconds_training_goes_on(cast: Cast, tmp_
     stop_for(20, cast, tmp_path)
 
 
+@pytest.mark.faults
 @on_trio
 def test_without_their_chief_workers_train_on_to_the_limit(cast: Cast, tmp_path: Path) -> None:
     cast.ps()
@@ -101,6 +104,7 @@ def test_without_their_chief_workers_train_on_to_the_limit(cast: Cast, tmp_path:
     assert [each.done().epoch for each in workers] == epochs
 
 
+@pytest.mark.faults
 def test_a_chief_that_comes_again_restores_and_all_go_on(cast: Cast, tmp_path: Path) -> None:
     cast.ps()
     chief = cast.trains("chief:0", 700, workers=2, pace=0.02, directory=str(tmp_path))
@@ -115,6 +119,7 @@ def test_a_chief_that_comes_again_restores_and_all_go_on(cast: Cast, tmp_path: P
     assert min(worker.steps(epoch + 1)) >= 60, "a checkpoint was restored"
 
 
+@pytest.mark.faults
 def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(cast: Cast) -> None:
     cast.ps()
     chief = cast.trains("chief:0", 1000, workers=2, pace=0.05)  # 40 steps a second
@@ -133,6 +138,7 @@ def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(cast: Cast) -
     check_end(cast, [chief], 1000)
 
 
+@pytest.mark.faults
 def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cast: Cast) -> None:
     cast.ps()
     chief = cast.trains("chief:0", 1000, workers=2, pace=0.01)  # 200 steps a second
@@ -169,6 +175,7 @@ def test_workers_that_die_at_any_moment_never_keep_the_end(training_launcher: Ta
     assert max(late) < 2 * BEAT + 5
 
 
+@pytest.mark.faults
 @on_trio
 def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_on_request(
     cast: Cast, tmp_path: Path
@@ -239,6 +246,7 @@ def check(cast: Cast, rounds: list[Round]) -> None:
             assert sum(each.runs for each in done) * stride == step, (wanted, done)
 
 
+@pytest.mark.faults
 def test_training_stops_exactly_at_its_limit_in_all_processes(cast: Cast) -> None:
     slow = {"pace": 0.03}
     waits = {"workers": 4, "waits": [58] * 4}
@@ -278,6 +286,7 @@ def test_training_stops_exactly_at_any_limit(cast: Cast, seed: int) -> None:
     check(cast, rounds)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("cast", ["trio"], indirect=True)
 def test_workers_start_gradually_across_processes_and_long_before_their_chief(cast: Cast) -> None:
     cast.ps()
@@ -329,6 +338,7 @@ def divided(training_launcher: TaskLauncher) -> Iterator[Divided]:
         divided.close()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("hangs_up", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
     hangs_up: bool, divided: Divided
@@ -366,6 +376,7 @@ def settled(proxy: Proxy) -> int:
     return before
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_while_its_workers_wait_nothing_leaves_a_process(workers: int, divided: Divided) -> None:
     cast = divided.cast

@@ -35,6 +35,7 @@ def taken() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
+@pytest.mark.faults
 def test_sessions_see_the_ps_and_their_own_task_alone() -> None:
     cluster = free_cluster(ps=2, worker=2)
     assert list(task_of(cluster, "worker:1").config.device_filters) == [
@@ -44,6 +45,7 @@ def test_sessions_see_the_ps_and_their_own_task_alone() -> None:
     assert list(task_of(cluster, "ps:1").config.device_filters) == ["/job:ps"]
 
 
+@pytest.mark.faults
 def test_variables_and_the_global_step_are_on_the_ps_and_ops_on_the_task() -> None:
     task = task_of(free_cluster(ps=2, worker=2), "worker:1")
     with tf.Graph().as_default(), v1.device(task.device()):
@@ -56,6 +58,7 @@ def test_variables_and_the_global_step_are_on_the_ps_and_ops_on_the_task() -> No
     assert total.device == "/job:worker/task:1"
 
 
+@pytest.mark.faults
 def test_a_server_is_started_once_and_is_found_by_a_second_object() -> None:
     cluster = free_cluster(ps=1, worker=1)
     task = task_of(cluster, "worker:0")
@@ -68,6 +71,7 @@ def test_a_server_is_started_once_and_is_found_by_a_second_object() -> None:
     assert names[0].startswith("/job:worker/replica:0/task:0/")
 
 
+@pytest.mark.faults
 def test_one_process_is_not_two_tasks_at_one_address() -> None:
     cluster = free_cluster(ps=1, worker=1)
     task_of(cluster, "worker:0").start()
@@ -76,6 +80,7 @@ def test_one_process_is_not_two_tasks_at_one_address() -> None:
         other.start()
 
 
+@pytest.mark.faults
 def test_a_taken_port_is_refused_and_the_process_lives(taken: int) -> None:
     for address in (f"127.0.0.1:{taken}", f"127.0.0.2:{taken}"):  # the server listens on all
         task = ClusterTask({"ps": [address], "worker": ["a:1"]}, "ps", 0)
@@ -87,6 +92,7 @@ def test_a_taken_port_is_refused_and_the_process_lives(taken: int) -> None:
                 task.start()
 
 
+@pytest.mark.faults
 def test_a_port_that_is_taken_at_the_last_moment_is_refused(
     taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +102,7 @@ def test_a_port_that_is_taken_at_the_last_moment_is_refused(
         task.start()
 
 
+@pytest.mark.faults
 def test_the_port_of_a_killed_server_is_free_at_once(tasks_launcher: TaskLauncher) -> None:
     cluster = free_cluster(ps=1, worker=1)
     ps = tasks_launcher.start("serving", cluster, "ps:0", backend="asyncio")
@@ -104,6 +111,7 @@ def test_the_port_of_a_killed_server_is_free_at_once(tasks_launcher: TaskLaunche
         tasks_launcher.start("serving", cluster, "ps:0", backend="asyncio")
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -118,6 +126,7 @@ def test_an_address_where_this_process_cannot_listen_is_refused(address: str, me
         task.start()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_a_server_on_the_loopback_device_warns_once(
     host: str, caplog: pytest.LogCaptureFixture
@@ -131,6 +140,7 @@ def test_a_server_on_the_loopback_device_warns_once(
     assert f"ps:0 is given {host}:{port}, but TensorFlow's listens on all interfaces" in lines[0]
 
 
+@pytest.mark.faults
 def test_a_second_process_for_one_task_is_refused(tasks_launcher: TaskLauncher) -> None:
     cluster = free_cluster(ps=1, worker=1)
     tasks_launcher.start("serving", cluster, "ps:0", backend="asyncio")
@@ -139,6 +149,7 @@ def test_a_second_process_for_one_task_is_refused(tasks_launcher: TaskLauncher) 
     assert second.code() == 0
 
 
+@pytest.mark.faults
 async def test_a_cluster_trains_and_all_its_processes_end(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
@@ -159,6 +170,7 @@ async def test_a_cluster_trains_and_all_its_processes_end(
     assert [each.code() for each in workers + servers] == [0, 0, 0, 0]
 
 
+@pytest.mark.faults
 async def test_a_killed_worker_keeps_the_ps_no_longer_than_the_linger_time(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
@@ -395,6 +407,7 @@ def test_whatever_tf_config_holds_it_is_a_task_or_refused(
             assert "give" in str(error) or "the cluster has" in str(error)
 
 
+@pytest.mark.faults
 async def test_a_worker_waits_for_a_ps_that_comes_later(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
@@ -415,6 +428,7 @@ async def test_a_worker_waits_for_a_ps_that_comes_later(
     assert checked.is_set()
 
 
+@pytest.mark.faults
 async def test_a_long_wait_for_a_ps_is_warned_of_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -430,6 +444,7 @@ async def test_a_long_wait_for_a_ps_is_warned_of_now_and_then(
     assert "for 2 s more at most: no server answers" in caplog.records[0].message
 
 
+@pytest.mark.faults
 async def test_a_wait_for_a_ps_ends_in_time_and_can_be_cancelled() -> None:
     cluster = free_cluster(ps=1, worker=1)
     begun = time.monotonic()
@@ -442,6 +457,7 @@ async def test_a_wait_for_a_ps_ends_in_time_and_can_be_cancelled() -> None:
     assert time.monotonic() - begun < 2
 
 
+@pytest.mark.faults
 async def test_a_silent_ps_is_not_waited_for_longer(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
@@ -455,6 +471,7 @@ async def test_a_silent_ps_is_not_waited_for_longer(
     assert time.monotonic() - begun < 6
 
 
+@pytest.mark.faults
 async def test_tasks_that_were_given_different_clusters_are_refused(
     tasks_launcher: TaskLauncher, anyio_backend_name: str
 ) -> None:
@@ -473,6 +490,7 @@ async def test_tasks_that_were_given_different_clusters_are_refused(
             pytest.fail("it has begun to train")
 
 
+@pytest.mark.faults
 async def test_a_server_that_is_no_ps_of_the_cluster_is_refused() -> None:
     cluster = free_cluster(ps=2, worker=1)
     swapped = {**cluster, "ps": cluster["ps"][::-1]}
@@ -486,6 +504,7 @@ async def test_a_server_that_is_no_ps_of_the_cluster_is_refused() -> None:
         await task_of(other, "worker:0", max_wait_secs=0.1).check_cluster()
 
 
+@pytest.mark.faults
 async def test_a_server_with_the_description_of_another_task_is_named() -> None:
     cluster = free_cluster(ps=1, worker=1)
     task = task_of(cluster, "ps:0")
@@ -496,6 +515,7 @@ async def test_a_server_with_the_description_of_another_task_is_named() -> None:
         await task_of(cluster, "worker:0").check_cluster()
 
 
+@pytest.mark.faults
 async def test_a_server_of_another_version_is_refused() -> None:
     cluster = free_cluster(ps=1, worker=1)
     task = task_of(cluster, "ps:0")

@@ -242,7 +242,6 @@ async def test_finalizing_the_graph_is_logged_once(caplog: pytest.LogCaptureFixt
     with model.graph.as_default():
         recovery = Recovery(first_pause_secs=0)
         session = MonitoredSession([], ChiefSessionCreator(), recovery=recovery)
-    v1.logging.set_verbosity(v1.logging.INFO)
     with caplog.at_level(logging.INFO, "tensorflow"):
         async with session:
             fails = Fails()

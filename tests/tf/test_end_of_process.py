@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
 
 PROGRAM = """
 import threading

@@ -57,6 +57,7 @@ def may_resume(process_ids: ProcessIds, process_id: int, slots: list[int]) -> bo
     return found
 
 
+@pytest.mark.faults
 def test_a_process_id_contains_its_task_and_is_new_each_time(
     process_ids: ProcessIds, addresses: dict[str, str]
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_process_id_contains_its_task_and_is_new_each_time(
     assert process_ids.name(process_id_of(addresses, "worker:2")) == "worker:2"
 
 
+@pytest.mark.faults
 def test_a_process_whose_port_refuses_has_ended(
     process_ids: ProcessIds, addresses: dict[str, str]
 ) -> None:
@@ -75,6 +77,7 @@ def test_a_process_whose_port_refuses_has_ended(
     assert not may_resume(process_ids, chief, [0, chief, process_ids.new()])
 
 
+@pytest.mark.faults
 def test_a_process_whose_port_accepts_again_may_resume(
     process_ids: ProcessIds, addresses: dict[str, str]
 ) -> None:
@@ -87,6 +90,7 @@ def test_a_process_whose_port_accepts_again_may_resume(
         assert may_resume(process_ids, worker, [worker])
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("listening")
 def test_a_process_whose_port_accepts_may_resume(
     process_ids: ProcessIds, addresses: dict[str, str]
@@ -103,6 +107,7 @@ def test_a_process_whose_port_accepts_may_resume(
         assert may_resume(process_ids, worker, slots)
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("listening")
 def test_a_process_with_a_successor_has_ended(
     process_ids: ProcessIds, addresses: dict[str, str]
@@ -113,6 +118,7 @@ def test_a_process_with_a_successor_has_ended(
     assert may_resume(process_ids, again, [again])
 
 
+@pytest.mark.faults
 def test_other_processes_of_a_task_are_found(
     process_ids: ProcessIds, addresses: dict[str, str]
 ) -> None:
@@ -122,6 +128,7 @@ def test_other_processes_of_a_task_are_found(
     assert unknown.others_of_task(unknown.new(), np.array([unknown.new()])) == []
 
 
+@pytest.mark.faults
 def test_without_a_cluster_no_process_is_known(addresses: dict[str, str]) -> None:
     process_ids = ProcessIds("", {})
     assert process_ids.new() > 0

@@ -100,6 +100,7 @@ async def test_a_lost_session_is_fed_the_same_item_again() -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("by_loop", [True, False])
 async def test_a_resumed_graph_is_fed_what_comes_next(
@@ -323,6 +324,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.faults
 def test_without_eager_execution_it_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],

@@ -273,6 +273,7 @@ anyio.run(in_the_default_graph)
 """
 
 
+@pytest.mark.faults
 def test_without_eager_execution_the_graphs_are_the_same_ones() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_EAGER], capture_output=True, text=True, check=False

@@ -72,6 +72,7 @@ def silence(connection: socket.socket) -> None:
         pass
 
 
+@pytest.mark.faults
 def test_a_server_that_answers_is_alive_and_is_asked_in_http_2() -> None:
     heard: list[bytes] = []
 
@@ -86,6 +87,7 @@ def test_a_server_that_answers_is_alive_and_is_asked_in_http_2() -> None:
     assert not heartbeat.loss.is_set
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("answer", [None, silence], ids=["never accepts", "never answers"])
 def test_silence_is_noticed_within_half_the_time(
     answer: Callable[[socket.socket], object] | None,
@@ -98,12 +100,14 @@ def test_silence_is_noticed_within_half_the_time(
     assert caught.value.message == f"the server at {master} has not answered for 0.1 s"
 
 
+@pytest.mark.faults
 def test_a_server_that_hangs_up_is_none() -> None:
     with listening(hang_up) as master:
         with pytest.raises(tf.errors.UnavailableError, match=f"{master} hangs up"):
             Heartbeat(master, SECS).check()
 
 
+@pytest.mark.faults
 def test_an_address_without_a_listener_is_unavailable() -> None:
     with listening(None) as master:
         pass
@@ -142,6 +146,7 @@ def test_an_address_that_cannot_be_parsed_is_not_watched(master: str) -> None:
     assert not heartbeat.loss.is_set
 
 
+@pytest.mark.faults
 def test_a_heartbeat_reports_a_lost_server_once_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([settings, settings, silence])
     before = set(threading.enumerate())
@@ -162,6 +167,7 @@ def test_a_heartbeat_reports_a_lost_server_once_and_ends(caplog: pytest.LogCaptu
     assert logged == [f"the server at {master} has not answered for 0.1 s"] == [str(one)]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("answer", [settings, silence], ids=["answers", "is silent"])
 def test_stop_ends_the_thread_and_nothing_is_reported(
     answer: Callable[[socket.socket], object], caplog: pytest.LogCaptureFixture

@@ -489,6 +489,7 @@ TABLES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("table", "program"), [(table, name) for table in TABLES for name in TABLES[table]]
 )

@@ -20,7 +20,7 @@ from .models import ChiefSessionCreator, Model, counting_model, monitored
 from .servers import ServerProcess, listening, session_of
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
 
 
 async def comes(fact: Callable[[], bool]) -> None:

@@ -354,6 +354,7 @@ async def under_ours(script: Script) -> None:
 ACTS = ["begin", "after_create_session", "before_run", "after_run", "end", "report", "nothing"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", [aborted(), out_of_range(), ZeroDivisionError("a bug")])
 @pytest.mark.parametrize("act", ACTS)
 async def test_errors_do_what_they_do_under_tensorflows_class(act: str, error: Exception) -> None:

@@ -122,6 +122,7 @@ def theirs(program: str) -> list[int]:
     return steps
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", ["inline", "thread", "auto"])
 async def test_training_goes_on_from_there_as_under_tensorflow(runner: StepRunnerName) -> None:
     for program in PROGRAMS:
@@ -234,6 +235,7 @@ async def test_a_waiter_is_woken_by_a_step_that_a_hook_moves() -> None:
                     pass
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("target", [2, 50])
 async def test_processes_on_a_server_are_notified(target: int, server: ServerProcess) -> None:
     chief, worker = Model(), Model()

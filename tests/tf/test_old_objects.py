@@ -35,6 +35,7 @@ def session(server: ServerProcess, *, is_chief: bool = True) -> MonitoredSession
     return session_of(server, counting_model(), is_chief=is_chief)
 
 
+@pytest.mark.faults
 async def test_old_objects_are_left_out_until_the_last_session_closes(
     server: ServerProcess,
 ) -> None:
@@ -55,6 +56,7 @@ async def test_old_objects_are_left_out_until_the_last_session_closes(
     assert before() is None
 
 
+@pytest.mark.faults
 async def test_what_the_program_has_frozen_stays_so(server: ServerProcess) -> None:
     gc.freeze()
     count = gc.get_freeze_count()

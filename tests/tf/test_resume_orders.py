@@ -30,7 +30,7 @@ from .models import ChiefSessionCreator, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.exhaustive]
 
 
 QUICK = [(2, 1), (8, 7)]

@@ -114,6 +114,7 @@ def theirs(model: Failing, how: str, kinds: Iterable[str] = KINDS) -> dict[str, 
     return errors
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", ["inline", "thread", "auto"])
 async def test_the_error_of_a_run_is_tensorflows(runner: StepRunnerName) -> None:
     its, mine = models()

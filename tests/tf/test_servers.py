@@ -41,7 +41,7 @@ from .servers import Launcher, ServerProcess, listening
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
 
 
 BEAT = 0.5

@@ -15,7 +15,7 @@ from asynchooks import CheckpointSaverHook, MonitoredSession, Retention, StopAtS
 
 from ..crash.programs import Moments, Tells, running, server
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
 
 KILLS = 10  # on each of the two event loops
 

@@ -56,6 +56,7 @@ async def train(session: MonitoredSession, train_op: object) -> None:
             await session.run(train_op)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", ["inline", "thread"])
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 8, 64])
 async def test_workers_stop_exactly_at_the_last_step(num_workers: int, runner: str) -> None:
@@ -72,6 +73,7 @@ async def test_workers_stop_exactly_at_the_last_step(num_workers: int, runner: s
         assert observer.global_step.statistics().tickets == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runner", ["inline", "thread"])
 @pytest.mark.parametrize("num_workers", [2, 8, 64])
 async def test_the_stop_is_exact_with_failing_runs_and_cancelled_workers(

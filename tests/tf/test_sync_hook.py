@@ -50,7 +50,8 @@ def hook_threads() -> list[threading.Thread]:
 def event_loops_end_with_their_hooks() -> Iterator[None]:
     """TensorFlow calls no `end` after an error: then the event loop ends with the hook."""
     yield
-    gc.collect()
+    if hook_threads():
+        gc.collect()
     for thread in hook_threads():
         thread.join(10)
 

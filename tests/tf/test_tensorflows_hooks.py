@@ -135,6 +135,7 @@ def begin_at_step_3(scaffold: Any, session: Any) -> None:
     v1.train.get_global_step().load(3, session)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_tensorflows_hooks_leave_under_our_session_what_they_leave_under_its(
     program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -152,6 +153,7 @@ def set_up_ten(directory: Path) -> tuple[Any, Any, list[Any]]:
         return model, scaffold, all_ten(Setup(v1.train, model, str(directory), scaffold, []))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
 async def test_all_ten_leave_the_same_wherever_steps_run(
     step_runner: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -438,6 +440,7 @@ class Losing(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self.play("after_run")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("moment", "call"), [("after_create_session", 1), ("before_run", 8), ("after_run", 7)]
 )

@@ -232,6 +232,7 @@ anyio.run(main, backend=sys.argv[1])
 """
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_exit_in_a_write_is_kept_until_it_is_raised(backend: str) -> None:
     assert run_python(EXIT, backend) == "reported SystemExit(3)\nraised SystemExit(3)\n"

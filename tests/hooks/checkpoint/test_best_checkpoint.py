@@ -68,6 +68,7 @@ class Rig:
         return session
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.faults
 def test_another_process_is_named_until_it_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
@@ -238,6 +239,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("background", [False, True])
 def test_a_full_disk_is_a_typed_error_and_the_older_ones_are_untouched(
     background: bool, tmp_path: Path

@@ -135,6 +135,7 @@ def test_what_leaves_a_task_group_is_the_loops_own_way(number: signal.Signals) -
     assert [type(each) for each in caught.value.exceptions] == [kind]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("group", ["asyncio.TaskGroup()", "anyio.create_task_group()"])
 @pytest.mark.parametrize("is_uvloop", [False, True])
