@@ -90,9 +90,9 @@ def _fetches(program: Program, model: Model) -> dict[str, Any]:
 
 
 def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
+    outcome: list[Any] = []
     with caplog.at_level(logging.INFO, "tensorflow"):
         setup, hooks = _set_up(program, v1.train, directory)
-    outcome: list[Any] = []
     with caplog.at_level(logging.INFO, "tensorflow"), setup.model.graph.as_default():
         for _ in range(program.num_sessions):
             creator = v1.train.ChiefSessionCreator(setup.scaffold, checkpoint_dir=setup.directory)
@@ -108,13 +108,12 @@ def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture)
 
 
 async def _ours(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
-    with caplog.at_level(logging.INFO, "asynchooks"):
-        setup, hooks = _set_up(program, asynchooks, directory)
     outcome: list[Any] = []
     with (
         caplog.at_level(logging.INFO, "tensorflow"),
         caplog.at_level(logging.INFO, "asynchooks"),
     ):
+        setup, hooks = _set_up(program, asynchooks, directory)
         for _ in range(program.num_sessions):
             with setup.model.graph.as_default():
                 creator = asynchooks.ChiefSessionCreator(
