@@ -59,6 +59,7 @@ from .backends._creator import SessionCreator, set_default_creator
 from .backends._function import FunctionSessionCreator
 from .backends._raw_session import RawSession
 from .backends._shared import SharedSessionCreator
+from .hooks import __all__ as _hook_names
 from .hooks.checkpoint._listeners import CheckpointSaverListener
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ else:  # type checkers shall see the names above, and no others
             "data": "data",
             "distributed": "distributed",
             "hooks": "hooks",
+            **dict.fromkeys(_hook_names, "hooks"),
             "protocols": "protocols",
             "simulation": "simulation",
             "testing": "testing",
@@ -126,28 +128,6 @@ else:  # type checkers shall see the names above, and no others
             "Saver": "checkpoints",
             "SnapshotSaver": "checkpoints",
             "StateDictSaver": "checkpoints",
-            "CheckpointSaverHook": "hooks",
-            "EarlyStoppingHook": "hooks",
-            "Evaluate": "hooks",
-            "EvaluationHook": "hooks",
-            "FeedHook": "hooks",
-            "InputPositionHook": "hooks",
-            "DataWaitHook": "hooks",
-            "FeedFnHook": "hooks",
-            "FinalOpsHook": "hooks",
-            "GlobalStepWaiterHook": "hooks",
-            "LoggingTensorHook": "hooks",
-            "LoopLag": "hooks",
-            "LoopLagHook": "hooks",
-            "NanTensorHook": "hooks",
-            "OnStall": "hooks",
-            "PreemptionHook": "hooks",
-            "StallHook": "hooks",
-            "StepCounterHook": "hooks",
-            "StopAtStepHook": "hooks",
-            "SummarySaverHook": "hooks",
-            "TimeLimitHook": "hooks",
-            "WhenBusy": "hooks",
             "ChiefSessionCreator": "tf",
             "ClusterTask": "tf",
             "HooksCallback": "tf",

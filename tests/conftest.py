@@ -6,6 +6,7 @@ import multiprocessing.process
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,8 +29,16 @@ _starters: set[tuple[str, str]] = set()
 
 
 def _note_start(event: str, args: tuple[Any, ...]) -> None:
-    if event in _STARTS:
+    if event in _STARTS and not _is_importing():
         _started.append(event)
+
+
+def _is_importing() -> bool:
+    """Whether a library is being imported: some ask the system about itself meanwhile."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 sys.addaudithook(_note_start)

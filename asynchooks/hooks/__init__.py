@@ -27,56 +27,32 @@ if TYPE_CHECKING:
     from .guards._stall import OnStall as OnStall
     from .guards._stall import StallHook as StallHook
     from .guards._time_limit import TimeLimitHook as TimeLimitHook
-else:  # type checkers shall see the names above, and no others
-    __getattr__, __dir__ = later(
-        __name__,
-        {
-            "CheckpointSaverHook": "checkpoint._saver_hook",
-            "EarlyStoppingHook": "_early_stopping",
-            "Evaluate": "_evaluation",
-            "EvaluationHook": "_evaluation",
-            "FeedHook": "_feed",
-            "InputPositionHook": "_input_position",
-            "DataWaitHook": "_data_wait",
-            "FeedFnHook": "_feed_fn",
-            "FinalOpsHook": "_final_ops",
-            "GlobalStepWaiterHook": "_waiter",
-            "LoggingTensorHook": "_logging_tensor",
-            "LoopLag": "guards._loop_lag",
-            "LoopLagHook": "guards._loop_lag",
-            "NanTensorHook": "guards._nan_tensor",
-            "OnStall": "guards._stall",
-            "PreemptionHook": "guards._preemption",
-            "StallHook": "guards._stall",
-            "StepCounterHook": "_step_counter",
-            "StopAtStepHook": "_stop_at_step",
-            "SummarySaverHook": "_summary_saver",
-            "TimeLimitHook": "guards._time_limit",
-            "WhenBusy": "checkpoint._background",
-        },
-    )
 
-__all__ = [
-    "CheckpointSaverHook",
-    "DataWaitHook",
-    "EarlyStoppingHook",
-    "Evaluate",
-    "EvaluationHook",
-    "FeedFnHook",
-    "FeedHook",
-    "FinalOpsHook",
-    "GlobalStepWaiterHook",
-    "InputPositionHook",
-    "LoggingTensorHook",
-    "LoopLag",
-    "LoopLagHook",
-    "NanTensorHook",
-    "OnStall",
-    "PreemptionHook",
-    "StallHook",
-    "StepCounterHook",
-    "StopAtStepHook",
-    "SummarySaverHook",
-    "TimeLimitHook",
-    "WhenBusy",
-]
+_PLACES = {
+    "CheckpointSaverHook": "checkpoint._saver_hook",
+    "DataWaitHook": "_data_wait",
+    "EarlyStoppingHook": "_early_stopping",
+    "Evaluate": "_evaluation",
+    "EvaluationHook": "_evaluation",
+    "FeedFnHook": "_feed_fn",
+    "FeedHook": "_feed",
+    "FinalOpsHook": "_final_ops",
+    "GlobalStepWaiterHook": "_waiter",
+    "InputPositionHook": "_input_position",
+    "LoggingTensorHook": "_logging_tensor",
+    "LoopLag": "guards._loop_lag",
+    "LoopLagHook": "guards._loop_lag",
+    "NanTensorHook": "guards._nan_tensor",
+    "OnStall": "guards._stall",
+    "PreemptionHook": "guards._preemption",
+    "StallHook": "guards._stall",
+    "StepCounterHook": "_step_counter",
+    "StopAtStepHook": "_stop_at_step",
+    "SummarySaverHook": "_summary_saver",
+    "TimeLimitHook": "guards._time_limit",
+    "WhenBusy": "checkpoint._background",
+}
+if not TYPE_CHECKING:  # type checkers shall see the names above, and no others
+    __getattr__, __dir__ = later(__name__, _PLACES)
+
+__all__ = list(_PLACES)
