@@ -15,6 +15,7 @@ The rooms of the package; each imports only what stands below it, or to the righ
     _engine                         how anything waits: engines, stops, locks, threads
     _errors _check _later _version  every exception; checks of arguments; lazy names
 
+Which of them import asyncio, trio, TensorFlow or Dask: `FOREIGN` in tests/test_imports.py.
 Hooks, checkpoints and TensorFlow's names are loaded at their first use.
 """
 

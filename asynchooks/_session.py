@@ -2,18 +2,20 @@
 
 Timeline of a session:
 
-    normal   begin · create · after_create_session · (before_run · raw run · after_run)* · end ·
-             side tasks and threads stop · close
+    normal   begin · create · restore_model · after_create_session ·
+             (before_run · raw run · after_run · functions of finish_with)* · before_end · end ·
+             side tasks and threads stop · close · after_close
     stop     should_stop() is True, and the next run raises StopTraining, which ends the block
              cleanly: normal from `end` on. A hook's request_stop lets the run it asked in complete;
              any other stop ends every wait, too
     failure  what the body, a run or a side task raised: no end, on_error in reverse order, side
              tasks and threads stop, close; the error leaves as itself
     lost     AbortedError, UnavailableError or PreemptionError in a run: side tasks and threads
-             stop, close, create · after_create_session, and the whole run again
+             stop, close, create · restore_model · after_create_session, and the whole run again
     cancel   as failure; clean-up is shielded, for the grace period at most
 
-Where a step runs, how requests are merged and which worker may run now: see `_running` and `_step`.
+Requests of hooks are merged in `_running/merge.py`; a step runs inline or in a thread by
+`_running/raw_run.py` and `_engine/threads.py`; which worker may run now: `_step/gate.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a session's hooks, as text for a checkpoint. It saves and restores nothing itself.
+"""The state of a session's hooks, encoded as text for a checkpoint; files are written elsewhere.
 
 Arrays stand in it as base64; they are small (a data position, a generator's state). What is large
 belongs into the model's own files.

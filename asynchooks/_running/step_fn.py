@@ -1,4 +1,7 @@
-"""step_fn: what `run_step_fn` gives to it, the check of its signature, and its call."""
+"""The step_fn of `session.run_step_fn`: its context, the check of its signature, and its call.
+
+The function of a FunctionSessionCreator is another thing: see `backends/_function.py`.
+"""
 
 from __future__ import annotations
 

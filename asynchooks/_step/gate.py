@@ -84,7 +84,7 @@ class Gate:
         self.epoch = 0
         self.limit: int | None = None
         self.is_closed = False  # no further run is granted, whatever the limit
-        self.published_only = False  # runs do not count, and `publish` respects the limit
+        self.published_only = False  # runs do not count; callers of `publish` respect the limit
         self.source: StepSource | None = None  # through which other processes move the step
         # below a limit each run takes a credit, which the source granted to this process
         self.needs_credits = False

@@ -87,7 +87,10 @@ class Worker:
 
 
 class Waiter:
-    """One task that waits for a step; `worker` is its session if it trains only afterwards."""
+    """One task that waits for a step.
+
+    `worker` is the session that makes no step until this wait ends; None if none is held up by it.
+    """
 
     __slots__ = ("fails_on_loss", "is_gone", "slot", "worker")
 

@@ -1,6 +1,6 @@
 """Side tasks run beside a session, are supervised, and never outlive it.
 
-It decides nothing about when a session ends, nor what becomes of a failure that stops it.
+What a failure does to the session is decided in `session_stop.py`.
 """
 
 from __future__ import annotations

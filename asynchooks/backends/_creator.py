@@ -1,6 +1,6 @@
 """Session creators, which make raw sessions, and the handles by which sessions hold them.
 
-Nothing here runs a step or calls a hook.
+Nothing here runs a step, or calls a hook but for what restores a new raw session's model.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ logger = logging.getLogger("asynchooks")
 class RawSession(ABC):
     """Runs steps, without hooks. A creator makes it; the session closes it.
 
-    Subclass it for a backend of your own: `run` and `close` are enough.
+    Subclass it for a backend of your own: `run` and `close` are enough to run; override `read_step`,
+    too, for the global step to count, which limits and waiters go by.
 
     Example:
         class Echo(RawSession):
@@ -81,7 +82,7 @@ class RawSession(ABC):
         """As `run(*args)`, for a caller that publishes the step.
 
         Returns:
-            (what was fetched, the step after the run as `GlobalStep.settle` takes it), or what
+            (what was fetched, the step after the run as `Admission.settle` takes it), or what
             gives that tuple when it is awaited.
         """
         outputs = self.run(*args)
