@@ -21,8 +21,8 @@ logger = logging.getLogger("asynchooks")
 class RawSession(ABC):
     """Runs steps, without hooks. A creator makes it; the session closes it.
 
-    Subclass it for a backend of your own: `run` and `close` are enough to run; override `read_step`,
-    too, for the global step to count, which limits and waiters go by.
+    Subclass it for a backend of your own: `run` and `close` are enough to run. For the global step
+    to count, which limits and waiters go by, override `read_step`, too.
 
     Example:
         class Echo(RawSession):
