@@ -146,6 +146,11 @@ class Pending:
         self.release: Callable[[], None] | None = None
         """Ends the exclusive access that is held since an evaluation; a save may take it over."""
 
+    def take(self) -> tuple[Any, Callable[[], Awaitable[None]]]:
+        """The next of the last things to do, and which call asked for it."""
+        del self.phases[0]
+        return self.last.pop(0)
+
     def end_exclusive(self) -> None:
         """End what is held since an evaluation; also where the run fails."""
         release, self.release = self.release, None
@@ -250,7 +255,7 @@ class SessionRunContext:
         Args:
             fn: a coroutine function.
             phase: its place: after all functions of earlier phases, among those of one phase in
-                order of asking.
+                order of asking. What such a function asks for in an earlier phase comes next.
             exclusive: whether no worker that shares the model may run a step meanwhile. Access that
                 an evaluation has is kept until a save has copied the model, or else to the end of
                 the run, so that what is saved is what was evaluated; but not where functions of
@@ -282,7 +287,8 @@ class SessionRunContext:
         """
         if self._pending is not None:
             try:
-                for call, fn in self._pending.last:
+                while self._pending.last:
+                    call, fn = self._pending.take()
                     if self.called_by is not None:
                         self.called_by.current = call
                     await fn()
@@ -297,8 +303,7 @@ class SessionRunContext:
                 pending.release = await self._step.take_exclusive(ends_at_stop=True)
             with self._step.admission.held_here("global_step.exclusive()"):
                 await fn()
-            place = [each for _, each in pending.last].index(alone) + 1
-            if FinishPhase.EVALUATE in pending.phases[place:]:
+            if FinishPhase.EVALUATE in pending.phases:
                 pending.end_exclusive()
             else:
                 self._add_last(end, _RELEASE)

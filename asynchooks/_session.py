@@ -236,7 +236,8 @@ class MonitoredSession(AsyncOnly):
                             await method(context, values)
                     call = hooks.current = None
                     if context._pending is not None:
-                        for call, last in context._pending.last:
+                        while context._pending.last:
+                            call, last = context._pending.take()
                             hooks.current = call
                             await last()
                         call = hooks.current = None

@@ -19,6 +19,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from typing import Any
 
+from .._check import integer
 from .._engine.base import Engine
 from .._engine.current import current_engine
 from .._engine.stacks import holds_loop
@@ -273,12 +274,15 @@ class HookList:
                 step: RestoredStep = await self._call_elsewhere(call, raw.exposed)
             except BaseException as error:
                 raised = no_input_end(error, f"{call},")
+                raised = self._blamed(raised, str(call), is_stopping=self.stops.stop.is_set)
                 if raised is error:
-                    note_once(error, f"in {call}")
                     raise
                 raise raised from error
+            if step is None:
+                return None
             if step is not NotImplemented:
-                return step
+                expected = "an integer >= 0, None or NotImplemented"
+                return integer(f"what {call} returned", step, least=0, expected=expected)
         return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
 
     async def _call_elsewhere(self, call: HookCall, argument: Any) -> Any:
@@ -417,6 +421,8 @@ class HookList:
             try:
                 is_swallowed = await self._call_elsewhere(call, error)
             except BaseException as raised:
+                if raised is not error and not isinstance(raised, (KeyboardInterrupt, SystemExit)):
+                    raised = self._blamed(raised, is_stopping=True)
                 if error is not None and raised is not error:
                     raised.__context__ = raised.__context__ or error
                 error = raised
@@ -476,17 +482,20 @@ class HookList:
         """An error out of the block names the hook that is being called."""
         return _Blaming(self._blamed)
 
-    def _blamed(self, error: BaseException, *, is_stopping: bool = False) -> BaseException:
+    def _blamed(
+        self, error: BaseException, who: str = "", *, is_stopping: bool = False
+    ) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
+        who = who or self.culprit()
         if is_input_end(error) or (type(error) is StopTraining and not is_stopping):
             cause = error.__cause__ if type(error) is RuntimeError else error
             bug = RuntimeError(
-                f"{self.culprit()} raised {cause!r}, but no input is read there; "
+                f"{who} raised {cause!r}, but no input is read there; "
                 "catch it in the hook, or read the input in before_run"
             )
             bug.__cause__ = error
             return bug
-        add_note(error, f"in {self.culprit()}")
+        note_once(error, f"in {who}")
         return error
 
 

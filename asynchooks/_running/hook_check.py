@@ -81,6 +81,11 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
             )
         if not _is_ours(hook):
             _check_bodies(hook, f"{name}[{place}]")
+            if is_async(getattr(hook, "on_drop", SessionRunHook.on_drop)):
+                raise TypeError(
+                    f"{name}[{place}] is {hook!r}, whose on_drop is a coroutine function; give a "
+                    "plain method: where a session is dropped nothing can be awaited"
+                )
         if not isinstance(hook, SessionRunHook):
             _check_listeners(hook, f"{name}[{place}]")
     return listed

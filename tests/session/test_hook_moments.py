@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from asynchooks import (
@@ -23,6 +25,7 @@ from asynchooks import (
     SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
+    StopTraining,
 )
 
 from ..support.helpers import counting_creator
@@ -333,3 +336,80 @@ async def test_a_dropped_session_calls_on_drop_and_nothing_else(tmp_path: Path) 
         sessions.clear()
     gc.collect()
     assert saver.log == ["begin", "nothing to restore", "dropped"]
+
+
+async def test_what_a_save_asks_for_in_an_earlier_phase_comes_next_and_once() -> None:
+    log: list[str] = []
+
+    class Asking(SessionRunHook):
+        async def after_run(
+            self, run_context: SessionRunContext, run_values: SessionRunValues
+        ) -> None:
+            async def late() -> None:
+                log.append("late")
+
+            async def save() -> None:
+                log.append("save")
+                run_context.finish_with(late)
+
+            async def last() -> None:
+                log.append("last")
+
+            run_context.finish_with(save, phase=FinishPhase.SAVE)
+            run_context.finish_with(last, phase=FinishPhase.SAVE)
+
+    await train(Model(), [Asking()], 1)
+    assert log == ["save", "late", "last"]
+    run_context = SessionRunContext((None, None), FunctionSessionCreator(dict).create_session())
+    await Asking().after_run(run_context, SessionRunValues(None, None, None))
+    await run_context.finish()
+    assert log == ["save", "late", "last"] * 2
+
+
+class Restoring(SessionRunHook):
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    async def restore_model(self, session: Any) -> Any:
+        return self.result
+
+
+async def test_a_restored_step_may_be_an_integer_of_numpy() -> None:
+    session = await train(Model(), [Restoring(np.int64(5))], 1)
+    assert session.global_step.value == 6
+    assert type(session.global_step.value) is int
+
+
+@pytest.mark.parametrize("wrong", [-2, 3.0, "x", True])
+async def test_what_is_no_step_is_refused_where_it_is_restored(wrong: object) -> None:
+    expected = f"what restore_model of Restoring returned is {wrong!r}; give an integer >= 0, None"
+    with pytest.raises((TypeError, ValueError), match=re.escape(expected)):
+        await train(Model(), [Restoring(wrong)], 1)
+
+
+async def test_a_stop_that_restoring_raises_is_no_clean_end() -> None:
+    class Stops(SessionRunHook):
+        async def restore_model(self, session: Any) -> int:
+            raise StopTraining("a bug")
+
+    with pytest.raises(RuntimeError, match="restore_model of Stops raised StopTraining"):
+        await train(Model(), [Stops()], 1)
+
+
+async def test_an_error_after_the_close_names_its_hook() -> None:
+    class Fails(SessionRunHook):
+        async def after_close(self, exception: BaseException | None) -> None:
+            raise ValueError("the file is gone")
+
+    with pytest.raises(ValueError, match="the file is gone") as caught:
+        await train(Model(), [Fails()], 1)
+    assert caught.value.__notes__ == ["in after_close of Fails"]
+
+
+def test_a_coroutine_for_dropped_sessions_is_refused() -> None:
+    class Awaits(SessionRunHook):
+        async def on_drop(self) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(TypeError, match="on_drop is a coroutine function; give a plain method"):
+        MonitoredSession([Awaits()], FunctionSessionCreator(dict))

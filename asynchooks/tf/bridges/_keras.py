@@ -178,10 +178,13 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         assert coord is not None
         first = await self._hooks.end(self._raw)
         await self._end_coord(coord)
-        error = await self._hooks.after_close(coord.error or first)
-        if error is not None:
-            raise error
+        failure = coord.error or first
+        if failure is not None:
+            raise failure  # then `_fail` calls what follows an error
         self._coord = None
+        failure = await self._hooks.after_close(None)
+        if failure is not None:
+            raise failure
 
     async def _fail(self, error: BaseException) -> None:
         coord, self._coord = self._coord, None

@@ -266,7 +266,6 @@ class GraphHandle(SessionHandle):
             if heartbeat is not None:
                 heartbeat.stop()
             raise
-        created[0].exposed.asynchooks_raw = created[0]  # hooks restore it before it is attached
         if self._server is not None and heartbeat is not None:
             # only now: the table that was lost may be that of the server before
             self._server.add_heartbeat(heartbeat)
