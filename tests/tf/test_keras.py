@@ -159,6 +159,35 @@ def test_an_error_of_a_side_task_ends_fit_and_leaves_after_end() -> None:
     assert ("other", "end") in other.log
 
 
+@pytest.mark.parametrize("fails", ["end", "after_close", "nothing"])
+def test_after_close_comes_once_however_fit_ends(fails: str) -> None:
+    class Closing(SessionRunHook):
+        def __init__(self) -> None:
+            self.log: list[str] = []
+
+        async def end(self, session: Any) -> None:
+            self.log.append("end")
+            if fails == "end":
+                raise ZeroDivisionError("of end")
+
+        async def on_error(self, session: Any, exception: BaseException) -> None:
+            self.log.append(f"on_error {exception}")
+
+        async def after_close(self, exception: BaseException | None) -> None:
+            self.log.append(f"after_close {exception}")
+            if fails == "after_close":
+                raise ZeroDivisionError("of after_close")
+
+    hook = Closing()
+    if fails == "nothing":
+        fit(linear_model(), [hook])
+    else:
+        with pytest.raises(ZeroDivisionError, match=f"of {fails}"):
+            fit(linear_model(), [hook])
+    expected = ["on_error of end", "after_close of end"] if fails == "end" else ["after_close None"]
+    assert hook.log == ["end", *expected]
+
+
 def test_the_end_of_a_hook_s_input_ends_fit_without_the_batch() -> None:
     class Input(SessionRunHook):
         def __init__(self) -> None:
