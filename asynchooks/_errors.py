@@ -26,7 +26,7 @@ _NOTED_ONCE = "asynchooks_noted_once"
 
 
 class StopTraining(Exception):  # noqa: N818 - like StopIteration, it is no error
-    """Nobody's fault: training ends here. `async with MonitoredSession` swallows it, `end` runs.
+    """No fault: training ends here. `async with MonitoredSession` swallows it, `end` runs.
 
     `session.run` raises it when the input ended, when the last step was reached, and when a stop
     was asked for, before it or while it waited; `step_context.request_stop()` raises it, too.
@@ -34,7 +34,7 @@ class StopTraining(Exception):  # noqa: N818 - like StopIteration, it is no erro
 
 
 class StepUnreachableError(RuntimeError):
-    """The program's fault: somebody waits for a global step that can no longer come."""
+    """The program's fault: a task waits for a global step that can no longer come."""
 
 
 class StepSourceLostError(ConnectionError):
@@ -108,7 +108,7 @@ class NanLossDuringTrainingError(RuntimeError):
 
 
 class StallError(RuntimeError):
-    """Nobody knows whose fault: no run ended within a time. Raised by `StallHook`.
+    """An unknown fault: no run ended within a time. Raised by `StallHook`.
 
     The stacks of all tasks and threads at that moment are in the log.
     """

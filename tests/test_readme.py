@@ -23,7 +23,7 @@ QUICKSTART_COMMAND = (
     ".venv/bin/python examples/quickstart.py"
 )
 TEST_COMMAND = (
-    "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest"
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest -n 2"
 )
 
 

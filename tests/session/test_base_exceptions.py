@@ -381,6 +381,7 @@ def is_cancelled_anyhow(fn: object, kind: str) -> bool:
     return kind == "cancelled" and fn in (side_task_that_is_cancelled, or_stop_that_is_stopped)
 
 
+@pytest.mark.exhaustive
 @kinds
 @places
 async def test_the_error_itself_leaves_and_the_hosts_other_tasks_go_on(

@@ -25,7 +25,7 @@ from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.faults import EXCEPTIONS, LOOPS, Kind, covering
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 MOMENTS = ["begin", "after_create_session", "before_run", "step", "after_run", "end", "side task"]
 

@@ -14,7 +14,7 @@ from ..checkpoints.stores import names_in, opened
 from ..support.afterwards import check_gate, check_others, nothing_left
 from ..support.faults import EXCEPTIONS, LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 LISTENER = ["listener's begin", "listener's end"]
 LISTENER_AT_SAVES = ["listener's before_save", "listener's after_save"]

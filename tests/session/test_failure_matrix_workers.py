@@ -7,7 +7,7 @@ import pytest
 from ..support.afterwards import check_gate, check_others, nothing_left
 from ..support.faults import EXCEPTIONS, LOOPS, Fault, Kind, Start, Witness, Worker, covering, play
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 STEPS = ["inline step", "step in a thread", "async step"]
 SIDE_TASKS = ["side task of coord", "side task of the session"]

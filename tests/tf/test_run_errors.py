@@ -282,6 +282,7 @@ class Looks(SessionRunHook):
         assert v1.get_default_graph() is run_context.session.graph
 
 
+@pytest.mark.exhaustive
 @RUNNERS
 @pytest.mark.parametrize("run", [1, 2, 3])
 @pytest.mark.parametrize("hooks", [[], [Looks()]], ids=["no hook", "a user's hook"])
@@ -298,6 +299,7 @@ async def test_an_error_in_a_graphs_step_shows_few_frames(
     assert rows_of_ours(raised.value)[0][0] == "run"
 
 
+@pytest.mark.exhaustive
 @RUNNERS
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("kind", [Fails, PlainFails, TensorFlowsFails])
