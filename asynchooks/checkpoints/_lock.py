@@ -6,14 +6,17 @@ import errno
 import logging
 import os
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 
 from .._errors import CheckpointError, CheckpointInUseError
 from ._files import NotAFileError, open_to_write
 
+fcntl: ModuleType | None
 try:
-    import fcntl
+    fcntl = import_module("fcntl")
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 logger = logging.getLogger("asynchooks")
 
