@@ -262,6 +262,31 @@ async def test_sessions_that_restore_a_checkpoint_at_the_same_time_begin_one_epo
     assert (found["step"], found["epoch"].partition(".")[2]) == (9, "1")
 
 
+@pytest.mark.parametrize("restored", [NotImplemented, None], ids=["no restore", "none saved"])
+async def test_a_recovery_without_a_checkpoint_keeps_the_step(
+    restored: Any, scheduler: Scheduler, training: str
+) -> None:
+    class RestoresNothing(SessionRunHook):
+        async def restore_model(self, session: Any) -> Any:
+            return restored
+
+    async def fail_once_at_3() -> dict[str, float]:
+        if cluster.global_step.value == 3 and not failures:
+            failures.append(PreemptionError("the machine was taken away"))
+            raise failures[0]
+        return {"loss": 0.0}
+
+    failures: list[PreemptionError] = []
+    async with DaskCluster(scheduler.address, training) as cluster:
+        hooks = [RestoresNothing(), StopAtStepHook(last_step=6)]
+        async with MonitoredSession(hooks, cluster.session_creator(fail_once_at_3)) as session:
+            while not session.should_stop():
+                await session.run("loss")
+        found = await cluster.statistics()
+    assert len(failures) == 1
+    assert (found["step"], found["epoch"].partition(".")[2]) == (6, "0")
+
+
 async def test_the_stop_is_exact_after_many_restarts(scheduler: Scheduler, training: str) -> None:
     async with DaskCluster(scheduler.address, training) as here:
         async with DaskCluster(scheduler.address, training) as there:

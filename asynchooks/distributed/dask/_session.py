@@ -9,7 +9,7 @@ from ..._engine.base import Engine, Sentinel
 from ..._engine.sync import CallLock
 from ..._errors import PreemptionError
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
-from ...backends._creator import Restore, SessionHandle
+from ...backends._creator import Restore, RestoredStep, SessionHandle
 from ...backends._function import FunctionSession, FunctionSessionCreator, StepFunction
 from ...backends._raw_session import RawSession
 from ._source import Action, Begun, DaskSource
@@ -77,10 +77,11 @@ class DaskHandle(SessionHandle):
     ) -> RawSession:
         self._restored = None
 
-        async def restored(raw: RawSession) -> int | None:
+        async def restored(raw: RawSession) -> RestoredStep:
             assert restore is not None
-            self._restored = await restore(raw)
-            return self._restored
+            step = await restore(raw)
+            self._restored = step if isinstance(step, int) else None
+            return step
 
         raw = await super().acquire(engine, grace_secs, lost, None if restore is None else restored)
         assert isinstance(raw, DaskSession)
