@@ -228,7 +228,7 @@ class Admission:
             return StopTraining(f"{self.name} has reached its limit: {self!r}")
         return StepUnreachableError(
             f"no step of {self!r} can be run any more: its source is closed, which gave the "
-            "tickets below the limit. Keep the source open until the sessions have closed."
+            "credits below the limit. Keep the source open until the sessions have closed."
         )
 
     def settle(self, ticket: Ticket, value: int | Sentinel | None = None) -> None:

@@ -1,4 +1,4 @@
-"""When a process requests tickets, how many, and when it returns them; how many it gets.
+"""When a process requests credits, how many, and when it returns them; how many it gets.
 
 It sends no request: the sources of steps do, and the tables of their members grant.
 """
@@ -12,38 +12,38 @@ from typing import Any, NamedTuple
 from .source import Demand
 
 LARGEST_BATCH = 64
-"""Tickets in one request: an exact stop costs one request for each batch."""
+"""Credits in one request: an exact stop costs one request for each batch."""
 _IDLE_SECS = 0.1
-"""Tickets that were not used for so long are returned: other processes may wait for them."""
+"""Credits that were not used for so long are returned: other processes may wait for them."""
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.01, 0.5
 """Between two requests, after one that was granted none: other processes hold the rest."""
 
 
 def share_of(free: Any, num_members: Any, maximum: Callable[[Any, Any], Any] = max) -> Any:
-    """How many of the free tickets one member gets at most, >= 1.
+    """How many of the free credits one member gets at most, >= 1.
 
-    Near the limit it is half of an equal share, so that one process does not hold tickets that
+    Near the limit it is half of an equal share, so that one process does not hold credits that
     others could use. The numbers may be tensors, with `maximum` for those.
     """
     return maximum(free // (2 * maximum(num_members, 1)), 1)
 
 
 class Move(NamedTuple):
-    """What to do next, in tickets, and when to look again if nothing happens before."""
+    """What to do next, in credits, and when to look again if nothing happens before."""
 
     ask: int = 0
     """For one request at a time; when it has been answered, look again at once."""
     give_back: int = 0
     look_at: float = math.inf
     is_idle: bool = False
-    """Whether no run has begun for a while: the reported number of tickets must be exact then."""
+    """Whether no run has begun for a while: the reported number of credits must be exact then."""
 
 
 class CreditPolicy:
-    """Decides on one process's requests for tickets. Its source makes it and reports each grant.
+    """Decides on one process's requests for credits. Its source makes it and reports each grant.
 
     Batches grow while the process uses them up quickly; near the limit the source grants less, so
-    that one process does not hold tickets that others could use.
+    that one process does not hold credits that others could use.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class CreditPolicy:
         if demand.num_granted != self._num_granted:
             self._num_granted, self._busy_at = demand.num_granted, now
         if demand.limit is None or not (demand.workers_open or demand.num_short):
-            # a run that was abandoned; without a limit no process waits for tickets held here
+            # a run that was abandoned; without a limit no process waits for credits held here
             is_left = demand.num_out and not demand.workers_open
             look_at = now + _IDLE_SECS if is_left else math.inf
             return Move(give_back=demand.num_spare, look_at=look_at, is_idle=True)
@@ -78,7 +78,7 @@ class CreditPolicy:
         return Move(look_at=look_at, is_idle=not is_busy)
 
     def take_note(self, granted: int, demand: Demand, now: float) -> None:
-        """A request was granted so many tickets."""
+        """A request was granted so many credits."""
         if granted == 0:
             self._pause = min(max(2 * self._pause, _FIRST_PAUSE_SECS), _LONGEST_PAUSE_SECS)
         else:

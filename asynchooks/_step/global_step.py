@@ -518,7 +518,7 @@ class GlobalStep:
         """Have a source bring the steps that other processes make; None: it brings no more.
 
         Args:
-            source: what brings them, and tickets below a limit if it `grants_credits`.
+            source: what brings them, and credits below a limit if it `grants_credits`.
             stride: by how much one run moves the step, >= 1.
             instead_of: the source so far, if another one may have taken its place by now: then
                 nothing changes.
@@ -582,7 +582,7 @@ class GlobalStep:
     ) -> None:
         """Say whether updates of other processes arrive, and why not; from any thread.
 
-        Once the source is closed every wait for a step ends, and for a ticket; it may come back.
+        Once the source is closed every wait for a step ends, and for a credit; it may come back.
 
         Args:
             reason: for the log.

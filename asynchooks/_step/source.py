@@ -30,25 +30,25 @@ class Demand(NamedTuple):
     limit: int | None
     """The step that no run may lead beyond, if any."""
     num_short: int
-    """Tasks that wait for tickets, and for nothing else."""
+    """Tasks that wait for a credit, and for nothing else."""
     num_spare: int
-    """Tickets that were granted to this process and not taken yet."""
+    """Credits that were granted to this process and not used yet."""
     num_out: int
-    """Tickets taken: runs under way. These and the spare ones are all that this process may still
-    do: others may be granted the rest."""
+    """Runs under way. These and the spare credits are all that this process may still do: others
+    may be granted the rest."""
     num_granted: int
-    """Tickets taken since the process began: two equal ones say that it is idle."""
+    """Runs that have begun since the process began: two equal numbers say that it is idle."""
     workers_open: int
     """Sessions that are open here."""
     epoch: int
-    """Which a grant must name: tickets of an earlier one are void."""
+    """Which a grant must name: credits of an earlier one are void."""
     num_lost: int = 0
-    """Of the tickets taken, those of an earlier epoch whose run was abandoned: it may never end,
-    and may still move the step."""
+    """Of the runs under way, those of an earlier epoch that were abandoned: they may never end, and
+    may still move the step."""
 
 
 class StepSource(ABC):
-    """Brings the steps that other processes make to a `GlobalStep`, and tickets for its last ones.
+    """Brings the steps that other processes make to a `GlobalStep`, and credits for its last ones.
 
     The engine of a cluster makes it and gives it to `GlobalStep.feed_from`. It holds one blocked
     wait for the whole process, whatever number of tasks wait here, and calls the step's `publish`,
@@ -64,7 +64,7 @@ class StepSource(ABC):
     """
 
     grants_credits = False
-    """Whether it grants tickets below a limit; else a limit binds the runs of this process only."""
+    """Whether it grants credits below a limit; else a limit binds the runs of this process only."""
 
     @abstractmethod
     def look_again(self) -> None:

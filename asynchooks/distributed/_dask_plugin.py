@@ -1,4 +1,4 @@
-"""The plugin of Dask's scheduler that keeps every training's step, limit and tickets.
+"""The plugin of Dask's scheduler that keeps every training's step, limit and credits.
 
 It runs in the scheduler's process, on its event loop. A process has one connection to it for
 each training; when that ends, the process has left, so that nothing of it remains.

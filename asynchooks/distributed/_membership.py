@@ -1,8 +1,8 @@
-"""The members of a training: their messages, heartbeats and tickets, and which of them have news.
+"""The members of a training: their messages, heartbeats and credits, and which of them have news.
 
 A state machine without I/O and without a clock: its owner reports messages and ticks, and sends the
 news. The plugin of Dask's scheduler and the host of a parameter server use it; a member of a host
-takes no tickets, as its server respects the limit itself.
+takes no credits, as its server respects the limit itself.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Member:
         self.known: State | None = None  # the newest state that it has
         self.next_step: float = math.inf  # the lowest step that it waits for
         self.is_due = False  # it has news of its own
-        # Tickets
-        self.knows_limit = False  # else it has runs under way without tickets
-        self.held = 0  # tickets that it has, or that are on the way to it
+        # Credits
+        self.knows_limit = False  # else it has runs under way without credits
+        self.held = 0  # credits that it has, or that are on the way to it
         self.granted = 0  # ever, in this epoch
         self.wanted = 0
         self.uncounted = 0  # of those held, the ones that others got while it was away
@@ -97,7 +97,7 @@ M = TypeVar("M", bound=Member)
 class MembershipTable(Generic[M]):
     """All members of one training, and its state.
 
-    Invariant: step + tickets held by members <= limit, unless the limit was set below that.
+    Invariant: step + credits held by members <= limit, unless the limit was set below that.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class MembershipTable(Generic[M]):
         return member
 
     def leave(self, member: M) -> None:
-        """Remove a member: its tickets are free for others. With `has_left` it cannot rejoin."""
+        """Remove a member: its credits are free for others. With `has_left` it cannot rejoin."""
         if self.members.get(member.name) is not member:
             return
         del self.members[member.name]
@@ -129,7 +129,7 @@ class MembershipTable(Generic[M]):
         self._grant()
 
     def update(self, epoch: int, step: int, limit: int | None, *, is_closed: bool = False) -> State:
-        """Set the state and wake the members that have news; tickets end with their epoch."""
+        """Set the state and wake the members that have news; credits end with their epoch."""
         before, members = self.state, self.members.values()
         if (epoch, limit, is_closed) == (before.epoch, before.limit, before.is_closed):
             self.state = state = State(before.number, epoch, step, limit, is_closed)
@@ -165,16 +165,16 @@ class MembershipTable(Generic[M]):
 
     @property
     def num_held(self) -> int:
-        """Tickets of all members that count."""
+        """Credits of all members that count."""
         return sum(each.held - each.uncounted for each in self.members.values())
 
     @property
     def num_wanting(self) -> int:
-        """Members that wait for tickets."""
+        """Members that wait for credits."""
         return len(self._wanting)
 
     def resume(self, member: M, num_held: int) -> None:
-        """The member has come back with tickets, of which others may have got some meanwhile."""
+        """The member has come back with credits, of which others may have got some meanwhile."""
         limit, free = self.state.limit, num_held
         if limit is not None:
             free = max(0, min(limit - self.state.step - self.num_held, num_held))
@@ -187,9 +187,9 @@ class MembershipTable(Generic[M]):
         return num_runs - late
 
     def request(self, member: M, num_wanted: int) -> None:
-        """The member wants so many tickets; those that are free are granted to all that want some.
+        """The member wants so many credits; those that are free are granted to all that want some.
 
-        Call it after each message: the number of tickets held may have changed.
+        Call it after each message: the number of credits held may have changed.
         """
         member.wanted = num_wanted
         if not num_wanted:
@@ -199,9 +199,9 @@ class MembershipTable(Generic[M]):
         self._grant()
 
     def _grant(self) -> None:
-        """Grant tickets to the members that want some, as long as there are any.
+        """Grant credits to the members that want some, as long as there are any.
 
-        Not before every member has reported its runs under way without tickets, from before it
+        Not before every member has reported its runs under way without credits, from before it
         knew the limit.
         """
         limit = self.state.limit

@@ -34,7 +34,7 @@ _CLOSE_SECS = 2.0
 
 
 class DaskCluster(AsyncOnly):
-    """Step, limit and tickets of a training on many processes, kept by a Dask scheduler.
+    """Step, limit and credits of a training on many processes, kept by a Dask scheduler.
 
     Every process makes one, shares it among all its sessions and closes it (`async with`). It
     holds one connection to the scheduler, which sends what concerns the process: a task that waits
@@ -42,8 +42,8 @@ class DaskCluster(AsyncOnly):
 
     A run counts when it has finished: the step after it is the true one, for one round trip. At
     a limit, which holds for all as soon as one `StopAtStepHook` sets it, training stops exactly:
-    no run begins without a ticket of the scheduler. Only runs that were under way when the limit
-    was set may end beyond it. The tickets of a process that dies are freed when its connection
+    no run begins without a credit of the scheduler. Only runs that were under way when the limit
+    was set may end beyond it. The credits of a process that dies are freed when its connection
     ends; those of a silent one after `lease_secs`. Runs that a silent process still finishes are
     then counted only below the limit.
 
@@ -66,7 +66,7 @@ class DaskCluster(AsyncOnly):
         published_only: whether runs do not count: the publisher respects the limit. Same for all.
         heartbeat_secs: seconds of silence after which the scheduler counts as lost, > 0; a third
             of it lies between two heartbeats.
-        lease_secs: seconds of silence after which a process loses its tickets, >= heartbeat_secs.
+        lease_secs: seconds of silence after which a process loses its credits, >= heartbeat_secs.
             Give more than a step may hold the event loop.
         timeout_secs: seconds that opening may take, > 0.
 

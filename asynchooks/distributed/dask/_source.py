@@ -62,8 +62,8 @@ class DaskSource(StepSource):
         self._local_epoch = 0
         self._number = 0
         self.num_requests = 0  # ever
-        self._granted = 0  # tickets received since connecting, in this epoch
-        self._last = Request(0, "")  # sent, with the tickets received since
+        self._granted = 0  # credits received since connecting, in this epoch
+        self._last = Request(0, "")  # sent, with the credits received since
         self.look_at = math.inf  # when to look again, in seconds of `now`
 
     @property
@@ -73,7 +73,7 @@ class DaskSource(StepSource):
 
     def look_again(self) -> None:
         if self.limit is not None and self.step.limit is None:
-            # the last session here has closed; the next one must not run without tickets
+            # the last session here has closed; the next one must not run without credits
             self.step.raise_limit(self.limit)
         self._kick()
 
@@ -107,7 +107,7 @@ class DaskSource(StepSource):
         self._add(action._replace(published=step))
 
     def first_request(self) -> Request:
-        """The state here when a connection begins; tickets granted before it are void."""
+        """The state here when a connection begins; credits granted before it are void."""
         self._granted = 0
         spare = self.step.demand().num_spare
         if spare:

@@ -25,10 +25,10 @@ class Request(NamedTuple):
     is_done: bool = False  # forget the training when the last process has left it
     # State
     next_step: float = math.inf  # the lowest step that a task there waits for
-    limit: int | None = None  # the largest that it knows; None: it runs without tickets
+    limit: int | None = None  # the largest that it knows; None: it runs without credits
     num_held: int = 0  # runs under way there, or that may begin, without those of `num_runs`
-    num_granted: int = 0  # tickets received in this epoch: later ones are not in `num_held`
-    num_wanted: int = 0  # tickets that it waits for
+    num_granted: int = 0  # credits received in this epoch: later ones are not in `num_held`
+    num_wanted: int = 0  # credits that it waits for
 
 
 class Training:
