@@ -13,7 +13,7 @@ The rooms of the package; each imports only what stands below it, or to the righ
     _hook _stopping                 what hooks are; stop requests, side tasks, coordinators
     _step checkpoints _timer        the awaitable step and its gate; files of a checkpoint
     _engine                         how anything waits: engines, stops, locks, threads
-    _errors _check _later _version  every exception; checks of arguments; lazy names
+    _check _errors _later _version  checks of arguments; every exception; lazy names
 
 Which of them import asyncio, trio, TensorFlow or Dask: `FOREIGN` in tests/test_imports.py.
 Hooks, checkpoints and TensorFlow's names are loaded at their first use.

@@ -12,6 +12,8 @@ import os
 from numbers import Real
 from typing import Any, TypeVar
 
+from ._errors import shown
+
 T = TypeVar("T")
 
 
@@ -35,9 +37,9 @@ def integer(name: str, value: object, *, least: int | None = None, expected: str
     except TypeError:
         result = None
     if result is None or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}; give {expected}")
+        raise TypeError(f"{name} is {shown(value)}; give {expected}")
     if least is not None and result < least:
-        raise ValueError(f"{name} is {value!r}; give {expected}")
+        raise ValueError(f"{name} is {shown(value)}; give {expected}")
     return result
 
 
@@ -63,14 +65,14 @@ def number(
         expected: what the error says to give.
     """
     if not a_number(value):
-        raise TypeError(f"{name} is {value!r}; give {expected}")
+        raise TypeError(f"{name} is {shown(value)}; give {expected}")
     try:
         result = float(value)  # type: ignore[arg-type]
     except OverflowError:
         result = math.inf
     in_range = least <= result <= most and (result > above or above == -math.inf)
     if not in_range or (finite and math.isinf(result)):
-        raise ValueError(f"{name} is {value!r}; give {expected}")
+        raise ValueError(f"{name} is {shown(value)}; give {expected}")
     return result
 
 
@@ -84,19 +86,19 @@ def seconds(name: str, value: object, *, zero: bool = False, expected: str = "")
 def path(name: str, value: object, expected: str = "the path of a directory") -> str:
     """The value as a path in text: a str, or an os.PathLike of one."""
     if not isinstance(value, (str, os.PathLike)) or isinstance(result := os.fspath(value), bytes):
-        raise TypeError(f"{name} is {value!r}; give {expected}")
+        raise TypeError(f"{name} is {shown(value)}; give {expected}")
     return result
 
 
 def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], expected: str) -> T:
     """The value, an instance of the type, or of one of these types."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} is {value!r}; give {expected}")
+        raise TypeError(f"{name} is {shown(value)}; give {expected}")
     return value
 
 
 def function(name: str, value: T, expected: str = "a function") -> T:
     """The value, which can be called."""
     if not callable(value):
-        raise TypeError(f"{name} is {value!r}; give {expected}")
+        raise TypeError(f"{name} is {shown(value)}; give {expected}")
     return value

@@ -249,10 +249,10 @@ def call_text(made: object, **arguments: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a repr or a message: a function by its name, what is long is cut."""
+    """A value in a repr or a message, in one line: a function by its name, what is long is cut."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
-    text = str(getattr(value, "__qualname__", None) or repr(value))
+    text = " ".join(str(getattr(value, "__qualname__", None) or repr(value)).split())
     return text if len(text) <= 200 else text[:197] + "..."
 
 

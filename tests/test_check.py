@@ -95,3 +95,11 @@ def test_instances_and_functions_are_returned_as_they_are() -> None:
         _check.instance("mode", 1, str, "a text")
     with pytest.raises(TypeError, match="^fn is 1; give a function$"):
         _check.function("fn", 1)
+
+
+def test_a_long_value_is_cut_to_one_line() -> None:
+    images = np.random.default_rng(0).normal(size=(64, 28))
+    with pytest.raises(TypeError, match=r"^path is array\(\[\[.*\.\.\.; give a path$") as raised:
+        _check.path("path", images, "a path")
+    assert len(str(raised.value)) < 300
+    assert "\n" not in str(raised.value)

@@ -203,8 +203,8 @@ class FunctionSession(RawSession):
     def _step_after(self, outputs: Any, before: _Place | None) -> int | Sentinel:
         if not isinstance(outputs, Mapping):
             raise StepFunctionError(
-                f"the step function {self._step_fn!r} returned {outputs!r}; expected a mapping of "
-                'named outputs, such as {"loss": loss}'
+                f"the step function {shown(self._step_fn)} returned {shown(outputs)}; expected a "
+                'mapping of named outputs, such as {"loss": loss}'
             )
         if not self._counts:
             return self.global_step.value
@@ -301,7 +301,7 @@ def _as_step(value: Any) -> int:
         step = -1
     if step < 0:
         raise StepFunctionError(
-            f'the output "global_step" is {value!r}; expected the step after the run, an integer '
-            ">= 0"
+            f'the output "global_step" is {shown(value)}; expected the step after the run, an '
+            "integer >= 0"
         )
     return step
