@@ -11,16 +11,21 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
     Coordinator,
     MonitoredSession,
+    PreemptionHook,
     SessionRunContext,
     SessionRunHook,
+    SessionRunValues,
     StateDictSaver,
 )
 from asynchooks.checkpoints import CheckpointDirectory
+
+from ..support.helpers import counting_creator
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -85,6 +90,9 @@ class At(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> None:
         await self._at("before_run")
 
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        await self._at("after_run")
+
     async def end(self, session: Any) -> None:
         await self._at("end")
 
@@ -128,3 +136,16 @@ def handlers_are_kept() -> Iterator[None]:
     finally:  # a handler that stayed would swallow the next test's Ctrl-C
         for each, handler in zip(SIGNALS, before, strict=True):
             signal.signal(each, handler)
+
+
+@contextmanager
+def left_by_signal(kind: type[BaseException] = SystemExit) -> Iterator[Any]:
+    """The block is left by what a signal leaves, and the handlers are those of before."""
+    with handlers_are_kept(), pytest.raises(kind) as caught:
+        yield caught
+
+
+def session_with(*hooks: Any) -> MonitoredSession:
+    """A session that counts its steps, with a PreemptionHook unless there is one."""
+    has_one = any(isinstance(each, PreemptionHook) for each in hooks)
+    return MonitoredSession(hooks if has_one else [PreemptionHook(), *hooks], counting_creator())

@@ -30,6 +30,15 @@ def on_trampoline(main: Callable[[Engine], Awaitable[None]]) -> None:
         raise errors[0]
 
 
+def in_virtual_time(main: Callable[[Engine], Awaitable[None]]) -> Callable[[], None]:
+    """Make a test of a program that is run in virtual time."""
+
+    def test() -> None:
+        on_trampoline(main)
+
+    return test
+
+
 async def pause(secs: float) -> None:
     """Wait on the engine's clock; a stop of the session does not end it."""
     engine = current_engine()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -56,96 +57,77 @@ class _HookStates:
         self._hooks = hooks
         self._saves_timers = saves_timers  # else a session with no other states saves none
         self._shared: dict[str, Any] = {}  # the part that other workers change, too
-        self._is_kept_at_end = False
+        self._is_saved_at_end = False
         self.at_end: bytes | None = None  # None before the end, and where they could not be saved
 
     def keep_for_end(self) -> None:
+        """Keep the states of now: what the hooks' `end` does is no part of training."""
         self.at_end = None
-        self._is_kept_at_end = self._are_to_be_saved()
+        self._is_saved_at_end = self._are_saved
         self.at_end = save_hooks(self._hooks)
         self._shared = shared_states(self._hooks)
 
     def take(self, *, at_end: bool) -> bytes | None:
         """What goes into a checkpoint now, perhaps the states from before the end."""
-        if at_end and self.at_end is not None:
-            if not self._is_kept_at_end:
-                return None
-            self._shared = shared_states(self._hooks, self._shared)
-            return with_states(self.at_end, self._shared)
-        if not self._are_to_be_saved():
+        kept = self.at_end if at_end else None
+        if not (self._are_saved if kept is None else self._is_saved_at_end):
             return None
-        self._shared = shared_states(self._hooks)
-        return save_hooks(self._hooks)
+        self._shared = shared_states(self._hooks, None if kept is None else self._shared)
+        return save_hooks(self._hooks) if kept is None else with_states(kept, self._shared)
 
     def take_late(self, at_end: bytes | None) -> bytes:
         """As of now; but what other workers change is as it was when the model was saved."""
         return with_states(save_hooks(self._hooks) if at_end is None else at_end, self._shared)
 
-    def load(self, saved: bytes) -> None:
-        load_hooks(self._hooks, saved)
-
-    def _are_to_be_saved(self) -> bool:
+    @property
+    def _are_saved(self) -> bool:
         return self._saves_timers or have_more_than_timers(self._hooks)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Checkpointer:
     """Saves and restores the checkpoints of one session; its hook makes it in begin, and closes it.
 
-    Args:
-        hooks: all hooks of the session, whose states are saved with the model.
-        timer: updated at each save that is due, and at a restore.
-        path: of the checkpoints, up to their steps, for messages.
-        is_background: whether to write while training continues.
+    A step that is saved because it is due, and one that is restored, restart the timer.
     """
 
-    def __init__(
-        self,
-        form: CheckpointFormat,
-        *,
-        listeners: Listeners,
-        hooks: Sequence[Any],
-        timer: SecondOrStepTimer,
-        metric: MetricReader | None,
-        path: str,
-        is_background: bool,
-        when_busy: WhenBusy,
-    ) -> None:
+    form: CheckpointFormat
+    listeners: Listeners
+    hooks: Sequence[Any]  # all of the session, whose states are saved with the model
+    timer: SecondOrStepTimer
+    metric: MetricReader | None
+    path: str  # of the checkpoints, up to their steps, for messages
+    is_background: bool  # whether to write while training continues
+    when_busy: WhenBusy
+
+    def __post_init__(self) -> None:
         self._engine = current_engine()
-        self._format = form
-        self._listeners = listeners
+        self.is_immediate = self.form.is_immediate
         # TensorFlow saves nothing of its hooks, so timers alone leave no file beside its own
-        self._states = _HookStates(hooks, saves_timers=not form.is_immediate)
-        self._timer = timer
-        self._metric = metric
-        self._path = path
-        self._is_background = is_background
-        self._when_busy = when_busy
+        self.states = _HookStates(self.hooks, saves_timers=not self.is_immediate)
         # Saves take turns; one that has its turn waits for exclusive access to the model, and then
         # takes the lock. So the holder of that access may wait for the lock: a restore for another
         # worker.
         self._turn = Lock("a checkpoint")
         self._lock = Lock("the files of a checkpoint")
-        self._coord: Coordinator | None = None
         self._session: Any = None  # the raw one, as hooks see it
+        self._coord: Coordinator  # there from the session on
         # of which model, from which step on, checkpoints are moved aside: to look reads the files
         self._moved: tuple[RawSession, int] | None = None
         self._patience_secs: float | None = None  # the default
-        self._is_writing = False  # a thread copies or writes, and will release the gate
-        self._began_at, self._seconds_before = self._engine.now(), 0.0
-        self._restored_metric: tuple[int, float | None] | None = None  # and its step
+        self._began_at = self._engine.now()  # less the time of training before a restore
+        self._restored_metric: dict[int, float | None] = {}  # by its step, which is the only key
         self._restores_best = False
         self._has_saved_hooks = False  # together with the model that was saved last
         self._looked_at = -1  # the step of the last `is_better`
         self.results: Any = _NO_RUN  # of the last run, for the metric
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
-        self.is_just_restored = False  # nothing has changed since
-        self.is_immediate = form.is_immediate
         self.is_closed = False
         self.writer = BackgroundWriter(self._engine, self._on_failed_write)
 
     async def open(self) -> None:
-        form = self._format
+        form = self.form
         await run_blocking(
             self._engine, form.open, _GRACE_SECS, "asynchooks-open", lambda _: form.close()
         )
@@ -155,34 +137,28 @@ class Checkpointer:
         async with self._lock:
             await self.writer.wait_idle()  # what is being written is the newest
             await self._move_bad_aside()
-            self.is_just_restored = False
-            self.saved_step = self._restored_metric = None
-            restored = await self._restored(raw)
+            self.saved_step, self._restored_metric = None, {}
+            try:
+                restored = await raw.call_alone(lambda: self.form.restore(raw))
+            except Exception as error:
+                add_note(error, "in restoring, by CheckpointSaverHook")
+                bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
+                if bug is error:
+                    raise
+                raise bug from error
             if restored is not None:
                 self._resume_from(raw, restored)
-                self.is_just_restored = restored.is_model
         return self.saved_step
-
-    async def _restored(self, raw: RawSession) -> Restored | None:
-        try:
-            restored: Restored | None = await raw.call_alone(lambda: self._format.restore(raw))
-        except Exception as error:
-            add_note(error, "in restoring, by CheckpointSaverHook")
-            bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
-            if bug is error:
-                raise
-            raise bug from error
-        return restored
 
     def _resume_from(self, raw: RawSession, restored: Restored) -> None:
         facts = restored.facts
         logger.info("Resuming from step %d of %s.", facts.step, restored.path)
         raw.bad_from = None
-        self._restored_metric = facts.step, facts.metric
-        self._timer.update_last_triggered_step(facts.step)
+        self._restored_metric = {facts.step: facts.metric}
+        self.timer.update_last_triggered_step(facts.step)
         if facts.hooks is not None:
-            self._states.load(facts.hooks)
-        self._began_at, self._seconds_before = self._engine.now(), facts.seconds
+            load_hooks(self.hooks, facts.hooks)
+        self._began_at = self._engine.now() - facts.seconds
         if restored.is_model:
             self.saved_step = facts.step
 
@@ -191,12 +167,7 @@ class Checkpointer:
         self._coord, self._session = coord, session
         raw = raw_session_of(session)
         raw.is_saved = not self.is_immediate
-        await raw.call_blocking(lambda: self._format.describe(session))
-
-    @property
-    def is_to_be_skipped(self) -> bool:
-        """Whether a save that is due now is left out."""
-        return self.writer.is_busy and self._when_busy is WhenBusy.SKIP
+        await raw.call_blocking(lambda: self.form.describe(session))
 
     async def save(
         self,
@@ -214,22 +185,30 @@ class Checkpointer:
             is_due: by the timer; else it is saved because it is better than the best.
             release: ends exclusive access to the model, if it is held already.
         """
-        if release is None:
-            return await self._save_in_turn(
-                session, is_due=is_due, may_stop=may_stop, only_better=not is_due
-            )
-        # not in turn: the save whose turn it is may wait for the model
-        waits = not is_due or self._when_busy is not WhenBusy.SUPERSEDE
-        return await self._save_alone(
-            session, release, is_due=is_due, may_stop=may_stop, waits=waits
-        )
+        options: dict[str, Any] = {"is_due": is_due, "may_stop": may_stop}
+        waits = not is_due or self.when_busy is not WhenBusy.SUPERSEDE
+        if release is not None:  # not in turn: the save whose turn it is may wait for the model
+            return await self._save_alone(session, release, waits=waits, **options)
+        async with self._turn:
+            if waits:
+                await self.writer.wait_idle()
+            raw = raw_session_of(session)
+            release = await self._take_exclusive(raw)
+            if not is_due and self._evaluated_at(raw.global_step.value) is None:
+                release()  # another worker has changed the model meanwhile
+                return False
+            return await self._save_alone(session, release, **options)
 
     async def save_at_end(self, session: Any) -> int:
         """Save the model as it is now, unless that is saved; returns the global step."""
-        step = await self._read_step(raw_session_of(session))
-        if step != self.saved_step and self._states.at_end is not None:
-            await self._save_in_turn(session, is_due=False)
-            await self.save_hooks_late(self._states.at_end)
+        raw = raw_session_of(session)
+        step = await self._read_step(raw)
+        if step != self.saved_step and self.states.at_end is not None:
+            async with self._turn:
+                if self.when_busy is not WhenBusy.SUPERSEDE:
+                    await self.writer.wait_idle()
+                await self._save_alone(session, await self._take_exclusive(raw), is_due=False)
+            await self.save_hooks_late(self.states.at_end)
         return step
 
     async def save_beside(self, *, timeout: float) -> None:
@@ -246,19 +225,6 @@ class Checkpointer:
             await self._save_alone(self._session, release, is_due=False)
             await self.writer.wait_idle()
 
-    async def _save_in_turn(
-        self, session: Any, *, is_due: bool, may_stop: bool = False, only_better: bool = False
-    ) -> bool:
-        async with self._turn:
-            if only_better or self._when_busy is not WhenBusy.SUPERSEDE:
-                await self.writer.wait_idle()
-            raw = raw_session_of(session)
-            release = await self._take_exclusive(raw)
-            if only_better and self._evaluated_at(raw.global_step.value) is None:
-                release()  # another worker has changed the model meanwhile
-                return False
-            return await self._save_alone(session, release, is_due=is_due, may_stop=may_stop)
-
     async def _save_alone(
         self,
         session: Any,
@@ -269,38 +235,33 @@ class Checkpointer:
         waits: bool = False,
     ) -> bool:
         """Save with exclusive access to the model, which `release` ends once it is copied."""
-        is_passed_on = False
-        try:
+        held: AbstractContextManager[object] = nullcontext()
+        if release is not not_alone:
+            held = session.global_step.admission.held_here("a save of a checkpoint")
+        with ExitStack() as access:
+            access.callback(release)
             async with self._lock:
                 if waits:
                     await self.writer.wait_idle()
-                is_passed_on = True
-                return await self._save(session, release, is_due=is_due, may_stop=may_stop)
-        except BaseException:
-            if not is_passed_on:
-                release()
-            raise
-
-    async def _save(
-        self, session: Any, release: Callable[[], None], *, is_due: bool, may_stop: bool
-    ) -> bool:
-        try:
-            write, should_stop = await self._take(session, release, is_due=is_due)
-            if write is None:
-                return should_stop
-            if self._is_background:
-                self.writer.submit(partial(self._write_in_background, write, may_stop))
-                return False
-            try:
-                return await write()
-            except BaseException:
-                self.saved_step = None
-                raise
-        except Exception as error:
-            bug = error if self.is_immediate else no_input_end(error, "a save of a checkpoint")
-            if bug is error:  # TensorFlow's own way to save has its own way to end, too
-                raise
-            raise bug from error
+                try:
+                    with held:
+                        write = await self._take(session, release, access, is_due=is_due)
+                    access.close()
+                    if isinstance(write, bool):
+                        return write
+                    if self.is_background:
+                        self.writer.submit(partial(self._write_in_background, write, may_stop))
+                        return False
+                    try:
+                        return await write()
+                    except BaseException:
+                        self.saved_step = None
+                        raise
+                except Exception as error:
+                    bug = no_input_end(error, "a save of a checkpoint")
+                    if bug is error or self.is_immediate:  # TensorFlow ends in its own way
+                        raise
+                    raise bug from error
 
     async def _take_exclusive(self, raw: RawSession) -> Callable[[], None]:
         """Get exclusive access to the model, with bounded waiting; returns what ends it."""
@@ -310,63 +271,54 @@ class Checkpointer:
         return release
 
     async def _take(
-        self, session: Any, release: Callable[[], None], *, is_due: bool
-    ) -> tuple[_Write | None, bool]:
-        """Copy the model, then release the gate.
+        self, session: Any, release: Callable[[], None], access: ExitStack, *, is_due: bool
+    ) -> _Write | bool:
+        """Copy the model; `access` ends with `release`, which is left to a copy that goes on.
 
-        Returns what writes the copy, or None, and whether a listener wants training to stop.
+        Returns what writes the copy; where there is nothing to write, what that would return.
         """
-        self._is_writing = False
-        held: AbstractContextManager[object] = nullcontext()
-        if release is not not_alone:
-            held = session.global_step.admission.held_here("a save of a checkpoint")
-        try:
-            with held:
-                taken = await self._take_held(session, release, is_due=is_due)
-        except BaseException as error:
-            if isinstance(error, Exception) or not self._is_writing:
-                release()  # else the thread does, which still writes
-            raise
-        release()
-        return taken
+        raw, is_copying = raw_session_of(session), True
 
-    async def _take_held(
-        self, session: Any, release: Callable[[], None], *, is_due: bool
-    ) -> tuple[_Write | None, bool]:
-        raw, form = raw_session_of(session), self._format
+        def copy() -> Callable[[], object] | None:
+            nonlocal is_copying
+            try:
+                return self.form.take(session, facts)
+            finally:
+                is_copying = False
+
         step = await self._read_step(raw)
         if raw.bad_from is not None and not self.is_immediate:  # TensorFlow saves what there is
             logger.warning("Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from)
-            self._timer.update_last_triggered_step(step)
-            return None, False
+            self.timer.update_last_triggered_step(step)
+            return False
         if not is_due and step == self.saved_step:
-            return None, False
-        await self._listeners.before_save(session, step)
-        logger.info("Saving checkpoints for %d into %s.", step, self._path)
+            return False
+        await self.listeners.before_save(session, step)
+        logger.info("Saving checkpoints for %d into %s.", step, self.path)
+        facts = self._facts(step, is_due=is_due)
+        try:
+            write = await raw.call_alone(copy, lambda _: release())
+        except BaseException as error:
+            if is_copying and not isinstance(error, Exception):
+                access.pop_all()  # the thread, which still copies, ends it
+            raise
+        self.saved_step = step
+        if is_due or self.is_immediate:
+            self.timer.update_last_triggered_step(step)
+        if write is None:
+            return await self.listeners.after_save(session, step)
+        return partial(self.write, session, step, write)
+
+    def _facts(self, step: int, *, is_due: bool) -> Facts:
+        """What is saved with the model now."""
         metric = self._read_metric(step)
         self.due_step = step if is_due else None
         try:
-            hooks = self._states.take(at_end=not is_due)
+            hooks = self.states.take(at_end=not is_due)
         finally:
             self.due_step = None
         self._has_saved_hooks = hooks is not None
-        seconds = self._seconds_before + self._engine.now() - self._began_at
-        facts = Facts(step, seconds, hooks, metric)
-
-        def copy() -> Callable[[], object] | None:
-            try:
-                return form.take(session, facts)
-            finally:
-                self._is_writing = False
-
-        self._is_writing = True
-        write = await raw.call_alone(copy, lambda _: release())
-        self.saved_step = step
-        if is_due or self.is_immediate:
-            self._timer.update_last_triggered_step(step)
-        if write is None:
-            return None, await self._listeners.after_save(session, step)
-        return partial(self.write, session, step, write), False
+        return Facts(step, self._engine.now() - self._began_at, hooks, metric)
 
     async def _read_step(self, raw: RawSession) -> int:
         """The global step, of a variable where there is one, perhaps on a server."""
@@ -378,11 +330,10 @@ class Checkpointer:
     async def write(self, session: Any, step: int, write: Callable[[], object]) -> bool:
         """Write what was taken; returns whether a listener wants training to stop."""
         await self._run_blocking(write, "asynchooks-save")
-        return await self._listeners.after_save(session, step)
+        return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
-        should_stop = await write()
-        if should_stop and may_stop and self._coord is not None:
+        if await write() and may_stop:
             reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
             self._coord.request_stop(reason=reason)
 
@@ -390,38 +341,32 @@ class Checkpointer:
         self.saved_step = None  # the end tries again
         add_note(error, "in a checkpoint that was written in the background")
         logger.error("A checkpoint could not be written: %r", error)
-        if self._coord is not None:
-            reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
-            self._coord.request_stop(reason=reason)
-
-    def keep_hooks(self) -> None:
-        """Keep the hooks' states: what their `end` does is no part of training."""
-        self._states.keep_for_end()
+        reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
+        self._coord.request_stop(reason=reason)
 
     async def save_hooks_late(self, at_end: bytes | None = None) -> None:
         """Save the hooks' states where the model was saved before all hooks had seen the step."""
         step = self.saved_step
         if not (self.is_immediate and self._has_saved_hooks) or step is None:
             return
-        write = partial(self._format.save_hooks, step, self._states.take_late(at_end))
+        write = partial(self.form.save_hooks, step, self.states.take_late(at_end))
         await self._run_blocking(write, "asynchooks-save", _GRACE_SECS)
 
     def _read_metric(self, step: int) -> float | None:
-        metric, known = self._metric, self._restored_metric
+        metric = self.metric
         if metric is None:
             return None
-        restored = known[1] if known is not None and known[0] == step else None
         if metric.evaluation is not None:
             value = metric.at(step)
-            return restored if value is None else value
+            return self._restored_metric.get(step) if value is None else value
         if metric.args is not None and self.results is _NO_RUN:
-            return restored
+            return self._restored_metric.get(step)
         taken = metric.read(self.results, step)
         return None if taken is None else taken[1]
 
     def _evaluated_at(self, step: int) -> float | None:
         """The metric of an evaluation of this step; None if that was not evaluated last."""
-        return None if self._metric is None else self._metric.at(step)
+        return None if self.metric is None else self.metric.at(step)
 
     async def is_better(self, step: int) -> bool:
         """Whether this step was evaluated, better than the best checkpoints that are there."""
@@ -430,7 +375,8 @@ class Checkpointer:
 
     async def _would_stay(self, metric: float) -> bool:
         """Whether a checkpoint with this metric would be one of the best."""
-        return await self._run_blocking(lambda: self._format.is_better(metric), "asynchooks-best")
+        is_better = partial(self.form.directory.is_better, metric)
+        return await self._run_blocking(is_better, "asynchooks-best")
 
     async def set_metric(self, step: int, metric: float) -> bool:
         """Set the metric of a saved step; returns whether a metric among the best is lost."""
@@ -440,9 +386,8 @@ class Checkpointer:
             async with self._lock:
                 if self.writer.is_busy or self.is_closed:
                     continue
-                found = await self._run_blocking(
-                    lambda: self._format.set_metric(step, metric), "asynchooks-metric"
-                )
+                set_metric = partial(self.form.directory.set_metric, step, metric)
+                found = await self._run_blocking(set_metric, "asynchooks-metric")
                 return not found and is_past and await self._would_stay(metric)
         return False
 
@@ -456,7 +401,7 @@ class Checkpointer:
         bad_from = raw.bad_from
         assert bad_from is not None
         newest = await self._run_blocking(
-            lambda: self._format.reject(bad_from, "the loss was NaN soon afterwards"),
+            lambda: self.form.reject(bad_from, "the loss was NaN soon afterwards"),
             "asynchooks-reject",
         )
         self._moved = raw, bad_from
@@ -489,7 +434,7 @@ class Checkpointer:
         session.global_step.close_gate()
         release = await self._take_exclusive(raw)
         try:
-            best = await raw.call_alone(lambda: self._format.restore_best(session))
+            best = await raw.call_alone(lambda: self.form.restore_best(session))
         finally:
             release()
         if best is None:
@@ -511,7 +456,7 @@ class Checkpointer:
         if self.writer.is_busy:
             self.writer.finish_with(self._close)
         else:
-            self._format.abandon()
+            self.form.abandon()
 
     def _is_free(self) -> bool:
         """Whether nothing is being saved or restored."""
@@ -528,27 +473,25 @@ class Checkpointer:
             except BaseException as error:
                 if self._engine.failure_in(error) is None:
                     raise
-                logger.error("Closing %s failed: %r", self._path, error)
+                logger.error("Closing %s failed: %r", self.path, error)
 
     async def _close_when_written(self) -> None:
         if self.writer.is_busy:
-            logger.warning("A checkpoint is still being written into %s", self._path)
+            logger.warning("A checkpoint is still being written into %s", self.path)
             self.writer.finish_with(self._close)
         else:
             await self._close()
 
     async def _close(self) -> None:
-
         def close() -> None:
             try:
-                self._format.flush()
+                self.form.flush()
             finally:
-                self._format.close()
+                self.form.close()
 
         await self._run_blocking(close, "asynchooks-close", _GRACE_SECS)
 
-    async def _run_blocking(
+    def _run_blocking(
         self, fn: Callable[[], T], name: str, grace_secs: float = math.inf
-    ) -> T:
-        result: T = await run_blocking(self._engine, fn, grace_secs, name)
-        return result
+    ) -> Awaitable[T]:
+        return run_blocking(self._engine, fn, grace_secs, name)

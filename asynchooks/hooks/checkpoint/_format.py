@@ -49,6 +49,12 @@ class CheckpointFormat:
         self._directory = directory
 
     @property
+    def directory(self) -> CheckpointDirectory:
+        """Where the checkpoints are; only where this format has a directory."""
+        assert self._directory is not None
+        return self._directory
+
+    @property
     def is_immediate(self) -> bool:
         """Whether a save has its place in the order of the hooks, as in TensorFlow."""
         return self._directory is None
@@ -90,35 +96,26 @@ class CheckpointFormat:
 
     def restore_best(self, session: Any) -> str | None:
         """Restore the model from the best checkpoint; returns its path, None if there is none."""
-        checkpoint = None if self._directory is None else self._directory.best()
+        checkpoint = self.directory.best()
         if checkpoint is None:
             return None
         self.load(session, checkpoint)
         return checkpoint.path
 
-    def is_better(self, metric: float) -> bool:
-        """Whether a checkpoint with this metric would be one of the best that stay."""
-        return self._directory is not None and self._directory.is_better(metric)
-
-    def set_metric(self, step: int, metric: float) -> bool:
-        """Set the metric of the checkpoint of a step; returns whether there is one."""
-        return self._directory is not None and self._directory.set_metric(step, metric)
-
     def reject(self, from_step: int, why: str) -> str | None:
         """Move aside the checkpoints from that step on; returns the path of the newest left."""
         if self._directory is None:
             return None
-        for checkpoint in self._directory.checkpoints():
+        for checkpoint in self.directory.checkpoints():
             if checkpoint.step >= from_step:
-                self._directory.reject(checkpoint, why)
-        newest = self._directory.newest_intact()
+                self.directory.reject(checkpoint, why)
+        newest = self.directory.newest_intact()
         return None if newest is None else newest.path
 
     def save(self, facts: Facts, write: Callable[[str], object]) -> Checkpoint:
         """Write one checkpoint, with the facts in it."""
-        assert self._directory is not None
         extra = {} if facts.hooks is None else {HOOKS: facts.hooks}
-        return self._directory.save(
+        return self.directory.save(
             facts.step, write, seconds=facts.seconds, metric=facts.metric, extra=extra
         )
 
@@ -128,15 +125,14 @@ class SaverFormat(CheckpointFormat):
 
     def __init__(self, directory: CheckpointDirectory, saver: Saver) -> None:
         super().__init__(directory)
-        self._checkpoints = directory
         self._saver = saver
 
     def restore(self, raw: RawSession) -> Restored | None:
-        checkpoint = self._checkpoints.newest_intact()
+        checkpoint = self.directory.newest_intact()
         if checkpoint is None:
             return None
         self.load(raw, checkpoint)
-        return restored_from(self._checkpoints, checkpoint, is_model=True)
+        return restored_from(self.directory, checkpoint, is_model=True)
 
     def load(self, session: Any, checkpoint: Checkpoint) -> None:
         try:
@@ -152,20 +148,8 @@ class SaverFormat(CheckpointFormat):
         return None
 
 
-MakeFormat = Callable[..., CheckpointFormat]
-_make_graph_format: MakeFormat | None = None
-
-
-def set_graph_format(make: MakeFormat) -> None:
-    """Have `make` called for a session on a graph, with the arguments of `graph_format`."""
-    global _make_graph_format
-    _make_graph_format = make
-
-
-def graph_format(*args: Any, background: bool) -> CheckpointFormat:
-    """The format of a `CheckpointSaverHook` with these arguments, where a graph is run."""
-    assert _make_graph_format is not None
-    return _make_graph_format(*args, background=background)
+make_graph_format: Callable[..., CheckpointFormat]
+"""Makes the format of a `CheckpointSaverHook` on a graph; `asynchooks.tf` sets it."""
 
 
 def restored_from(

@@ -24,9 +24,10 @@ from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, Mode, Retention, check_saver
 from .._metrics import Metric, MetricReader
+from . import _format
 from ._background import WhenBusy
 from ._checkpointer import Checkpointer
-from ._format import CheckpointFormat, SaverFormat, graph_format
+from ._format import CheckpointFormat, SaverFormat
 from ._listeners import Listeners
 
 logger = logging.getLogger("asynchooks")
@@ -151,9 +152,7 @@ class CheckpointSaverHook(SessionRunHook):
     @property
     def _evaluation(self) -> Metric | None:
         """The metric of evaluations that decides which checkpoints are the best."""
-        if self._metric is None or self.best_mode is None:
-            return None
-        return self._metric.evaluation
+        return self._metric.evaluation if self._metric is not None and self.best_mode else None
 
     @property
     def best_mode(self) -> Mode | None:
@@ -180,17 +179,12 @@ class CheckpointSaverHook(SessionRunHook):
         shared = SessionHooks.of(self)
         if self._metric is not None:
             shared.check(partial(self._check_metric, self._metric, shared))
-        path = os.path.join(self._directory, self._basename)
         self._open = Checkpointer(
-            self._choose_format(),
-            listeners=self._listeners,
-            hooks=shared.hooks,
-            timer=self._timer,
-            metric=self._metric,
-            path=path,
-            is_background=self._is_background,
-            when_busy=self._when_busy,
-        )
+            form=self._choose_format(), listeners=self._listeners, hooks=shared.hooks,
+            timer=self._timer, metric=self._metric,
+            path=os.path.join(self._directory, self._basename),
+            is_background=self._is_background, when_busy=self._when_busy,
+        )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
         await self._listeners.begin(shared.stops)
@@ -215,7 +209,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     def _choose_format(self) -> CheckpointFormat:
         if begin_graph.get() is not None:
-            return graph_format(
+            return _format.make_graph_format(
                 self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
                 self._retention, background=self._is_background,
             )  # fmt: skip
@@ -238,7 +232,7 @@ class CheckpointSaverHook(SessionRunHook):
         if self._is_by_hand:
             await self._restore_by_hand(session)
         await checkpointer.describe(session, coord)
-        if not checkpointer.is_just_restored:
+        if checkpointer.saved_step is None:  # else it was just restored
             await checkpointer.save(session, may_stop=False)
 
     async def _restore_by_hand(self, session: Any) -> None:
@@ -257,7 +251,7 @@ class CheckpointSaverHook(SessionRunHook):
         step, checkpointer = run_context.global_step.value, self.checkpointer
         checkpointer.results = run_values.results
         is_due = self._timer.should_trigger_for_step(step)
-        if is_due and checkpointer.is_to_be_skipped:
+        if is_due and checkpointer.writer.is_busy and self._when_busy is WhenBusy.SKIP:
             logger.info("The checkpoint of step %d is skipped: one is being written", step)
             self._timer.update_last_triggered_step(step)
             is_due = False
@@ -279,10 +273,9 @@ class CheckpointSaverHook(SessionRunHook):
             run_context.request_stop("a CheckpointSaverListener asked for it")
 
     def state_dict(self) -> dict[str, Any]:
-        due = None if self._open is None else self._open.due_step
         timer = self._timer.state_dict()
-        if due is not None:  # what is being saved is a save that was due
-            timer = {"last_step": due, "secs_since_last": 0.0}
+        if self._open is not None and self._open.due_step is not None:  # it is being saved
+            timer = {"last_step": self._open.due_step, "secs_since_last": 0.0}
         metric = None if self._metric is None else self._metric.state_dict()
         return TimerState(timer=timer, metric=metric)
 
@@ -292,7 +285,7 @@ class CheckpointSaverHook(SessionRunHook):
             self._metric.load_state_dict(state["metric"])
 
     async def before_end(self, session: Any) -> None:
-        self.checkpointer.keep_hooks()
+        self.checkpointer.states.keep_for_end()
 
     def on_drop(self) -> None:
         if self._open is not None:
@@ -300,9 +293,14 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def end(self, session: Any) -> None:
         checkpointer = self.checkpointer
+        failure: Exception | None = None
         if self._is_by_hand:
             await self.before_end(session)
-        failure = await self._evaluate_last(session)
+        try:  # the last evaluation comes before the last save, in whatever order the hooks are
+            if self._evaluation is not None:
+                await self._evaluation.owner.evaluate_last(session)
+        except Exception as error:
+            failure = error  # what was trained is saved all the same
         step = await checkpointer.save_at_end(session)
         await checkpointer.finish(session)
         await self._listeners.end(session, step)
@@ -310,25 +308,12 @@ class CheckpointSaverHook(SessionRunHook):
         if failure is not None:
             raise failure
 
-    async def _evaluate_last(self, session: Any) -> Exception | None:
-        """Have the last evaluation before the last save, in whatever order the hooks are.
-
-        Returns what it failed with: what was trained is saved all the same.
-        """
-        try:
-            if self._evaluation is not None:
-                await self._evaluation.owner.evaluate_last(session)
-        except Exception as error:
-            return error
-        return None
-
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        checkpointer = None if self._was_refused(exception) else self._open
-        if checkpointer is not None:
+        if self._open is not None and not self._was_refused(exception):
             try:
-                await checkpointer.finish(None)
+                await self._open.finish(None)
             finally:
-                await checkpointer.close()
+                await self._open.close()
 
     def _was_refused(self, error: BaseException) -> bool:
         """Whether this is the session whose begin was refused, which has taken nothing.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from types import CodeType, FrameType
 from typing import Any
 
 from ... import _check
 from ..._engine.base import STOPPED, Engine, Slot
 from ..._engine.current import current_engine
+from ..._engine.stacks import holder_in, walk
 from ..._engine.stop import EndsAtStop
 from ..._hook import SessionRunHook
 from ..._stopping.coordinator import Coordinator
-from ._holder import holder_of, loop_code
 from ._thread import GuardThread
 
 logger = logging.getLogger("asynchooks")
@@ -23,6 +27,13 @@ logger = logging.getLogger("asynchooks")
 _MAX_LAGS = 100
 _LONGEST_PAUSE_SECS = 1.0
 _UNSEEN = "code that let no other thread run", ""
+LOOP_ITSELF = "the event loop itself"
+
+# never the place that holds the loop: what drives all tasks, and what they wait by
+_DRIVERS = {
+    "anyio", "asynchooks", "asyncio", "outcome", "queue", "selectors", "sniffio", "threading",
+    "trio",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,27 +109,20 @@ class LoopLagHook(SessionRunHook):
         watch = _Watch(engine, self._max_lag_secs, self.lags)
         coord.start_soon(watch.answer, name="LoopLagHook")
         # not in the side task: it has not run yet, and the first step may hold the event loop
-        watch.start_thread()
+        watch.thread = GuardThread(watch.look, self._max_lag_secs / 2, "asynchooks-lag")
 
 
+@dataclass
 class _Ping:
     """A ping of the event loop, and the seconds for which each code was seen to hold it since."""
 
-    __slots__ = ("looked_at", "secs_by_holder", "sent_at")
-
-    def __init__(self, sent_at: float) -> None:
-        self.sent_at = sent_at
-        self.looked_at = sent_at
-        self.secs_by_holder: dict[tuple[str, str], float] = {}
+    sent_at: float
+    looked_at: float
+    secs_by_holder: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 class _Watch:
     """Pings of a thread, and their answers by a side task, over one raw session."""
-
-    __slots__ = (
-        "_engine", "_lags", "_loop_code", "_loop_thread", "_max_lag_secs", "_ping", "_slot",
-        "_thread",
-    )  # fmt: skip
 
     def __init__(self, engine: Engine, max_lag_secs: float, lags: deque[LoopLag]) -> None:
         self._engine = engine
@@ -130,16 +134,7 @@ class _Watch:
         # loop first replaces the slot, then removes the ping. So neither needs a lock.
         self._slot = Slot(engine, "a ping")
         self._ping: _Ping | None = None
-        self._thread: GuardThread | None = None
-
-    def start_thread(self) -> None:
-        self._thread = GuardThread(self._look, self._max_lag_secs / 2, "asynchooks-lag")
-
-    def close(self) -> None:
-        """In the event loop's thread: record the last ping, then end the thread."""
-        self._take_answer()
-        if self._thread is not None:
-            self._thread.close()
+        self.thread: GuardThread | None = None
 
     async def answer(self) -> None:
         """The side task: it answers by running."""
@@ -150,13 +145,15 @@ class _Watch:
                     value = await self._engine.park(self._slot)
                 self._take_answer()
         finally:
-            self.close()
+            self._take_answer()  # of the last ping
+            if self.thread is not None:
+                self.thread.close()
 
-    def _look(self) -> float:
+    def look(self) -> float:
         """In the thread: ping, or sample what holds the event loop; returns the next pause."""
         now, ping = self._engine.now(), self._ping
         if ping is None:
-            self._ping = _Ping(now)
+            self._ping = _Ping(now, now)
             self._engine.wake(self._slot)
             return self._max_lag_secs / 2
         # also before the lag is too long: when it becomes so, the answer may come first
@@ -180,3 +177,43 @@ class _Watch:
             logger.warning("the event loop was held for %s", lag)
         self._slot = Slot(self._engine, "a ping")
         self._ping = None
+
+
+def loop_code() -> frozenset[CodeType]:
+    """The functions through which the event loop calls its tasks, and the callers of the loop.
+
+    To be called in a task. They differ from loop to loop, and in a guest run they are the host's.
+    """
+    outer: list[CodeType] = []
+    for frame, _ in walk(inspect.currentframe()):
+        if frame.f_code.co_flags & inspect.CO_COROUTINE:
+            outer = []
+        else:
+            outer.append(frame.f_code)
+    return frozenset(outer)
+
+
+def holder_of(frame: FrameType | None, loop: Set[CodeType]) -> tuple[str, str]:
+    """(What runs, where) on the stack that ends with this frame.
+
+    What: "after_run of SlowHook", "the step", "the step_fn", "the side task 'name'", "the session",
+    "code outside of a run", or `LOOP_ITSELF`. Where: "file.py:12 in function", the innermost code
+    that belongs to no event loop; "" if there is none.
+
+    Args:
+        frame: the innermost frame of the event loop's thread.
+        loop: what `loop_code` said in a task of it.
+    """
+    culprit = where = innermost = ""
+    for each, line in walk(frame):
+        if each.f_code in loop or culprit:
+            break
+        module, function = each.f_globals.get("__name__") or "", each.f_code.co_name
+        place = f"{PurePath(each.f_code.co_filename).name}:{line} in {function}"
+        innermost = innermost or place
+        if not where and module.partition(".")[0] not in _DRIVERS:
+            where = place
+        culprit = holder_in(each)
+    if not culprit:
+        culprit = "code outside of a run" if where else LOOP_ITSELF
+    return culprit, where or innermost

@@ -103,9 +103,8 @@ class NanTensorHook(SessionRunHook):
             if self._raw is not None and self._raw.is_saved:  # else reading the step has no use
                 self._good_step = run_context.global_step.value
             return
-        logger.log(
-            logging.ERROR if self._fails else logging.WARNING, "Model diverged with loss = NaN."
-        )
+        level = logging.ERROR if self._fails else logging.WARNING
+        logger.log(level, "Model diverged with loss = NaN.")
         step = run_context.global_step.value
         loss_is_nan = f"the loss {named(self._args.fetches)} is NaN at step {step}"
         good = None if self._raw is None else await self._reject(self._raw)
@@ -116,9 +115,13 @@ class NanTensorHook(SessionRunHook):
                 f"{self._max_rollbacks}",
                 good,
             )
-        if self._fails:
-            raise _error(loss_is_nan, good)
-        run_context.request_stop(loss_is_nan)
+        if not self._fails:
+            run_context.request_stop(loss_is_nan)
+            return
+        said = f"NaN loss during training: {loss_is_nan}."
+        if good is not None:
+            said += f" The last good checkpoint is {good}: the next session goes on from there"
+        raise NanLossDuringTrainingError(said, good)
 
     async def _reject(self, raw: RawSession) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
@@ -143,10 +146,3 @@ class NanTensorHook(SessionRunHook):
 
 class _RollbackError(NanLossDuringTrainingError, PreemptionError):
     """Has the session recreated; where that is not possible, it leaves the session."""
-
-
-def _error(loss_is_nan: str, good: str | None) -> NanLossDuringTrainingError:
-    said = f"NaN loss during training: {loss_is_nan}."
-    if good is not None:
-        said += f" The last good checkpoint is {good}: the next session goes on from there"
-    return NanLossDuringTrainingError(said, good)

@@ -13,12 +13,12 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
 from ... import _check
-from ..._engine.base import TIMED_OUT, Engine, EngineTask, Slot
+from ..._engine.base import TIMED_OUT, Engine, Slot
 from ..._engine.current import current_engine, system_now
 from ..._engine.stop import StopReason
 from ..._errors import StepUnreachableError, add_note, is_preemption
@@ -28,8 +28,6 @@ from ...backends._raw_session import RawSession, raw_session_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
 
 logger = logging.getLogger("asynchooks")
-
-OnSignal = Callable[[int, FrameType | None], None]
 
 _SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
@@ -97,17 +95,12 @@ class PreemptionHook(SessionRunHook):
         self._same_signal_secs = _check.number(
             "same_signal_secs", same_signal_secs, least=0, finite=False, expected="seconds >= 0"
         )
-        self._num_sessions = 0
         self._handlers = _SignalHandlers(self._on_signal)
         # signals, each with its time; appended to, as one handler may interrupt another anywhere
         self._arrived: list[tuple[signal.Signals, float]] = []
         self._reason: StopReason | None = None  # the first signal's, or the first call's
         self._past_reason: StopReason | None = None  # of sessions that have ended
-        self._sessions: list[SessionHooks] = []
-        self._coords: list[Coordinator] = []  # where it is called by hand
-        self._raws: list[RawSession] = []
         self._watch: _Watch | None = None  # there while a session is open
-        self._deadline: _Deadline | None = None
 
     @property
     def received(self) -> signal.Signals | None:
@@ -139,23 +132,21 @@ class PreemptionHook(SessionRunHook):
             watch.wake()
 
     async def begin(self) -> None:
-        shared = SessionHooks.of(self)
-        self._sessions.append(shared)
-        self._num_sessions += 1
-        if self._num_sessions > 1:
+        shared, engine = SessionHooks.of(self), current_engine()
+        is_first = self._watch is None
+        if is_first:
+            self._arrived = []
+            if self._reason is self._past_reason:
+                self._reason = self._past_reason = None
+        watch = self._watch = self._watch or _Watch(engine, self._serve)
+        watch.num_sessions += 1
+        watch.sessions.append(shared)
+        if not is_first:
             return
-        self._arrived = []
-        if self._reason is self._past_reason:
-            self._reason = self._past_reason = None
-        engine = current_engine()
-        self._watch = _Watch(engine)
-        self._watch.task = engine.start(self._serve, self._watch)
         if self._reason is not None:  # before there was a session
-            self._watch.wake()
-        if self._signals:
-            self._handle_signals(engine, self._watch)
-
-    def _handle_signals(self, engine: Engine, watch: _Watch) -> None:
+            watch.wake()
+        if not self._signals:
+            return
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
                 "PreemptionHook sees no signals: this is the thread %r, and Python handles "
@@ -163,7 +154,7 @@ class PreemptionHook(SessionRunHook):
                 "the signals call the hook's preempt()", threading.current_thread().name,
             )  # fmt: skip
             return
-        self._deadline = None if engine.is_virtual else _Deadline(self._deadline_secs)
+        watch.deadline = None if engine.is_virtual else _Deadline(self._deadline_secs)
         watch.stop_listening = engine.wake_on_signals()
         self._handlers = _SignalHandlers(self._on_signal)  # the old ones may be in use below
         self._handlers.install(self._signals)
@@ -180,27 +171,22 @@ class PreemptionHook(SessionRunHook):
             return
         if self._reason is None:
             self._reason = StopReason("PreemptionHook", f"the process got {received.name}")
-        if self._deadline is not None:
-            self._deadline.start(received)
-        if self._watch is not None:
-            self._watch.wake()
+        watch = self._watch
+        if watch is not None:
+            if watch.deadline is not None:
+                watch.deadline.start(received)
+            watch.wake()
         self._handlers.pass_on(received, frame)
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        raw = raw_session_of(session)
-        if raw not in self._raws:
-            self._raws.append(raw)
+        watch, raw = self._watch, raw_session_of(session)
+        assert watch is not None
+        if raw not in watch.raws:
+            watch.raws.append(raw)
         if self._is_by_hand:
-            self._coords.append(coord)
+            watch.coords.append(coord)
         if self._reason is not None:  # it came before there was anything to stop
-            self._stop(self._reason)
-
-    def _stop(self, reason: StopReason) -> None:
-        for session in self._sessions:
-            if session.stops is not None:
-                session.stops.request(None, reason, all_workers=True)
-        for coord in self._coords:
-            coord.request_stop(reason=reason, all_workers=True)
+            watch.stop(self._reason)
 
     async def _serve(self, watch: _Watch) -> None:
         """Wait for a signal, a call, or the end of all sessions, and act."""
@@ -217,32 +203,30 @@ class PreemptionHook(SessionRunHook):
                 "ends the process at once",
                 received.name, self._deadline_secs, self._same_signal_secs,
             )  # fmt: skip
-        self._stop(reason)
+        watch.stop(reason)
         half = watch.engine.now() + self._deadline_secs / 2
         if await watch.engine.park(watch.ending, half) is TIMED_OUT:
-            await self._rescue()
+            await self._rescue(watch)
 
-    async def _rescue(self) -> None:
+    async def _rescue(self, watch: _Watch) -> None:
         """Save while the block, which does not end by itself, goes on."""
         logger.warning("The block has not ended for %g s: saving now", self._deadline_secs / 2)
-        begun = [each for session in self._sessions for each in session.begun]
+        begun = [each for session in watch.sessions for each in session.begun]
         for saver in [each for each in begun if isinstance(each, CheckpointSaverHook)]:
             try:
                 await saver.checkpointer.save_beside(timeout=self._deadline_secs / 4)
             except BaseException as error:
-                if current_engine().failure_in(error) is None:
+                if watch.engine.failure_in(error) is None:
                     raise
                 logger.error("Saving before the end failed: %r", error)
 
     @property
     def _is_by_hand(self) -> bool:
-        return any(session.is_by_hand for session in self._sessions)
+        return self._watch is not None and any(each.is_by_hand for each in self._watch.sessions)
 
     async def end(self, session: Any) -> None:
         if self._is_by_hand:
-            error = await self._leave(None)
-            if error is not None:
-                raise error
+            await self.after_close(None)
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:
@@ -255,27 +239,21 @@ class PreemptionHook(SessionRunHook):
         return left is None
 
     async def _leave(self, error: BaseException | None) -> BaseException | None:
-        self._num_sessions -= 1
-        if self._num_sessions > 0:
-            return error
-        watch, self._watch = self._watch, None
-        if not self._arrived:
-            self._handlers.is_in_use = False  # signals go to the handlers that were there before
-        raws, self._raws = self._raws, []
-        self._sessions, self._coords = [], []
-        self._past_reason = self._reason
+        watch = self._watch_after_last()
         if watch is None:
             return error
+        if not self._arrived:
+            self._handlers.is_in_use = False  # signals go to the handlers that were there before
+        self._watch, self._past_reason = None, self._reason
         try:
-            await self._end_watch(watch, raws)
+            await self._end_watch(watch)
         except BaseException as interruption:
             error = error or interruption
         finally:
             self._handlers.put_back()
             watch.stop_listening()
-            if self._deadline is not None:
-                self._deadline.close()
-                self._deadline = None
+            if watch.deadline is not None:
+                watch.deadline.close()
         if self._past_reason is None:
             return error
         if is_preemption(error):
@@ -292,50 +270,63 @@ class PreemptionHook(SessionRunHook):
         return watch.engine.expect_exit(left)
 
     def on_drop(self) -> None:
-        self._num_sessions -= 1
-        if self._num_sessions > 0:
+        watch = self._watch_after_last()
+        if watch is None:
             return
-        watch, self._watch = self._watch, None
-        self._past_reason = self._reason
+        self._watch, self._past_reason = None, self._reason
         self._handlers.is_in_use = False
-        self._sessions, self._coords, self._raws = [], [], []
-        deadline, self._deadline = self._deadline, None
-        if deadline is not None:
-            deadline.cancel()
+        if watch.deadline is not None:
+            watch.deadline.cancel()
         if threading.current_thread() is threading.main_thread():
             self._handlers.put_back()
-            if watch is not None:
-                watch.stop_listening()
-        if watch is not None:
-            watch.engine.wake_from_signal(watch.ending)
-            watch.wake()
+            watch.stop_listening()
+        watch.engine.wake_from_signal(watch.ending)
+        watch.wake()
 
-    async def _end_watch(self, watch: _Watch, raws: list[RawSession]) -> None:
+    def _watch_after_last(self) -> _Watch | None:
+        """A session has ended: the watch, if no other one is open."""
+        watch = self._watch
+        if watch is not None:
+            watch.num_sessions -= 1
+        return None if watch is None or watch.num_sessions else watch
+
+    async def _end_watch(self, watch: _Watch) -> None:
         """End the watch, and let workers without this hook end before the signal ends them."""
         watch.ending.wake()
         watch.request.wake()
         with watch.engine.shielded(self._deadline_secs):
-            if watch.task is not None:
-                await watch.task.wait()
-            for raw in raws if self._arrived else ():
+            await watch.task.wait()
+            for raw in watch.raws if self._arrived else ():
                 if raw.global_step.statistics().workers_open:
                     with contextlib.suppress(StepUnreachableError, TimeoutError):
                         await raw.global_step.wait_for(sys.maxsize, timeout=self._deadline_secs / 4)
 
 
 class _Watch:
-    """The task that waits for a signal, for all sessions of one hook."""
+    """All sessions of one hook that overlap, and the task that waits for a signal for them."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, serve: Callable[[_Watch], Awaitable[None]]) -> None:
         self.engine = engine
         self.request = Slot(engine, "a signal, or preempt()")
         self.ending = Slot(engine, "the end of the session")
-        self.task: EngineTask | None = None
+        self.deadline: _Deadline | None = None
         self.stop_listening: Callable[[], None] = lambda: None
+        self.num_sessions = 0  # that are open; the lists below keep those that have ended
+        self.sessions: list[SessionHooks] = []
+        self.coords: list[Coordinator] = []  # where the hook is called by hand
+        self.raws: list[RawSession] = []
+        self.task = engine.start(serve, self)
 
     def wake(self) -> None:
         """A stop was requested, in any thread, or in a signal handler."""
         self.engine.wake_from_signal(self.request)
+
+    def stop(self, reason: StopReason) -> None:
+        for session in self.sessions:
+            if session.stops is not None:
+                session.stops.request(None, reason, all_workers=True)
+        for coord in self.coords:
+            coord.request_stop(reason=reason, all_workers=True)
 
 
 def _checked_signal(number: object) -> signal.Signals:
@@ -356,7 +347,7 @@ class _SignalHandlers:
     one that was there before.
     """
 
-    def __init__(self, on_signal: OnSignal) -> None:
+    def __init__(self, on_signal: Callable[[int, FrameType | None], None]) -> None:
         self._on_signal = on_signal
         self.is_in_use = False
         self._found: dict[signal.Signals, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -82,11 +83,15 @@ class StallHook(SessionRunHook):
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._close()
         engine = current_engine()
-        watch = _Watch(engine, coord, session.global_step, self._secs, self._on_stall)
+        grace_secs = raw_session_of(session).grace_secs
+        watch = _Watch(
+            engine, coord, session.global_step, self._secs, self._on_stall, grace_secs, engine.now()
+        )
         coord.start_soon(watch.keep, name="StallHook")
         if not engine.is_virtual:  # a thread cannot measure simulated time
             # not in the side task: it has not run yet, and the first step may hold the event loop
-            watch.start_thread(raw_session_of(session).grace_secs)
+            look, secs = watch.look_from_outside, watch.outer_secs
+            watch.thread = GuardThread(look, secs, "asynchooks-stall")
         self._watch, self._now = watch, engine.now
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -103,113 +108,95 @@ class StallHook(SessionRunHook):
             self._watch.close()
 
 
+@dataclass(eq=False, repr=False)
 class _Watch:
     """Watches one raw session, by a side task and by a thread. The hook closes it."""
 
-    __slots__ = (
-        "_coord",
-        "_engine",
-        "_error",
-        "_is_closed",
-        "_lock",
-        "_on_stall",
-        "_reported",
-        "_secs",
-        "_slot",
-        "_step",
-        "_stopped_at",
-        "_thread",
-        "last",
-    )  # fmt: skip
+    engine: Engine
+    coord: Coordinator
+    step: GlobalStep
+    secs: float
+    on_stall: OnStall
+    grace_secs: float  # after the stop, for a step that hangs in a thread
+    last: float  # when the last run ended
+    reported: float | None = None  # the last stall that was reported, by its `last`
+    stopped_at: float = 0.0
+    error: StallError | None = None  # with which the session was stopped
+    is_closed: bool = False
+    thread: GuardThread | None = None
 
-    def __init__(
-        self, engine: Engine, coord: Coordinator, step: GlobalStep, secs: float, on_stall: OnStall
-    ) -> None:
-        self._engine = engine
-        self._coord = coord
-        self._step = step
-        self._secs = secs
-        self._on_stall = on_stall
-        self.last = engine.now()  # when the last run ended
-        self._lock = threading.Lock()  # guards the next three: a stall is reported once
-        self._reported: float | None = None  # the last stall that was reported, by its `last`
-        self._stopped_at = 0.0
-        self._error: StallError | None = None  # with which the session was stopped
-        self._slot = Slot(engine, "the end of a run, or a stall")
-        self._is_closed = False
-        self._thread: GuardThread | None = None
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()  # guards `reported`, `stopped_at` and `error`: one report each
+        self.slot = Slot(self.engine, "the end of a run, or a stall")
+
+    @property
+    def outer_secs(self) -> float:
+        """After how long the thread concludes that the event loop is held."""
+        return self.secs + min(max(_HEAD_START * self.secs, _SHORTEST_SECS), _LONGEST_SECS)
 
     def close(self) -> None:
         """Report no more stalls; may be called again, and from any thread."""
-        self._is_closed = True
-        self._slot.wake()  # the side task makes a new one only before it reads the flag
-        if self._thread is not None:
-            self._thread.close()
+        self.is_closed = True
+        self.slot.wake()  # the side task makes a new one only before it reads the flag
+        if self.thread is not None:
+            self.thread.close()
 
     async def keep(self) -> None:
         """The side task: look at each moment at which there may be a stall."""
         try:
-            until = self.last + self._secs
-            while not self._is_closed:
-                with EndsAtStop(self._slot, None):
-                    if await self._engine.park(self._slot, until) is not TIMED_OUT:
+            until = self.last + self.secs
+            while not self.is_closed:
+                with EndsAtStop(self.slot, None):
+                    if await self.engine.park(self.slot, until) is not TIMED_OUT:
                         break
-                self._slot = Slot(self._engine, self._slot.what)
-                until = self._look(self._secs)
+                self.slot = Slot(self.engine, self.slot.what)
+                until = self._look(self.secs)
         finally:
-            if self._error is None:  # else the thread still has to abandon a step
+            if self.error is None:  # else the thread still has to abandon a step
                 self.close()
 
-    def start_thread(self, grace_secs: float) -> None:
-        """Look from outside of the event loop, too, and abandon a step that hangs in a thread.
-
-        Such a step gets `grace_secs` after the stop.
-        """
-        secs = self._secs + min(max(_HEAD_START * self._secs, _SHORTEST_SECS), _LONGEST_SECS)
-
-        def look() -> float | None:
-            until = self.last if self._error is not None else self._look(secs, in_thread=True)
-            now = self._engine.now()
-            if self._error is None:
-                return max(0.0, until - now)
-            if now < self._stopped_at + grace_secs:
-                return self._stopped_at + grace_secs - now
-            message = str(self._error)
-            self._coord.loss.report(lambda: StallError(message))
-            return None
-
-        self._thread = GuardThread(look, secs, "asynchooks-stall")
+    def look_from_outside(self) -> float | None:
+        """In the thread: look, then abandon a step that hangs; returns the next pause."""
+        until = self.last if self.error is not None else self._look(self.outer_secs, in_thread=True)
+        now = self.engine.now()
+        if self.error is None:
+            return max(0.0, until - now)
+        if now < self.stopped_at + self.grace_secs:
+            return self.stopped_at + self.grace_secs - now
+        message = str(self.error)
+        self.coord.loss.report(lambda: StallError(message))
+        return None
 
     def _look(self, secs: float, *, in_thread: bool = False) -> float:
         """Report a stall of that length, if there is a new one; returns when to look again.
 
         A run that ends after this has its own time, so the next stall is `secs` away at least.
         """
-        now, last = self._engine.now(), self.last
+        now, last = self.engine.now(), self.last
         if now < last + secs:
             return last + secs
-        with self._lock:  # the task, or the thread, finds what the other one has reported
-            if last != self._reported and not self._is_closed:
-                self._reported = last
+        with self.lock:  # the task, or the thread, finds what the other one has reported
+            if last != self.reported and not self.is_closed:
+                self.reported = last
                 self._report(now, last, in_thread)
         return now + secs
 
     def _report(self, now: float, last: float, in_thread: bool) -> None:
         since = (
-            f"has ended for {now - last:.4g} s, since global step {self._step.value}"
+            f"has ended for {now - last:.4g} s, since global step {self.step.value}"
             f"{', and the event loop is held' if in_thread else ''}"
         )
         what = f"no run of this session {since}"
-        stacks = _stacks.report(self._engine.running_tasks)
+        stacks = _stacks.report(self.engine.running_tasks)
         logger.error("StallHook: %s. All tasks and threads:\n%s", what, stacks)
-        if self._on_stall is OnStall.LOG:
+        if self.on_stall is OnStall.LOG:
             return
-        self._stopped_at = self._engine.now()
-        self._error = error = StallError(
+        self.stopped_at = self.engine.now()
+        self.error = error = StallError(
             f"{what}; the log says what all tasks and threads were doing. "
-            f"If a run may take longer, give StallHook more than {self._secs:g} s"
+            f"If a run may take longer, give StallHook more than {self.secs:g} s"
         )
         # other workers read it, too
         reason = StopReason("StallHook", f"no run of its session {since}", error)
         with suppress(StallError):  # the session has ended meanwhile, and reports no more errors
-            self._coord.request_stop(error, reason=reason, all_workers=True)
+            self.coord.request_stop(error, reason=reason, all_workers=True)

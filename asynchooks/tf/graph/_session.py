@@ -17,7 +17,7 @@ from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator, ExcInfo
 from ...backends._creator import take_alone
 from ...backends._raw_session import RawSession
-from ...hooks.checkpoint._format import set_graph_format
+from ...hooks.checkpoint import _format
 from ..checkpoint._format import graph_format
 from ..cluster._membership_client import Notification
 from ..cluster._notifications import Notifications
@@ -27,7 +27,7 @@ from ._default_graph import compiled, in_graph, run_in_graph
 
 logger = logging.getLogger("asynchooks")
 
-set_graph_format(graph_format)
+_format.make_graph_format = graph_format
 
 
 class GraphSession(RawSession):

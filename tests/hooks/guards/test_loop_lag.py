@@ -1,12 +1,13 @@
-"""LoopLagHook: who held the event loop, for how long, on asyncio, uvloop and trio."""
+"""LoopLagHook: which code held the event loop, for how long, on asyncio, uvloop and trio."""
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -14,19 +15,19 @@ import anyio.to_thread
 import pytest
 
 from asynchooks import (
-    Coordinator,
     FunctionSessionCreator,
     LoopLag,
     LoopLagHook,
     MonitoredSession,
-    SessionRunHook,
     SharedSessionCreator,
     StepContext,
 )
 from asynchooks._engine.base import Engine
+from asynchooks.hooks.guards._loop_lag import LOOP_ITSELF, holder_of, loop_code
 
 from ...support.helpers import counting_creator
-from ..virtual_time import guard_threads, on_trampoline
+from ..preemptions import At
+from ..virtual_time import guard_threads, in_virtual_time
 
 MAX_LAG_SECS = 0.03
 HELD_SECS = 0.12
@@ -59,31 +60,14 @@ def compute(secs: float = HELD_SECS) -> dict[str, int]:
 HERE = f"{Path(__file__).name}:{compute.__code__.co_firstlineno + 2} in compute"
 
 
-class Slow(SessionRunHook):
+class Slow(At):
     """Holds the event loop in one moment."""
 
     def __init__(self, moment: str, secs: float = HELD_SECS) -> None:
-        self.moment = moment
-        self.secs = secs
+        def hold() -> None:
+            compute(secs)
 
-    def hold(self, moment: str) -> None:
-        if moment == self.moment:
-            compute(self.secs)
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self.hold("after_create_session")
-
-    async def before_run(self, run_context: Any) -> None:
-        self.hold("before_run")
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.hold("after_run")
-
-    async def end(self, session: Any) -> None:
-        self.hold("end")
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        self.hold("on_error")
+        super().__init__(**{moment: hold})
 
 
 def the_lag(watchdog: LoopLagHook) -> LoopLag:
@@ -108,13 +92,52 @@ async def test_a_hook_that_holds_the_loop_is_named(
     assert messages.count(("WARNING", expected)) == 1
 
 
-async def test_a_step_that_runs_inline_is_named_even_the_very_first() -> None:
+async def run_the_very_first_step(session: MonitoredSession) -> None:
+    await session.run([], {"secs": HELD_SECS})
+
+
+async def run_a_step_fn(session: MonitoredSession) -> None:
+    async def step_fn(step_context: StepContext) -> None:
+        compute()
+
+    await session.run_step_fn(step_fn)
+
+
+async def compute_in_the_body(session: MonitoredSession) -> None:
+    await session.run([], {"secs": 0.0})
+    compute()
+    await anyio.lowlevel.checkpoint()
+
+
+async def compute_in_a_side_task(session: MonitoredSession) -> None:
+    is_over = anyio.Event()
+
+    async def busy() -> None:
+        compute()
+        is_over.set()
+
+    session.start_soon(busy, name="busy")
+    await is_over.wait()
+
+
+@pytest.mark.parametrize(
+    ("body", "culprit"),
+    [
+        (run_the_very_first_step, "the step"),
+        (run_a_step_fn, "the step_fn"),
+        (compute_in_the_body, "code outside of a run"),
+        (compute_in_a_side_task, "the side task 'busy'"),
+    ],
+)
+async def test_other_code_that_holds_the_loop_is_named(
+    body: Callable[[MonitoredSession], Awaitable[None]], culprit: str
+) -> None:
     watchdog = LoopLagHook(MAX_LAG_SECS)
     creator = FunctionSessionCreator(compute)
     async with MonitoredSession([watchdog], creator, step_runner="inline") as session:
-        await session.run([], {"secs": HELD_SECS})
+        await body(session)
     lag = the_lag(watchdog)
-    assert (lag.culprit, lag.where) == ("the step", HERE)
+    assert (lag.culprit, lag.where) == (culprit, HERE)
 
 
 async def test_a_step_in_a_thread_holds_nothing() -> None:
@@ -123,42 +146,6 @@ async def test_a_step_in_a_thread_holds_nothing() -> None:
     async with MonitoredSession([watchdog], creator, step_runner="thread") as session:
         await session.run([], {"secs": HELD_SECS})
     assert [lag for lag in watchdog.lags if lag.where == HERE] == []
-
-
-async def test_a_step_fn_is_named() -> None:
-    async def step_fn(step_context: StepContext) -> None:
-        compute()
-
-    watchdog = LoopLagHook(MAX_LAG_SECS)
-    async with MonitoredSession([watchdog], counting_creator()) as session:
-        await session.run_step_fn(step_fn)
-    lag = the_lag(watchdog)
-    assert (lag.culprit, lag.where) == ("the step_fn", HERE)
-
-
-async def test_the_body_is_code_outside_of_a_run() -> None:
-    watchdog = LoopLagHook(MAX_LAG_SECS)
-    async with MonitoredSession([watchdog], counting_creator()) as session:
-        await session.run([])
-        compute()
-        await anyio.lowlevel.checkpoint()
-    lag = the_lag(watchdog)
-    assert (lag.culprit, lag.where) == ("code outside of a run", HERE)
-
-
-async def test_a_side_task_is_named() -> None:
-    is_over = anyio.Event()
-
-    async def busy() -> None:
-        compute()
-        is_over.set()
-
-    watchdog = LoopLagHook(MAX_LAG_SECS)
-    async with MonitoredSession([watchdog], counting_creator()) as session:
-        session.start_soon(busy, name="busy")
-        await is_over.wait()
-    lag = the_lag(watchdog)
-    assert (lag.culprit, lag.where) == ("the side task 'busy'", HERE)
 
 
 class SlowHandler(logging.Handler):
@@ -213,25 +200,18 @@ async def test_on_error_of_a_hook_is_named() -> None:
     assert the_lag(watchdog).culprit == "on_error of Slow"
 
 
-async def test_on_an_error_the_lag_until_then_is_noted() -> None:
-    watchdog = LoopLagHook(MAX_LAG_SECS)
-    with pytest.raises(ValueError, match="in the block"):
-        async with MonitoredSession([watchdog], counting_creator()):
-            compute()
-            raise ValueError("in the block")
-    assert the_lag(watchdog).culprit == "code outside of a run"
-
-
 class Abort(BaseException):
     """Cancels side tasks at once, even those that have not run yet."""
 
 
-async def test_a_lag_is_noted_even_if_no_other_task_has_run_since_the_creation() -> None:
+@pytest.mark.parametrize("error", [ValueError, Abort])
+async def test_on_an_error_the_lag_until_then_is_noted(error: type[BaseException]) -> None:
+    """Even if no other task has run since the creation."""
     watchdog = LoopLagHook(MAX_LAG_SECS)
-    with pytest.raises(Abort):
+    with pytest.raises(error):
         async with MonitoredSession([watchdog], counting_creator()):
             compute()
-            raise Abort
+            raise error
     assert the_lag(watchdog).culprit == "code outside of a run"
 
 
@@ -246,19 +226,35 @@ async def test_lags_are_the_latest_hundred_since_begin() -> None:
     assert watchdog.lags.maxlen == 100
 
 
-def test_in_virtual_time_it_does_nothing() -> None:
-    async def main(engine: Engine) -> None:
-        watchdog = LoopLagHook(0.001)
-        async with MonitoredSession([watchdog], counting_creator()) as session:
-            assert guard_threads() == []
-            compute(0.01)
-            await session.run([])
-        assert list(watchdog.lags) == []
-
-    on_trampoline(main)
+@in_virtual_time
+async def test_in_virtual_time_it_does_nothing(engine: Engine) -> None:
+    watchdog = LoopLagHook(0.001)
+    async with MonitoredSession([watchdog], counting_creator()) as session:
+        assert guard_threads() == []
+        compute(0.01)
+        await session.run([])
+    assert list(watchdog.lags) == []
 
 
 def test_a_lag_reads_as_a_sentence() -> None:
     assert str(LoopLag(0.349, "the step", "a.py:3 in f")) == "0.35 s by the step (a.py:3 in f)"
     unseen = "code that let no other thread run"
     assert str(LoopLag(2.0, unseen, "")) == f"2.00 s by {unseen}"
+
+
+async def test_a_loop_that_waits_is_held_by_no_code() -> None:
+    loop, loop_thread = loop_code(), threading.get_ident()
+
+    def last_holder() -> str:
+        until = time.monotonic() + 10
+        holder = ""
+        while holder != LOOP_ITSELF and time.monotonic() < until:
+            time.sleep(0.001)  # the loop may still be at starting this thread
+            holder, _ = holder_of(sys._current_frames()[loop_thread], loop)
+        return holder
+
+    assert await anyio.to_thread.run_sync(last_holder) == LOOP_ITSELF
+
+
+def test_a_thread_that_has_ended_holds_nothing() -> None:
+    assert holder_of(None, set()) == (LOOP_ITSELF, "")
