@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,17 @@ import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 
-from asynchooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from asynchooks import (
+    CheckpointInUseError,
+    CheckpointSaverHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    PreemptionError,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from asynchooks.checkpoints import CheckpointDirectory
 
 LONG_SECS = 20.0
@@ -65,6 +75,22 @@ class Cell:
         return {"value": self.value, "loss": 1.0 / self.value}
 
 
+class Fragile(Cell):
+    """A cell whose steps are lost on request; what they changed until then stays changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_lost = False
+
+    def step(self) -> dict[str, float]:
+        outputs = super().step()
+        if self.is_lost:
+            self.is_lost = False
+            self.value += 1000
+            raise PreemptionError("the machine went away")
+        return outputs
+
+
 class PlainSaver:
     """Saves a cell while training stands still; the n-th write raises the n-th error, if any."""
 
@@ -97,6 +123,56 @@ class CopyingSaver(PlainSaver):
     def snapshot(self) -> Callable[[str], None]:
         value = self.cell.value
         return lambda path: self._write(path, value)
+
+
+def session_on(cell: Cell, *hooks: Any, **options: Any) -> MonitoredSession:
+    return MonitoredSession(hooks, FunctionSessionCreator(cell.step), **options)
+
+
+class Held:
+    """A session on a cell whose checkpoints are written when the test lets them.
+
+    Args:
+        errors: the n-th write raises the n-th of them.
+        before: hooks in front of the saver hook; `after`: those behind it.
+        options: of the saver hook; it saves each step, in the background, unless they say else.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        saver: type[PlainSaver] = CopyingSaver,
+        *,
+        cell: Cell | None = None,
+        errors: Sequence[BaseException | None] = (),
+        before: Sequence[Any] = (),
+        after: Sequence[Any] = (),
+        **options: Any,
+    ) -> None:
+        self.cell = cell or Cell()
+        self.saver: Any = saver(self.cell, *errors)
+        options = {"save_steps": 1, "background": True, **options}
+        self.hook = CheckpointSaverHook(path, saver=self.saver, **options)
+        self.session = session_on(self.cell, *before, self.hook, *after)
+        self.latch: Latch = self.saver.latch
+
+    async def run(self, num_runs: int) -> None:
+        for _ in range(num_runs):
+            await self.session.run([])
+
+    async def wait_idle(self) -> None:
+        """Until all is written."""
+        await self.hook.checkpointer.writer.wait_idle()
+
+    async def hold_the_write_of_the_next_step(self) -> None:
+        await self.wait_idle()
+        self.latch.close()
+        await self.run(1)
+        await self.latch.wait_for_arrival()
+
+    def written(self) -> list[int]:
+        """The values of the cell whose writes have begun."""
+        return [int(line.split()[1]) for line in self.saver.log if line.startswith("begin")]
 
 
 class Noisy:
@@ -158,6 +234,30 @@ def saved(path: Path) -> dict[int, str]:
     """What each checkpoint of a cell holds, by step."""
     every = CheckpointDirectory(path).checkpoints()
     return {each.step: Path(each.prefix).read_text() for each in every}
+
+
+async def check_that_training_goes_on(path: Path, begins_at: int) -> None:
+    held = Held(path)
+    async with held.session:
+        assert held.cell.value == held.session.global_step.value == begins_at
+        await held.run(1)
+    assert saved(path)[begins_at + 1] == str(begins_at + 1)
+
+
+def metrics_of(path: Path) -> dict[int, float | None]:
+    """The metric of each checkpoint, by step."""
+    return {each.step: each.metric for each in CheckpointDirectory(path).checkpoints()}
+
+
+def is_free(path: Path) -> bool:
+    """Whether another run may use the directory."""
+    directory = CheckpointDirectory(path)
+    try:
+        directory.open()
+    except CheckpointInUseError:
+        return False
+    directory.close()
+    return True
 
 
 def threads_left() -> list[str]:

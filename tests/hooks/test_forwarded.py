@@ -52,7 +52,7 @@ from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
 from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
-from .guards.test_nan_rollback import Weights
+from .guards.test_nan_tensor import Weights
 from .inputs import Diary
 from .preemptions import Counter, handlers_are_kept, saved_counts, saving
 from .test_early_stopping import Losses

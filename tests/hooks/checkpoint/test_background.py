@@ -1,197 +1,238 @@
-"""CheckpointSaverHook on step functions: what training does while a checkpoint is written."""
+"""BackgroundWriter: one write at a time, at most one in line, and errors that are raised once."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import threading
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from asynchooks import (
-    CheckpointSaverHook,
-    CheckpointSaverListener,
-    FunctionSessionCreator,
-    MonitoredSession,
-    WhenBusy,
-)
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
+from asynchooks._engine.threads import run_blocking
+from asynchooks.hooks.checkpoint._background import BackgroundWriter, Write
 
+from ...checkpoints.stores import run_python
 from ...support.helpers import settle
-from ..savers import Cell, CopyingSaver, Latch, PlainSaver, saved, threads_left, until
+from ...support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
 
-class Held:
-    """A session on a cell whose checkpoints are written when the test lets them."""
+class Writes:
+    """Writes that wait until they are let go, one event of an engine for each."""
 
-    def __init__(self, path: Path, saver: type[PlainSaver] = CopyingSaver, **options: Any) -> None:
-        self.cell = Cell()
-        self.saver = saver(self.cell)
-        self.hook = CheckpointSaverHook(
-            path, saver=self.saver, **{"save_steps": 1, "background": True, **options}
-        )
-        self.session = MonitoredSession([self.hook], FunctionSessionCreator(self.cell.step))
+    def __init__(self) -> None:
+        self.engine = current_engine()
+        self.log: list[str] = []
+        self.failures: list[BaseException] = []
+        self.slots: dict[str, Slot] = {}
+        self.writer = BackgroundWriter(self.engine, self.failures.append)
 
-    @property
-    def latch(self) -> Latch:
-        return self.saver.latch
+    def held(self, name: str, error: BaseException | None = None) -> Write:
+        slot = self.slots[name] = Slot(self.engine, name)
 
-    async def hold_the_write_of_the_next_step(self) -> None:
-        await self.hook.checkpointer.writer.wait_idle()
-        self.latch.close()
-        await self.session.run([])
-        await self.latch.wait_for_arrival()
+        async def write() -> None:
+            self.log.append(f"begin {name}")
+            await self.engine.park(slot)
+            self.log.append(f"end {name}")
+            if error is not None:
+                raise error
 
-    async def run(self, num_runs: int) -> None:
-        for _ in range(num_runs):
-            await self.session.run([])
+        return write
 
-    def written(self) -> list[int]:
-        return [int(line.split()[1]) for line in self.saver.log if line.startswith("begin")]
+    async def wait_idle(self) -> None:
+        await self.writer.wait_idle()
+        self.log.append("idle")
 
 
-async def test_steps_go_on_while_a_copy_is_written_and_the_copy_stays_as_it_was(
-    tmp_path: Path,
+async def test_a_write_continues_while_its_submitter_does() -> None:
+    writes = Writes()
+    await writes.writer.wait_idle()
+    writes.writer.submit(writes.held("a"))
+    assert writes.writer.is_busy
+    async with anyio.create_task_group() as group:
+        group.start_soon(writes.wait_idle)
+        group.start_soon(writes.wait_idle)
+        await settle()
+        assert writes.log == ["begin a"]
+        writes.slots["a"].wake()
+    assert writes.log == ["begin a", "end a", "idle", "idle"]
+    assert not writes.writer.is_busy
+    writes.writer.raise_error()
+
+
+async def test_of_those_in_line_only_the_newest_is_written(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    held = Held(tmp_path, save_steps=5)
-    async with held.session:
-        await held.run(4)
-        await held.hold_the_write_of_the_next_step()
-        await held.run(4)
-        assert held.cell.value == 9
-        assert sorted(saved(tmp_path)) == [0]
-        held.latch.open()
-    assert saved(tmp_path) == {0: "0", 5: "5", 9: "9"}
-    assert threads_left() == []
+    caplog.set_level("INFO", "asynchooks")
+    writes = Writes()
+    for name in "abcd":
+        writes.writer.submit(writes.held(name))
+        await settle()
+    writes.slots["a"].wake()
+    await settle()
+    assert writes.log == ["begin a", "end a", "begin d"]
+    writes.slots["d"].wake()
+    await writes.wait_idle()
+    assert writes.log == ["begin a", "end a", "begin d", "end d", "idle"]
+    assert caplog.text.count("is superseded by a newer one") == 2
 
 
-@pytest.mark.parametrize(
-    ("saver", "background"), [(PlainSaver, False), (PlainSaver, True), (CopyingSaver, False)]
+async def test_what_is_submitted_in_the_moment_of_an_end_is_written() -> None:
+    writes = Writes()
+
+    async def write() -> None:
+        writes.writer.submit(writes.held("next"))
+
+    writes.writer.submit(write)
+    await settle()
+    writes.slots["next"].wake()
+    await writes.wait_idle()
+    assert writes.log == ["begin next", "end next", "idle"]
+
+
+async def test_an_error_is_reported_at_once_kept_and_raised_once() -> None:
+    writes = Writes()
+    error = OSError("the disk is full")
+    writes.writer.submit(writes.held("a", error))
+    writes.slots["a"].wake()
+    await writes.wait_idle()
+    assert writes.failures == [error]
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        writes.writer.raise_error()
+    assert caught.value is error
+    writes.writer.raise_error()
+
+
+async def test_what_is_in_line_is_written_after_an_error_and_a_second_one_is_a_note() -> None:
+    writes = Writes()
+    for name in "ab":
+        writes.writer.submit(writes.held(name, OSError(name)))
+        await settle()
+    writes.slots["a"].wake()
+    writes.slots["b"].wake()
+    await writes.wait_idle()
+    assert writes.log == ["begin a", "end a", "begin b", "end b", "idle"]
+    assert [str(error) for error in writes.failures] == ["a", "b"]
+    with pytest.raises(OSError, match="^a") as caught:
+        writes.writer.raise_error()
+    assert caught.value.__notes__ == ["then, writing the next one: OSError('b')"]
+    writes.writer.raise_error()
+
+
+async def test_a_wait_that_is_cancelled_leaves_the_write_under_way() -> None:
+    writes = Writes()
+    writes.writer.submit(writes.held("a"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(writes.wait_idle)
+        await settle()
+        group.cancel_scope.cancel()
+    assert writes.writer.is_busy
+    writes.slots["a"].wake()
+    await writes.wait_idle()
+    assert writes.log == ["begin a", "end a", "idle"]
+
+
+async def test_it_writes_in_threads_one_at_a_time() -> None:
+    writes = Writes()
+    num_writing, most = 0, 0
+    lock = threading.Lock()
+
+    def block() -> None:
+        nonlocal num_writing, most
+        with lock:
+            num_writing += 1
+            most = max(most, num_writing)
+        with lock:
+            num_writing -= 1
+
+    async def write() -> None:
+        await run_blocking(writes.engine, block, 10.0, "asynchooks-save")
+
+    for _ in range(20):
+        writes.writer.submit(write)
+        await settle()
+    await writes.wait_idle()
+    assert (most, num_writing) == (1, 0)
+    writes.writer.raise_error()
+
+
+def on_kernel(main: Callable[[], Awaitable[Any]]) -> list[Any]:
+    results = []
+
+    async def run() -> None:
+        results.append(await main())
+
+    Trampoline().run(run)
+    return results
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    gaps=st.lists(st.sampled_from([0.0, 0.4, 1.0, 1.6, 3.0]), min_size=1, max_size=8),
+    fails=st.lists(st.booleans(), min_size=8, max_size=8),
 )
-async def test_without_background_or_a_copy_the_run_waits_for_the_write(
-    saver: type[PlainSaver], background: bool, tmp_path: Path
+def test_the_last_is_always_written_none_twice_and_no_two_at_once(
+    gaps: list[float], fails: list[bool]
 ) -> None:
-    held = Held(tmp_path, saver, background=background)
-    async with held.session:
-        held.latch.close()
-        async with anyio.create_task_group() as group:
-            group.start_soon(held.run, 2)
-            await held.latch.wait_for_arrival()
-            await until(lambda: held.cell.value == 1)
-            await settle()
-            assert held.cell.value == 1
-            held.latch.open()
-    assert saved(tmp_path) == {0: "0", 1: "1", 2: "2"}
+    async def main() -> tuple[list[tuple[int, float, float]], list[str]]:
+        engine, reported = current_engine(), []  # type: Any, list[str]
+        writer = BackgroundWriter(engine, lambda error: reported.append(str(error)))
+        spans: list[tuple[int, float, float]] = []
+
+        def write_of(number: int) -> Write:
+            async def write() -> None:
+                begun = engine.now()
+                await engine.park(Slot(engine, "a write"), begun + 1.0)
+                spans.append((number, begun, engine.now()))
+                if fails[number]:
+                    raise OSError(number)
+
+            return write
+
+        for number, gap in enumerate(gaps):
+            await engine.park(Slot(engine, "a gap"), engine.now() + gap)
+            writer.submit(write_of(number))
+        await writer.wait_idle()
+        return spans, reported
+
+    ((spans, reported),) = on_kernel(main)
+    numbers = [number for number, _, _ in spans]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == len(gaps) - 1
+    for (_, _, ended), (_, begun, _) in pairwise(spans):
+        assert ended <= begun
+    assert reported == [str(number) for number in numbers if fails[number]]
 
 
-async def test_wait_holds_the_run_until_the_earlier_one_is_written(tmp_path: Path) -> None:
-    held = Held(tmp_path, when_busy=WhenBusy.WAIT)
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        async with anyio.create_task_group() as group:
-            group.start_soon(held.run, 3)
-            await until(lambda: held.cell.value == 2)
-            await settle()
-            assert (held.cell.value, held.written()) == (2, [0, 1])
-            held.latch.open()
-    assert held.written() == [0, 1, 2, 3, 4]
-    assert sorted(saved(tmp_path)) == [0, 1, 2, 3, 4]
+EXIT = """
+import sys, anyio
+from asynchooks._engine.current import current_engine
+from asynchooks.hooks.checkpoint._background import BackgroundWriter
+
+async def write():
+    raise SystemExit(3)
+
+async def main():
+    writer = BackgroundWriter(current_engine(), lambda error: print("reported", repr(error)))
+    writer.submit(write)
+    await writer.wait_idle()
+    try:
+        writer.raise_error()
+    except SystemExit as error:
+        print("raised", repr(error))
+
+anyio.run(main, backend=sys.argv[1])
+"""
 
 
-async def test_skip_leaves_out_what_is_due_meanwhile_and_counts_from_there(tmp_path: Path) -> None:
-    held = Held(tmp_path, save_steps=2, when_busy=WhenBusy.SKIP)
-    async with held.session:
-        await held.run(1)
-        await held.hold_the_write_of_the_next_step()
-        await held.run(2)  # the 4th step was due
-        held.latch.open()
-        await held.hook.checkpointer.writer.wait_idle()
-        await held.run(3)
-    assert held.written() == [0, 2, 6, 7]
-    assert saved(tmp_path) == {step: str(step) for step in (0, 2, 6, 7)}
-
-
-async def test_skip_saves_the_end_all_the_same(tmp_path: Path) -> None:
-    held = Held(tmp_path, when_busy=WhenBusy.SKIP)
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        await held.run(2)
-        held.latch.open()
-    assert held.written() == [0, 1, 3]
-
-
-async def test_supersede_writes_the_newest_next(tmp_path: Path) -> None:
-    held = Held(tmp_path, when_busy=WhenBusy.SUPERSEDE)
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        await held.run(3)
-        assert held.cell.value == 4
-        held.latch.open()
-        await held.hook.checkpointer.writer.wait_idle()
-        assert held.written() == [0, 1, 4]
-        await held.run(1)
-    assert saved(tmp_path) == {step: str(step) for step in (0, 1, 4, 5)}
-
-
-async def test_supersede_at_the_end_writes_the_last(tmp_path: Path) -> None:
-    held = Held(tmp_path, save_steps=2, when_busy=WhenBusy.SUPERSEDE)
-    async with held.session:
-        await held.run(1)
-        await held.hold_the_write_of_the_next_step()
-        await held.run(3)
-        async with anyio.create_task_group() as group:
-            group.start_soon(held.session.close)
-            await settle()
-            assert held.written() == [0, 2]
-            held.latch.open()
-    assert held.written() == [0, 2, 5]
-
-
-async def test_the_end_waits_for_the_last_write_before_listeners_and_the_directory(
-    tmp_path: Path,
-) -> None:
-    log: list[str] = []
-
-    class Notes(CheckpointSaverListener):
-        async def after_save(self, session: Any, global_step_value: int) -> None:
-            log.append(f"saved {global_step_value} as {sorted(saved(tmp_path))}")
-
-        async def end(self, session: Any, global_step_value: int) -> None:
-            log.append(f"end at {global_step_value}")
-
-    held = Held(tmp_path, listeners=[Notes()])
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        async with anyio.create_task_group() as group:
-            group.start_soon(held.session.close)
-            await settle()
-            assert log == ["saved 0 as [0]"]
-            held.latch.open()
-    assert log == ["saved 0 as [0]", "saved 1 as [0, 1]", "end at 1"]
-
-
-async def test_the_first_checkpoint_holds_training_up_only_for_its_copy(tmp_path: Path) -> None:
-    held = Held(tmp_path, save_steps=10)
-    held.latch.close()
-    async with held.session:
-        await held.latch.wait_for_arrival()
-        await held.run(2)
-        assert saved(tmp_path) == {}
-        held.latch.open()
-    assert saved(tmp_path) == {0: "0", 2: "2"}
-
-
-async def test_a_listeners_answer_stops_training_from_a_write_beside_it(tmp_path: Path) -> None:
-    class Stops(CheckpointSaverListener):
-        async def after_save(self, session: Any, global_step_value: int) -> bool:
-            return global_step_value == 1
-
-    held = Held(tmp_path, save_steps=1, listeners=[Stops()])
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        assert not held.session.should_stop()
-        held.latch.open()
-        await held.hook.checkpointer.writer.wait_idle()
-        assert held.session.should_stop()
-        assert "a CheckpointSaverListener asked for it" in str(held.session.stop_reason)
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_exit_in_a_write_is_kept_until_it_is_raised(backend: str) -> None:
+    assert run_python(EXIT, backend) == "reported SystemExit(3)\nraised SystemExit(3)\n"

@@ -22,12 +22,11 @@ from asynchooks import (
     DamagedCheckpointError,
     FunctionSessionCreator,
     MonitoredSession,
-    SessionRunHook,
 )
 
 from ...checkpoints.stores import REPOSITORY, rewrite, run_python
-from ..savers import Cell, CopyingSaver, saved
-from .test_background import Held
+from ..preemptions import At
+from ..savers import Cell, CopyingSaver, Held, saved
 
 pytestmark = pytest.mark.anyio
 
@@ -59,44 +58,24 @@ async def test_two_hooks_of_one_session_are_refused_and_it_is_free(tmp_path: Pat
     await check_that_it_is_free(tmp_path)
 
 
-class Fails(SessionRunHook):
-    def __init__(self, moment: str) -> None:
-        self.moment = moment
-
-    async def begin(self) -> None:
-        self.play("begin")
-
-    async def after_create_session(self, session: Any, coord: Any) -> None:
-        self.play("after_create_session")
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.play("after_run")
-
-    async def end(self, session: Any) -> None:
-        self.play("end")
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        self.play("on_error")
-
-    def play(self, moment: str) -> None:
-        if moment == self.moment or (moment == "begin" and self.moment == "on_error"):
-            raise ZeroDivisionError(moment)
+def fail() -> None:
+    raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize(
-    "moment", ["begin", "after_create_session", "after_run", "end", "on_error"]
+    "moments",
+    [["begin"], ["after_create_session"], ["after_run"], ["end"], ["begin", "on_error"]],
+    ids=lambda moments: moments[-1],
 )
 async def test_it_is_free_after_an_error_of_another_hook(
-    moment: str, place: int, tmp_path: Path
+    moments: list[str], place: str, tmp_path: Path
 ) -> None:
-    cell = Cell()
-    hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=CopyingSaver(cell), background=True)
-    hooks: list[Any] = [hook]
-    hooks.insert(place, Fails(moment))
+    others: Any = {place: [At(**dict.fromkeys(moments, fail))]}
+    held = Held(tmp_path, **others)
     with pytest.raises(ZeroDivisionError):
-        async with MonitoredSession(hooks, FunctionSessionCreator(cell.step)) as session:
-            await session.run([])
+        async with held.session:
+            await held.run(1)
     await check_that_it_is_free(tmp_path)
 
 
@@ -200,7 +179,7 @@ async def test_a_directory_that_is_removed_while_training_is_a_typed_error(
     held = Held(path, background=background)
     with pytest.raises(CheckpointError, match=str(path)):
         async with held.session:
-            await held.hook.checkpointer.writer.wait_idle()
+            await held.wait_idle()
             shutil.rmtree(path)
             await held.run(1)
     assert not path.exists(), "it is not recreated"

@@ -1,11 +1,12 @@
-"""CheckpointSaverHook on step functions that many workers share: one step in each checkpoint."""
+"""CheckpointSaverHook on step functions: workers that share a model, and lost sessions."""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
+    DamagedCheckpointError,
     FunctionSessionCreator,
     MonitoredSession,
+    PreemptionError,
     Retention,
     SessionRunHook,
     SharedSessionCreator,
@@ -27,7 +30,18 @@ from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import settle
-from ..savers import Cell, CopyingSaver, Counter, Latch, saved, until
+from ..savers import (
+    Cell,
+    CopyingSaver,
+    Counter,
+    Fragile,
+    Held,
+    Latch,
+    PlainSaver,
+    happened,
+    saved,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -113,9 +127,9 @@ async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(
 class Late:
     """Two workers on one cell; the second has the saver hook and opens on request."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, saver: type[CopyingSaver] = CopyingSaver) -> None:
         self.cell = Cell()
-        self.saver = CopyingSaver(self.cell)
+        self.saver: Any = saver(self.cell)
         self.steps = Latch()
         self.hook = CheckpointSaverHook(path, save_steps=9, saver=self.saver)
         self.shared = SharedSessionCreator(FunctionSessionCreator(self.step), num_workers=2)
@@ -125,13 +139,17 @@ class Late:
         return self.cell.step()
 
 
+async def save_step(path: Path, step: int) -> None:
+    """Leave a checkpoint of this step."""
+    held = Held(path, save_steps=9)
+    async with held.session:
+        await held.run(step)
+
+
 async def test_steps_of_a_worker_that_opened_first_go_back_to_the_checkpoint(
     tmp_path: Path,
 ) -> None:
-    first = Late(tmp_path)
-    async with MonitoredSession([first.hook], first.shared) as session:
-        for _ in range(3):
-            await session.run([])
+    await save_step(tmp_path, 3)
     for num_early in (1, 5):
         late = Late(tmp_path)
         counter = Counter()
@@ -150,9 +168,7 @@ async def test_steps_of_a_worker_that_opened_first_go_back_to_the_checkpoint(
 
 
 async def test_it_waits_for_a_run_under_way_before_the_steps_go_back(tmp_path: Path) -> None:
-    first = Late(tmp_path)
-    async with MonitoredSession([first.hook], first.shared) as session:
-        await session.run([])
+    await save_step(tmp_path, 1)
     late = Late(tmp_path)
     late.steps.close()
 
@@ -172,7 +188,7 @@ async def test_it_waits_for_a_run_under_way_before_the_steps_go_back(tmp_path: P
     assert late.saver.log[0] == "restore 1"
 
 
-class SlowCopyingSaver(CopyingSaver):
+class SlowlyRestoring(CopyingSaver):
     """Waits in the midst of a restore while its latch is closed."""
 
     def __init__(self, cell: Cell) -> None:
@@ -184,25 +200,25 @@ class SlowCopyingSaver(CopyingSaver):
         super().restore(path)
 
 
+async def cancel_while_it_restores(late: Late) -> None:
+    """Open the worker with the hook, and cancel it while its saver restores."""
+    late.saver.restores.close()
+    async with anyio.create_task_group() as group:
+        group.start_soon(MonitoredSession([late.hook], late.shared).__aenter__)
+        await late.saver.restores.wait_for_arrival()
+        group.cancel_scope.cancel()
+        late.saver.restores.open()
+
+
 async def test_model_and_step_go_back_together_when_the_worker_that_restores_is_cancelled(
     tmp_path: Path,
 ) -> None:
-    first = Late(tmp_path)
-    async with MonitoredSession([first.hook], first.shared) as session:
-        for _ in range(5):
-            await session.run([])
-    late = Late(tmp_path)
-    saver = SlowCopyingSaver(late.cell)
-    saver.restores.close()
-    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=saver)
+    await save_step(tmp_path, 5)
+    late = Late(tmp_path, SlowlyRestoring)
     async with MonitoredSession([], late.shared) as early:
         for _ in range(3):
             await early.run([])
-        async with anyio.create_task_group() as group:
-            group.start_soon(MonitoredSession([hook], late.shared).__aenter__)
-            await saver.restores.wait_for_arrival()
-            group.cancel_scope.cancel()
-            saver.restores.open()
+        await cancel_while_it_restores(late)
         assert (late.cell.value, early.global_step.value) == (5, 5)
         assert await early.run("value") == early.global_step.value == 6
 
@@ -210,19 +226,9 @@ async def test_model_and_step_go_back_together_when_the_worker_that_restores_is_
 async def test_a_worker_goes_on_from_the_checkpoint_that_another_was_cancelled_in_restoring(
     tmp_path: Path,
 ) -> None:
-    first = Late(tmp_path)
-    async with MonitoredSession([first.hook], first.shared) as session:
-        for _ in range(5):
-            await session.run([])
-    late = Late(tmp_path)
-    saver = SlowCopyingSaver(late.cell)
-    saver.restores.close()
-    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=saver)
-    async with anyio.create_task_group() as group:
-        group.start_soon(MonitoredSession([hook], late.shared).__aenter__)
-        await saver.restores.wait_for_arrival()
-        group.cancel_scope.cancel()
-        saver.restores.open()
+    await save_step(tmp_path, 5)
+    late = Late(tmp_path, SlowlyRestoring)
+    await cancel_while_it_restores(late)
     async with MonitoredSession([], late.shared) as other:
         assert await other.run("value") == other.global_step.value == 6
 
@@ -230,9 +236,7 @@ async def test_a_worker_goes_on_from_the_checkpoint_that_another_was_cancelled_i
 async def test_a_run_after_a_step_fn_that_met_a_restore_calls_its_hooks_once(
     tmp_path: Path,
 ) -> None:
-    first = Late(tmp_path)
-    async with MonitoredSession([first.hook], first.shared) as session:
-        await session.run([])
+    await save_step(tmp_path, 1)
     late, hook = Late(tmp_path), RecordingHook("hook")
     async with MonitoredSession([hook], late.shared) as early:
 
@@ -294,3 +298,247 @@ async def test_a_second_opening_of_one_creator_restores_again(tmp_path: Path) ->
             for _ in range(2):
                 await session.run([])
         late.cell.value = 77
+
+
+@pytest.mark.parametrize("saver", [PlainSaver, CopyingSaver])
+@pytest.mark.parametrize("background", [False, True])
+async def test_model_step_and_hooks_go_back_and_nothing_is_saved_again(
+    saver: type[PlainSaver], background: bool, tmp_path: Path
+) -> None:
+    cell, counters = Fragile(), [Counter(), Counter()]
+    held = Held(
+        tmp_path, saver, cell=cell, before=counters[:1], after=counters[1:], save_steps=3,
+        background=background,
+    )  # fmt: skip
+    async with held.session as session:
+        await held.run(5)
+        cell.is_lost = True
+        assert await session.run("value") == 4
+        assert (session.global_step.value, session.global_step.epoch) == (4, 1)
+        assert [each.runs for each in counters] == [4, 4]
+        await held.run(3)
+    assert [line for line in held.saver.log if "begin" not in line] == [
+        "end 0", "end 3", "restore 3", "end 6", "end 7",
+    ]  # fmt: skip
+    assert saved(tmp_path) == {step: str(step) for step in (0, 3, 6, 7)}
+
+
+async def test_a_write_under_way_is_waited_for_and_is_the_newest(tmp_path: Path) -> None:
+    cell = Fragile()
+    held = Held(tmp_path, cell=cell, save_steps=2)
+    async with held.session as session:
+        await held.run(1)
+        await held.hold_the_write_of_the_next_step()
+        await held.run(1)
+        cell.is_lost = True
+        async with anyio.create_task_group() as group:
+            group.start_soon(held.run, 1)
+            await until(lambda: cell.value > 1000)
+            await settle()
+            assert "restore" not in "".join(held.saver.log)
+            held.latch.open()
+        assert held.saver.log[-2:] == ["end 2", "restore 2"]
+        assert cell.value == session.global_step.value == 3
+
+
+async def test_a_write_that_fails_leaves_the_older_one_and_its_error_leaves_once(
+    tmp_path: Path,
+) -> None:
+    cell = Fragile()
+    held = Held(tmp_path, cell=cell, errors=[None, ZeroDivisionError("in a write")], save_steps=2)
+    errors: list[Exception] = []
+
+    async def run() -> None:
+        try:
+            await held.run(1)
+        except Exception as error:
+            errors.append(error)
+
+    async with held.session:
+        await held.run(1)
+        await held.hold_the_write_of_the_next_step()
+        cell.is_lost = True
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await until(lambda: cell.value > 1000)
+            held.latch.open()
+    assert [str(error) for error in errors] == ["in a write"]
+    assert "restore 0" in held.saver.log
+
+
+@pytest.mark.parametrize("first", ["with the hook", "without"])
+async def test_it_is_restored_once_for_all_workers_by_the_first_to_notice(
+    first: str, tmp_path: Path
+) -> None:
+    cell = Fragile()
+    saver, counter = CopyingSaver(cell), Counter()
+    hook = CheckpointSaverHook(tmp_path, save_steps=2, saver=saver)
+    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=3)
+    async with (
+        MonitoredSession([hook, counter], shared) as a,
+        MonitoredSession([], shared) as b,
+        MonitoredSession([], shared) as c,
+    ):
+        for session in (a, a, b, c):
+            await session.run([])
+        cell.is_lost = True
+        assert await (a if first == "with the hook" else b).run("value") == 3
+        assert saver.log.count("restore 2") == 1
+        assert counter.runs == 2 + (first == "with the hook")
+        values = [await each.run("value") for each in (c, b, a)]
+        assert values == [4, 5, 6]
+        assert a.global_step.epoch == 1
+    assert saver.log.count("restore 2") == 1
+    assert saved(tmp_path)[6] == "6"
+
+
+async def test_a_damaged_checkpoint_leaves_as_itself_not_as_a_loss(tmp_path: Path) -> None:
+    cell = Fragile()
+    held = Held(tmp_path, cell=cell, background=False, save_steps=2)
+    with pytest.raises(DamagedCheckpointError, match="holds no intact checkpoint"):
+        async with held.session:
+            (tmp_path / "model.ckpt-0" / "model.ckpt-0").write_text("9")
+            cell.is_lost = True
+            await held.run(1)
+
+
+class Watched(CopyingSaver):
+    """Notes whether a step or a save is under way while it restores."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.has_restored = threading.Event()
+        self.is_under_way: str | None = None
+        self.overlaps: list[str] = []
+
+    def restore(self, path: str) -> None:
+        if self.is_under_way is not None:
+            self.overlaps.append(self.is_under_way)
+        super().restore(path)
+        self.has_restored.set()
+
+    def hold(self, what: str) -> None:
+        """Be under way until a worker restores, or it is clear that none does."""
+        self.is_under_way = what
+        self.has_restored.wait(0.3)
+        self.is_under_way = None
+
+
+class Loses(SessionRunHook):
+    """Finds the session lost in its first run after an event."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        self.begun = begun
+        self.is_done = False
+
+    async def before_run(self, run_context: Any) -> None:
+        if not self.is_done and self.begun.is_set():
+            self.is_done = True
+            raise PreemptionError("the machine went away")
+
+
+@asynccontextmanager
+async def two_workers(
+    hook: CheckpointSaverHook, step: Callable[..., Any], begun: threading.Event
+) -> AsyncIterator[tuple[MonitoredSession, MonitoredSession]]:
+    """One with the hook, and one that finds the session lost once the event is set."""
+    shared = SharedSessionCreator(FunctionSessionCreator(step), num_workers=2)
+    async with (
+        MonitoredSession([hook], shared) as a,
+        MonitoredSession([Loses(begun)], shared, step_runner="thread") as b,
+    ):
+        yield a, b
+
+
+async def test_nothing_is_restored_while_another_workers_step_is_under_way(tmp_path: Path) -> None:
+    cell = Cell()
+    saver = Watched(cell)
+    begun = threading.Event()
+
+    def step(is_slow: bool = False) -> dict[str, float]:
+        if is_slow:
+            begun.set()
+            saver.hold("a step")
+        return cell.step()
+
+    hook = CheckpointSaverHook(tmp_path, save_steps=9, saver=saver)
+    async with two_workers(hook, step, begun) as (a, b):
+        async with anyio.create_task_group() as group:
+            group.start_soon(a.run, "value", {"is_slow": True})
+            await happened(begun)
+            await b.run([])
+        assert saver.overlaps == []
+        assert cell.value == a.global_step.value
+
+
+class WatchedCopy(Watched):
+    """Its copy is slow, too, once the test wants it."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.begun = threading.Event()
+        self.is_slow = False
+
+    def snapshot(self) -> Callable[[str], None]:
+        value = self.cell.value
+        if self.is_slow:
+            self.begun.set()
+            self.hold("a save")
+            assert self.cell.value == value, "the copy mixes two states"
+        return lambda path: self._write(path, value)
+
+
+async def test_nothing_is_restored_while_the_hook_copies_the_model(tmp_path: Path) -> None:
+    cell = Cell()
+    saver = WatchedCopy(cell)
+    hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver)
+    async with two_workers(hook, cell.step, saver.begun) as (a, b):
+        saver.is_slow = True
+        async with anyio.create_task_group() as group:
+            group.start_soon(a.run, [])
+            await happened(saver.begun)
+            await b.run([])
+            saver.is_slow = False
+        assert saver.overlaps == []
+
+
+async def test_the_error_of_a_write_leaves_although_another_worker_replaced_the_session(
+    tmp_path: Path,
+) -> None:
+    class Waits(SessionRunHook):
+        async def before_run(self, run_context: Any) -> None:
+            arrived.set()
+            await may_go_on.wait()
+
+    cell, arrived, may_go_on = Fragile(), anyio.Event(), anyio.Event()
+    saver = CopyingSaver(cell, None, ZeroDivisionError("in a write"))
+    hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver, background=True)
+    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
+    waits = Waits()
+    may_go_on.set()
+    seen: list[BaseException] = []
+
+    async def work(session: MonitoredSession) -> None:
+        try:
+            await session.run([])
+        except ZeroDivisionError as error:
+            seen.append(error)
+
+    async with MonitoredSession([], shared) as b:
+        try:
+            async with MonitoredSession([waits, hook], shared) as a:
+                await hook.checkpointer.writer.wait_idle()
+                saver.latch.close()
+                await a.run([])
+                await saver.latch.wait_for_arrival()
+                arrived, may_go_on = anyio.Event(), anyio.Event()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(work, a)
+                    await arrived.wait()
+                    saver.latch.open()
+                    cell.is_lost = True
+                    await b.run([])
+                    may_go_on.set()
+        except ZeroDivisionError as error:
+            seen.append(error)
+    assert [str(error) for error in seen] == ["in a write"]

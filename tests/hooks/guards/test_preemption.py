@@ -1,4 +1,4 @@
-"""PreemptionHook: what leaves the block, what is put back, and which arguments are refused."""
+"""PreemptionHook: what leaves the block at a signal or a call, and what is put back."""
 
 from __future__ import annotations
 
@@ -16,15 +16,27 @@ import pytest
 from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
+    PreemptionError,
     PreemptionHook,
+    SharedSessionCreator,
     StopAtStepHook,
     StopTraining,
 )
 from asynchooks._engine.current import current_engine
-from asynchooks.testing import RecordingHook
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ...support.helpers import counting_creator, settle
-from ..preemptions import At, Counter, handlers_are_kept, saved_counts, saving, sigterm, train
+from ...support.helpers import settle
+from ..preemptions import (
+    At,
+    Counter,
+    handlers_are_kept,
+    left_by_signal,
+    saved_counts,
+    saving,
+    session_with,
+    sigterm,
+    train,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -48,28 +60,23 @@ LEAVES: list[tuple[signal.Signals, type[BaseException], Any]] = [
 @pytest.mark.parametrize("is_raised", [True, False], ids=["raise_signal", "kill"])
 @pytest.mark.parametrize(("number", "kind", "code"), LEAVES)
 async def test_the_signal_leaves_after_the_end_of_all_hooks(
-    tmp_path: Path,
-    number: signal.Signals,
-    kind: type[BaseException],
-    code: int | None,
-    is_raised: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    number: signal.Signals, kind: type[BaseException], code: int | None, is_raised: bool,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     model, log = Counter(), list[tuple[str, str]]()
     hook = PreemptionHook()
     hooks = [hook, RecordingHook("a", log), saving(tmp_path, model), RecordingHook("b", log)]
     session = MonitoredSession(hooks, FunctionSessionCreator(model.step))
     assert hook.received is None
-    with handlers_are_kept():
-        with pytest.raises(kind) as caught:
-            async with session:
-                for _ in range(3):
-                    await session.run([])
-                if is_raised:
-                    signal.raise_signal(number)
-                else:
-                    os.kill(os.getpid(), number)
-                await train(session)
+    with left_by_signal(kind) as caught:
+        async with session:
+            for _ in range(3):
+                await session.run([])
+            if is_raised:
+                signal.raise_signal(number)
+            else:
+                os.kill(os.getpid(), number)
+            await train(session)
     assert log[-2:] == [("a", "end"), ("b", "end")]
     assert getattr(caught.value, "code", None) == code
     assert str(session.stop_reason) == f"PreemptionHook: the process got {number.name}"
@@ -84,40 +91,30 @@ async def test_the_signal_leaves_after_the_end_of_all_hooks(
 
 async def test_only_the_given_signals_are_handled() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGUSR1)
-    async with MonitoredSession([PreemptionHook([signal.SIGTERM])], counting_creator()):
+    async with session_with(PreemptionHook([signal.SIGTERM])):
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGUSR1)) == before
         assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
 
 
 async def test_without_a_signal_the_end_is_the_usual_one_and_the_hook_can_be_used_again() -> None:
     hook = PreemptionHook()
-    for _ in range(2):
+    for _ in range(20):
         tasks = len(current_engine().running_tasks())
         with handlers_are_kept():
-            async with MonitoredSession(
-                [hook, StopAtStepHook(last_step=3)], counting_creator()
-            ) as s:
-                await train(s)
+            async with session_with(hook, StopAtStepHook(last_step=3)) as session:
+                await train(session)
+            # the thread of the deadline has ended when the block has
+            assert not any(each.name.startswith("asynchooks") for each in threading.enumerate())
         await settle()
         assert hook.received is None
         assert len(current_engine().running_tasks()) == tasks
 
 
-async def test_the_thread_of_the_deadline_has_ended_when_the_block_has() -> None:
-    before = set(threading.enumerate())
-    for _ in range(20):
-        creator = counting_creator()
-        async with MonitoredSession([PreemptionHook(), StopAtStepHook(last_step=1)], creator) as s:
-            await s.run("calls")
-    left = [each.name for each in set(threading.enumerate()) - before]
-    assert [name for name in left if name.startswith("asynchooks")] == []
-
-
 async def test_a_hook_that_saw_a_signal_can_be_used_again() -> None:
     hook = PreemptionHook()
     for _ in range(2):
-        with handlers_are_kept(), pytest.raises(SystemExit):
-            async with MonitoredSession([hook], counting_creator()) as session:
+        with left_by_signal():
+            async with session_with(hook) as session:
                 assert hook.received is None
                 sigterm()
                 await train(session)
@@ -139,16 +136,14 @@ async def test_an_error_of_another_hook_leaves_with_a_note_and_handlers_are_back
 
     with handlers_are_kept():
         with pytest.raises(LookupError, match="broken") as caught:
-            async with MonitoredSession(
-                [PreemptionHook(), At(**{moment: signal_and_fail})], counting_creator()
-            ) as session:
+            async with session_with(At(**{moment: signal_and_fail})) as session:
                 await session.run([])
     assert ("after the process got SIGTERM" in caught.value.__notes__) is is_signalled
 
 
 async def test_a_begin_that_fails_before_the_hooks_own_leaves_handlers_alone() -> None:
     with handlers_are_kept(), pytest.raises(LookupError, match="broken"):
-        async with MonitoredSession([At(begin=fail), PreemptionHook()], counting_creator()):
+        async with session_with(At(begin=fail), PreemptionHook()):
             pass
 
 
@@ -156,7 +151,7 @@ async def test_a_begin_that_fails_before_the_hooks_own_leaves_handlers_alone() -
 async def test_handlers_are_back_after_a_cancellation(is_signalled: bool) -> None:
     with handlers_are_kept():
         with anyio.CancelScope() as scope:
-            async with MonitoredSession([PreemptionHook()], counting_creator()):
+            async with session_with():
                 if is_signalled:
                     sigterm()
                 scope.cancel()
@@ -170,7 +165,7 @@ async def test_a_users_own_handler_is_put_back_and_gets_the_next_signal() -> Non
         signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
         mine = signal.getsignal(signal.SIGTERM)
         with pytest.raises(SystemExit):
-            async with MonitoredSession([PreemptionHook()], counting_creator()) as session:
+            async with session_with() as session:
                 sigterm()
                 await train(session)
         assert seen == []
@@ -184,7 +179,7 @@ def test_the_event_loops_own_handler_of_ctrl_c_is_put_back() -> None:
     async def main() -> None:
         own = signal.getsignal(signal.SIGINT)
         assert own is not signal.default_int_handler
-        async with MonitoredSession([PreemptionHook()], counting_creator()):
+        async with session_with():
             assert signal.getsignal(signal.SIGINT) is not own
         assert signal.getsignal(signal.SIGINT) is own
         signal.raise_signal(signal.SIGINT)
@@ -207,7 +202,7 @@ def test_what_wakes_the_loop_at_signals_is_put_back(is_taken: bool) -> None:
         if is_taken:
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print)
         before, num_fds = current(), len(os.listdir("/proc/self/fd"))
-        async with MonitoredSession([PreemptionHook()], counting_creator()):
+        async with session_with():
             assert (current() == before) is is_taken
             assert current() != -1
         assert current() == before
@@ -220,10 +215,10 @@ def test_what_wakes_the_loop_at_signals_is_put_back(is_taken: bool) -> None:
 async def test_sessions_that_overlap_in_a_ring_end_at_a_signal() -> None:
     first, second = PreemptionHook(), PreemptionHook()
     with handlers_are_kept():
-        a = await MonitoredSession([first], counting_creator()).__aenter__()
-        b = await MonitoredSession([second], counting_creator()).__aenter__()
+        a = await session_with(first).__aenter__()
+        b = await session_with(second).__aenter__()
         await a.close()
-        c = await MonitoredSession([first], counting_creator()).__aenter__()
+        c = await session_with(first).__aenter__()
         sigterm()
         for session in (b, c):
             with pytest.raises(StopTraining):
@@ -236,9 +231,7 @@ async def test_sessions_that_overlap_in_a_ring_end_at_a_signal() -> None:
 async def test_a_signal_stops_the_sessions_of_all_hooks() -> None:
     hooks = [PreemptionHook(), PreemptionHook()]
     with handlers_are_kept():
-        sessions = [
-            await MonitoredSession([hook], counting_creator()).__aenter__() for hook in hooks
-        ]
+        sessions = [await session_with(hook).__aenter__() for hook in hooks]
         sigterm()
         for session in sessions:
             with pytest.raises(StopTraining):
@@ -249,21 +242,198 @@ async def test_a_signal_stops_the_sessions_of_all_hooks() -> None:
                 await session.close()
 
 
-def test_outside_of_the_main_thread_the_log_says_so_and_the_session_works(
+def test_in_another_thread_a_call_stops_and_the_log_says_that_no_signal_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    steps: list[int] = []
+    hook, has_run, seen = PreemptionHook(), threading.Event(), list[str]()
 
     async def main() -> None:
-        hooks = [PreemptionHook(), StopAtStepHook(last_step=3)]
-        async with MonitoredSession(hooks, counting_creator()) as session:
+        async with session_with(hook) as session:
+            for _ in range(3):
+                await session.run([])
+            has_run.set()
             await train(session)
-        steps.append(session.global_step.value)
+        seen.append(str(session.stop_reason))
 
     with handlers_are_kept():
         thread = threading.Thread(target=anyio.run, args=(main,), name="trainer")
         thread.start()
+        assert has_run.wait(10)
+        hook.preempt("the host ends")
         thread.join(10)
-    assert steps == [3]
-    [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert seen == ["PreemptionHook: the host ends"]
+    [warning, _] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warning.startswith("PreemptionHook sees no signals: this is the thread 'trainer'")
+    assert "have the handler of the signals call the hook's preempt()" in warning
+
+
+def from_another_thread(hook: PreemptionHook) -> None:
+    thread = threading.Thread(target=hook.preempt, args=("the host ends",))
+    thread.start()
+    thread.join()
+
+
+def from_a_handler(hook: PreemptionHook) -> None:
+    """As a web server's, which stays in its place."""
+    signal.signal(signal.SIGTERM, lambda number, frame: hook.preempt("the host ends"))
+    try:
+        sigterm()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def from_here(hook: PreemptionHook) -> None:
+    hook.preempt("the host ends")
+
+
+CALLS = pytest.mark.parametrize("call", [from_here, from_another_thread, from_a_handler])
+
+
+@CALLS
+async def test_a_call_stops_and_saves_and_the_block_ends_cleanly(
+    tmp_path: Path, call: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, log = Counter(), list[tuple[str, str]]()
+    hook = PreemptionHook(signals=())
+    hooks = [hook, saving(tmp_path, model), RecordingHook("a", log)]
+    with handlers_are_kept():
+        before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
+            assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+            assert not any(each.name == "asynchooks-deadline" for each in threading.enumerate())
+            assert not hook.is_preempted
+            for _ in range(3):
+                await session.run([])
+            call(hook)
+            assert hook.is_preempted
+            await train(session)
+    assert log[-1] == ("a", "end")
+    assert str(session.stop_reason) == "PreemptionHook: the host ends"
+    assert (hook.is_preempted, hook.received) == (True, None)
+    assert saved_counts(tmp_path) == {0: 0, model.count: model.count}
+    assert not any(each.name.startswith("asynchooks") for each in threading.enumerate())
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warnings == ["PreemptionHook: the host ends: training stops, and its hooks end"]
+
+
+@CALLS
+async def test_a_call_ends_a_wait(call: Any) -> None:
+    hook = PreemptionHook(signals=())
+    async with anyio.create_task_group() as group, session_with(hook) as session:
+        step = session.global_step
+
+        async def call_when_waiting() -> None:
+            while not step.statistics().tasks_waiting_for_step:
+                await anyio.lowlevel.checkpoint()
+            call(hook)
+
+        group.start_soon(call_when_waiting)
+        await step.wait_for(10**9)
+    assert str(session.stop_reason) == "PreemptionHook: the host ends"
+
+
+@pytest.mark.parametrize("moment", ["begin", "after_create_session", "before_run", "end"])
+async def test_a_call_at_any_moment_stops_the_session(moment: str) -> None:
+    hook = PreemptionHook(signals=())
+    other = At(**{moment: lambda: hook.preempt()})
+    limit = StopAtStepHook(last_step=2) if moment == "end" else At()
+    with anyio.fail_after(20):
+        async with session_with(hook, other, limit) as session:
+            await train(session)
+    assert hook.is_preempted
+    assert other.log[-1] == "end"
+    if moment != "end":
+        assert str(session.stop_reason) == "PreemptionHook: preempt() was called"
+
+
+async def test_a_call_before_the_session_stops_it_as_soon_as_it_is_open_and_not_the_next() -> None:
+    hook = PreemptionHook(signals=())
+    hook.preempt()
+    for stops in (True, False):
+        async with session_with(hook) as session:
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            assert session.should_stop() is stops
+            assert hook.is_preempted is stops
+    hook.preempt("again")
+    hook.preempt("the first one counts")
+    async with session_with(hook) as session:
+        await train(session)
+    assert str(session.stop_reason) == "PreemptionHook: again"
+
+
+async def test_a_call_stops_all_workers_of_a_model() -> None:
+    hook = PreemptionHook(signals=())
+    creator = SharedSessionCreator(FunctionSessionCreator(dict), num_workers=3)
+
+    async def work(hooks: list[Any]) -> None:
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run([])
+                if session.global_step.value >= 40:
+                    hook.preempt()
+                await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            for hooks in ([hook], [hook], []):
+                group.start_soon(work, hooks)
+
+
+async def test_an_error_after_a_call_leaves_with_a_note() -> None:
+    hook = PreemptionHook(signals=())
+    with pytest.raises(LookupError, match="broken") as caught:
+        async with session_with(hook):
+            hook.preempt("the host ends")
+            raise LookupError("broken")
+    assert caught.value.__notes__ == ["after the host ends"]
+
+
+async def test_a_session_that_is_lost_while_it_stops_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hook = PreemptionHook(signals=())
+    creator = ScriptedSessionCreator([ScriptedSession([PreemptionError("gone")])])
+    async with MonitoredSession([hook], creator) as session:
+        hook.preempt()
+        await anyio.lowlevel.checkpoint()
+        raise PreemptionError("gone")
+    assert session.stop_reason is not None
+    assert "While training stopped, the session was lost: PreemptionError('gone')" in caplog.text
+
+
+def is_saved(directory: Path, step: int) -> bool:
+    return (directory / f"model.ckpt-{step}" / "manifest.json").exists()
+
+
+async def test_a_block_that_does_not_end_is_saved_and_goes_on(tmp_path: Path) -> None:
+    model = Counter()
+    hook = PreemptionHook(signals=(), deadline_secs=0.4)
+    hooks = [hook, saving(tmp_path, model)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(model.step)) as session:
+        await session.run([])
+        hook.preempt()
+        await anyio.sleep(0.8)  # longer than a process would be let live after a signal
+        assert is_saved(tmp_path, 1)
+
+
+async def test_a_signal_after_a_call_ends_as_a_signal_does() -> None:
+    hook = PreemptionHook()
+    with left_by_signal() as caught:
+        async with session_with(hook) as session:
+            hook.preempt("the host ends")
+            sigterm()
+            await train(session)
+    assert caught.value.code == 143
+    assert hook.received is signal.SIGTERM
+    assert str(session.stop_reason) == "PreemptionHook: the host ends"
+
+
+async def test_further_signals_within_the_time_are_the_same_whatever_their_kind() -> None:
+    hook = PreemptionHook(same_signal_secs=60)
+    with left_by_signal(KeyboardInterrupt):
+        async with session_with(hook) as session:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                signal.raise_signal(number)
+            await train(session)
+    assert hook.received is signal.SIGINT

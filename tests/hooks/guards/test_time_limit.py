@@ -27,7 +27,8 @@ from asynchooks._engine.base import Engine
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import counting_creator
-from ..virtual_time import on_trampoline, pause, quarter_step
+from ..preemptions import At
+from ..virtual_time import in_virtual_time, on_trampoline, pause, quarter_step
 
 REASON = StopReason("TimeLimitHook", "1 s have passed")
 
@@ -46,59 +47,47 @@ def test_training_goes_on_until_the_run_in_which_the_time_is_up(secs: float) -> 
     on_trampoline(main)
 
 
-def test_a_wait_of_the_body_ends_at_the_very_moment() -> None:
-    async def main(engine: Engine) -> None:
-        log = RecordingHook("a")
-        async with MonitoredSession([TimeLimitHook(1), log], counting_creator()) as session:
-            with pytest.raises(StopTraining, match="a stop was requested"):
-                await session.or_stop(pause, 100.0)
-            assert engine.now() == 1.0
-            with pytest.raises(StopTraining):
-                await session.global_step.wait_for(5)
+@in_virtual_time
+async def test_a_wait_of_the_body_ends_at_the_very_moment(engine: Engine) -> None:
+    log = RecordingHook("a")
+    async with MonitoredSession([TimeLimitHook(1), log], counting_creator()) as session:
+        with pytest.raises(StopTraining, match="a stop was requested"):
+            await session.or_stop(pause, 100.0)
         assert engine.now() == 1.0
-        assert session.stop_reason == REASON
-        assert log.log[-1] == ("a", "end")
+        with pytest.raises(StopTraining):
+            await session.global_step.wait_for(5)
+    assert engine.now() == 1.0
+    assert session.stop_reason == REASON
+    assert log.log[-1] == ("a", "end")
 
-    on_trampoline(main)
+
+@in_virtual_time
+async def test_a_wait_of_another_hook_ends_at_the_very_moment(engine: Engine) -> None:
+    hooks = [TimeLimitHook(1), GlobalStepWaiterHook(5)]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        await session.run([])
+    assert engine.now() == 1.0
 
 
-def test_a_wait_of_another_hook_ends_at_the_very_moment() -> None:
-    async def main(engine: Engine) -> None:
-        hooks = [TimeLimitHook(1), GlobalStepWaiterHook(5)]
-        async with MonitoredSession(hooks, counting_creator()) as session:
+@in_virtual_time
+async def test_the_time_runs_from_begin(engine: Engine) -> None:
+    hooks = [TimeLimitHook(1), At(begin=lambda: pause(0.75))]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        assert engine.now() == 0.75
+        with pytest.raises(StopTraining):
+            await session.or_stop(pause, 100.0)
+        assert engine.now() == 1.0
+
+
+@in_virtual_time
+async def test_it_leaves_nothing_behind_when_training_ends_before(engine: Engine) -> None:
+    hook = TimeLimitHook(1)
+    for end in (0.25, 0.5):
+        creator = FunctionSessionCreator(quarter_step)
+        async with MonitoredSession([hook], creator, stop_grace_period_secs=9) as session:
             await session.run([])
-        assert engine.now() == 1.0
-
-    on_trampoline(main)
-
-
-def test_the_time_runs_from_begin() -> None:
-    class SlowToBegin(SessionRunHook):
-        async def begin(self) -> None:
-            await pause(0.75)
-
-    async def main(engine: Engine) -> None:
-        hooks = [TimeLimitHook(1), SlowToBegin()]
-        async with MonitoredSession(hooks, counting_creator()) as session:
-            assert engine.now() == 0.75
-            with pytest.raises(StopTraining):
-                await session.or_stop(pause, 100.0)
-            assert engine.now() == 1.0
-
-    on_trampoline(main)
-
-
-def test_it_leaves_nothing_behind_when_training_ends_before() -> None:
-    async def main(engine: Engine) -> None:
-        hook = TimeLimitHook(1)
-        for end in (0.25, 0.5):
-            creator = FunctionSessionCreator(quarter_step)
-            async with MonitoredSession([hook], creator, stop_grace_period_secs=9) as session:
-                await session.run([])
-            assert engine.now() == end
-            assert session.stop_reason != REASON
-
-    on_trampoline(main)
+        assert engine.now() == end
+        assert session.stop_reason != REASON
 
 
 def lost_at(engine: Engine, *times: float) -> FunctionSessionCreator:
@@ -114,55 +103,49 @@ def lost_at(engine: Engine, *times: float) -> FunctionSessionCreator:
     return FunctionSessionCreator(step)
 
 
-def test_a_recovery_does_not_restart_the_time() -> None:
-    async def main(engine: Engine) -> None:
-        creator = lost_at(engine, 0.25, 0.5)
-        async with MonitoredSession([TimeLimitHook(1)], creator) as session:
-            for _ in range(3):
-                await session.run([])
-            with pytest.raises(StopTraining):
-                await session.or_stop(pause, 100.0)
-            assert engine.now() == 1.0
-            assert session.stop_reason == REASON
-
-    on_trampoline(main)
+@in_virtual_time
+async def test_a_recovery_does_not_restart_the_time(engine: Engine) -> None:
+    creator = lost_at(engine, 0.25, 0.5)
+    async with MonitoredSession([TimeLimitHook(1)], creator) as session:
+        for _ in range(3):
+            await session.run([])
+        with pytest.raises(StopTraining):
+            await session.or_stop(pause, 100.0)
+        assert engine.now() == 1.0
+        assert session.stop_reason == REASON
 
 
-def test_a_session_that_is_recreated_after_the_time_stops_at_once() -> None:
+@in_virtual_time
+async def test_a_session_that_is_recreated_after_the_time_stops_at_once(engine: Engine) -> None:
     stops: list[bool] = []
 
     class NotesStop(SessionRunHook):
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
             stops.append(coord.should_stop())
 
-    async def main(engine: Engine) -> None:
-        creator = lost_at(engine, 0.25, 0.25)
-        hooks, recovery = [TimeLimitHook(1), NotesStop()], Recovery(first_pause_secs=3.0)
-        async with MonitoredSession(hooks, creator, recovery=recovery) as session:
-            await session.run([])
-            await session.run([])  # the stop keeps no run from its end
-            assert engine.now() == 3.5
-            assert stops == [False, False, True]
-            assert session.should_stop()
-            assert session.stop_reason == REASON
-
-    on_trampoline(main)
+    creator = lost_at(engine, 0.25, 0.25)
+    hooks, recovery = [TimeLimitHook(1), NotesStop()], Recovery(first_pause_secs=3.0)
+    async with MonitoredSession(hooks, creator, recovery=recovery) as session:
+        await session.run([])
+        await session.run([])  # the stop keeps no run from its end
+        assert engine.now() == 3.5
+        assert stops == [False, False, True]
+        assert session.should_stop()
+        assert session.stop_reason == REASON
 
 
-def test_the_shortest_time_ends_all_workers_of_a_shared_session() -> None:
-    async def main(engine: Engine) -> None:
-        creator = SharedSessionCreator(FunctionSessionCreator(quarter_step))
-        long = MonitoredSession([TimeLimitHook(2)], creator)
-        async with long, MonitoredSession([TimeLimitHook(1)], creator) as short:
-            with pytest.raises(StopTraining):
-                await short.or_stop(pause, 100.0)
-            assert (engine.now(), long.should_stop()) == (1.0, True)
-            with pytest.raises(StopTraining):
-                await long.or_stop(pause, 100.0)
-            assert engine.now() == 1.0
-            assert long.stop_reason == short.stop_reason == REASON
-
-    on_trampoline(main)
+@in_virtual_time
+async def test_the_shortest_time_ends_all_workers_of_a_shared_session(engine: Engine) -> None:
+    creator = SharedSessionCreator(FunctionSessionCreator(quarter_step))
+    long = MonitoredSession([TimeLimitHook(2)], creator)
+    async with long, MonitoredSession([TimeLimitHook(1)], creator) as short:
+        with pytest.raises(StopTraining):
+            await short.or_stop(pause, 100.0)
+        assert (engine.now(), long.should_stop()) == (1.0, True)
+        with pytest.raises(StopTraining):
+            await long.or_stop(pause, 100.0)
+        assert engine.now() == 1.0
+        assert long.stop_reason == short.stop_reason == REASON
 
 
 @pytest.mark.anyio
