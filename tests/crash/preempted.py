@@ -21,22 +21,10 @@ from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
     PreemptionHook,
-    SharedSessionCreator,
     StateDictSaver,
 )
 
-from .programs import Tells
-
-
-def stuck(
-    directory: Path, backend: str, pipe: Connection, where: str, deadline_secs: float
-) -> None:
-    """Three steps, a save of each even one, and then something that does not end.
-
-    Args:
-        where: "block", "step" or "save": what does not end.
-    """
-    anyio.run(_stuck, directory, pipe, where, deadline_secs, backend=backend)
+from .programs import Tells, on_backend
 
 
 class Notes(logging.Handler):
@@ -50,7 +38,13 @@ class Notes(logging.Handler):
         self.pipe.send(("logged", record.getMessage()))
 
 
-async def _stuck(directory: Path, pipe: Connection, where: str, deadline_secs: float) -> None:
+@on_backend
+async def stuck(directory: Path, pipe: Connection, where: str, deadline_secs: float) -> None:
+    """Three steps, a save of each even one, and then something that does not end.
+
+    Args:
+        where: "block", "step" or "save": what does not end.
+    """
     array = np.zeros(3)
     logging.getLogger("asynchooks").addHandler(Notes(pipe))
 
@@ -86,12 +80,9 @@ async def _stuck(directory: Path, pipe: Connection, where: str, deadline_secs: f
             await session.run([])
 
 
-def saving_slowly(directory: Path, backend: str, pipe: Connection) -> None:
+@on_backend
+async def saving_slowly(directory: Path, pipe: Connection) -> None:
     """Three steps, and a wait that a stop ends; the last save takes 0.8 s."""
-    anyio.run(_saving_slowly, directory, pipe, backend=backend)
-
-
-async def _saving_slowly(directory: Path, pipe: Connection) -> None:
     array = np.zeros(3)
 
     def step() -> dict[str, float]:
@@ -114,34 +105,9 @@ async def _saving_slowly(directory: Path, pipe: Connection) -> None:
         await session.global_step.wait_for(10**9)
 
 
-def many(backend: str, pipe: Connection, number: int) -> None:
-    """One hook for eight workers in a task group."""
-    anyio.run(_many, number, backend=backend)
-
-
-async def _many(number: int) -> None:
-    hook = PreemptionHook()
-    shared = SharedSessionCreator(FunctionSessionCreator(dict), num_workers=8)
-
-    async def work() -> None:
-        async with MonitoredSession([hook], shared) as session:
-            while not session.should_stop():
-                await session.run([])
-                if session.global_step.value >= 40 and hook.received is None:
-                    signal.raise_signal(number)
-                await anyio.lowlevel.checkpoint()
-
-    async with anyio.create_task_group() as group:
-        for _ in range(8):
-            group.start_soon(work)
-
-
-def one(backend: str, pipe: Connection, number: int) -> None:
+@on_backend
+async def one(number: int) -> None:
     """One session in the main task."""
-    anyio.run(_one, number, backend=backend)
-
-
-async def _one(number: int) -> None:
     async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)) as session:
         signal.raise_signal(number)
         while not session.should_stop():
@@ -149,29 +115,23 @@ async def _one(number: int) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-def unread(pipe: Connection) -> None:
+@on_backend
+async def unread(pipe: Connection) -> None:
     """The main thread writes to a pipe that is not read, as behind a log collector that hangs."""
     _, write_end = os.pipe()
     sys.stdout = os.fdopen(write_end, "w")
-    anyio.run(_unread, pipe)
-
-
-async def _unread(pipe: Connection) -> None:
     hook = PreemptionHook(deadline_secs=0.5)
     async with MonitoredSession([hook], FunctionSessionCreator(dict)):
         pipe.send(("stuck",))
         print("x" * 1_000_000, flush=True)
 
 
-def with_faulthandler(pipe: Connection, path: Path) -> None:
+@on_backend
+async def with_faulthandler(pipe: Connection, path: Path) -> None:
     """A handler that is not one of Python's: stacks of all threads at SIGUSR1."""
     with path.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
-        anyio.run(_idle)
+        async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)):
+            pass
         signal.raise_signal(signal.SIGUSR1)
         pipe.send(("alive",))
-
-
-async def _idle() -> None:
-    async with MonitoredSession([PreemptionHook()], FunctionSessionCreator(dict)):
-        pass

@@ -8,8 +8,9 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -33,6 +34,17 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
+
+
+def on_backend(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a program for a process, whose first argument names the event loop it runs on."""
+
+    @wraps(main)
+    def program(backend: str, *args: Any) -> None:
+        anyio.run(main, *args, backend=backend)
+
+    return program
+
 
 NUM_ARRAYS, SIZE = 5, 100_000
 """Of the model: five arrays of 0.8 MB."""
@@ -104,14 +116,11 @@ class Tells(SessionRunHook, CheckpointSaverListener):
         self.pipe.send(("saved", global_step_value))
 
 
-def train(
-    directory: Path, backend: str, pipe: Connection, last_step: int | None, where: str = ""
+@on_backend
+async def train(
+    directory: Path, pipe: Connection, last_step: int | None = None, where: str = ""
 ) -> None:
     """Train until it is killed, or up to a step, or, with `where`, until it is preempted."""
-    anyio.run(_train, directory, pipe, last_step, where, backend=backend)
-
-
-async def _train(directory: Path, pipe: Connection, last_step: int | None, where: str) -> None:
     model, moments = Model(), Moments()
 
     def slow_step() -> dict[str, float]:
@@ -130,10 +139,10 @@ async def _train(directory: Path, pipe: Connection, last_step: int | None, where
             time.sleep(0.1)
             super().save(path)
 
-    saver = model.saver
+    saver: Any = model.saver
     if where == "save":
-        saver = SlowSaver(arrays=model.arrays, rng=Generator(model.rng))
-        saver = PlainSaver(saver)  # type: ignore[assignment]
+        slow = SlowSaver(arrays=model.arrays, rng=Generator(model.rng))
+        saver = PlainSaver(slow)
     hooks: list[Any] = [PreemptionHook(deadline_secs=20)] if where else []
     hooks += [
         Tells(pipe),

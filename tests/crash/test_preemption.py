@@ -17,7 +17,7 @@ import pytest
 from asynchooks import StateDictSaver
 from asynchooks.checkpoints import CheckpointDirectory
 
-from .preempted import many, one, saving_slowly, stuck, unread, with_faulthandler
+from .preempted import one, saving_slowly, stuck, unread, with_faulthandler
 from .programs import Running, running, server
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.faults]
@@ -54,7 +54,7 @@ def intact_steps(directory: Path) -> list[int]:
 def test_a_second_signal_ends_the_process_at_once_by_that_signal(
     tmp_path: Path, backend: str, second: signal.Signals
 ) -> None:
-    with running(server(), stuck, tmp_path, backend, Connection, "block", 60.0) as run:
+    with running(server(), stuck, backend, tmp_path, Connection, "block", 60.0) as run:
         wait_for(run, "stuck")
         run.process.terminate()
         wait_for(run, "logged")
@@ -76,7 +76,7 @@ def test_a_second_signal_ends_the_process_at_once_by_that_signal(
 def test_signals_that_follow_at_once_are_the_same_and_what_is_trained_is_saved(
     tmp_path: Path, backend: str, further: list[signal.Signals], pause_secs: float
 ) -> None:
-    with running(server(), saving_slowly, tmp_path, backend, Connection) as run:
+    with running(server(), saving_slowly, backend, tmp_path, Connection) as run:
         wait_for(run, "trained")
         assert run.process.pid is not None
         for number in (signal.SIGTERM, *further):
@@ -99,7 +99,7 @@ def test_signals_that_follow_at_once_are_the_same_and_what_is_trained_is_saved(
 def test_what_does_not_end_is_ended_at_the_deadline(
     tmp_path: Path, backend: str, where: str, steps: list[int], logged: list[str]
 ) -> None:
-    with running(server(), stuck, tmp_path, backend, Connection, where, 1.0) as run:
+    with running(server(), stuck, backend, tmp_path, Connection, where, 1.0) as run:
         wait_for(run, "stuck")
         run.process.terminate()
         since = time.monotonic()
@@ -123,15 +123,9 @@ def test_what_does_not_end_is_ended_at_the_deadline(
 @BACKENDS
 def test_a_session_in_the_main_task_ends_the_process_with_the_signals_code(backend: str) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
-        with running(server(), one, backend, Connection, number) as run:
+        with running(server(), one, backend, number) as run:
             run.join()
         assert run.process.exitcode == code
-
-
-def test_workers_in_a_task_group_end_the_process_with_the_signals_code_on_asyncio() -> None:
-    with running(server(), many, "asyncio", Connection, signal.SIGTERM) as run:
-        run.join()
-    assert run.process.exitcode == 143
 
 
 WORKERS = """
@@ -181,7 +175,7 @@ def test_workers_in_a_task_group_end_the_process_with_the_signals_code(
 
 
 def test_the_deadline_holds_where_the_output_is_not_read() -> None:
-    with running(server(), unread, Connection) as run:
+    with running(server(), unread, "asyncio", Connection) as run:
         wait_for(run, "stuck")
         run.process.terminate()
         run.process.join(20)  # without a deadline: for ever
@@ -189,7 +183,7 @@ def test_the_deadline_holds_where_the_output_is_not_read() -> None:
 
 
 def test_a_handler_of_faulthandler_is_put_back(tmp_path: Path) -> None:
-    with running(server(), with_faulthandler, Connection, tmp_path / "stacks") as run:
+    with running(server(), with_faulthandler, "asyncio", Connection, tmp_path / "stacks") as run:
         run.join()
     assert run.process.exitcode == 0
     assert run.of("alive")

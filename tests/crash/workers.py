@@ -23,7 +23,7 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, map_concurrent, prefetch
 
-from .programs import Generator, Tells
+from .programs import Generator, Tells, on_backend
 
 NUM_WORKERS = 8
 MAX_ITEMS = 100_000
@@ -72,14 +72,9 @@ async def fetch(item: int) -> int:
     return item
 
 
-def train_together(
-    directory: Path, backend: str, pipe: Connection, num_items: int, feeds: bool
-) -> None:
+@on_backend
+async def train_together(directory: Path, pipe: Connection, feeds: bool, num_items: int) -> None:
     """Train with that many items by eight workers, of which the last has the checkpoints."""
-    anyio.run(_train_together, directory, pipe, num_items, feeds, backend=backend)
-
-
-async def _train_together(directory: Path, pipe: Connection, num_items: int, feeds: bool) -> None:
     model = CountingModel()
     creator = SharedSessionCreator(FunctionSessionCreator(model.step))
     source: Stage[int] = prefetch(map_concurrent(fetch, range(num_items), 4), 4)
