@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
-from typing import Any
 
 import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine.base import Slot
+from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
-from asynchooks._engine.threads import run_blocking
 from asynchooks.hooks.checkpoint._background import BackgroundWriter, Write
 
 from ...checkpoints.stores import run_python
 from ...support.helpers import settle
-from ...support.virtual_kernel import Trampoline
+from ..virtual_time import on_trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -139,40 +135,6 @@ async def test_a_wait_that_is_cancelled_leaves_the_write_under_way() -> None:
     assert writes.log == ["begin a", "end a", "idle"]
 
 
-async def test_it_writes_in_threads_one_at_a_time() -> None:
-    writes = Writes()
-    num_writing, most = 0, 0
-    lock = threading.Lock()
-
-    def block() -> None:
-        nonlocal num_writing, most
-        with lock:
-            num_writing += 1
-            most = max(most, num_writing)
-        with lock:
-            num_writing -= 1
-
-    async def write() -> None:
-        await run_blocking(writes.engine, block, 10.0, "asynchooks-save")
-
-    for _ in range(20):
-        writes.writer.submit(write)
-        await settle()
-    await writes.wait_idle()
-    assert (most, num_writing) == (1, 0)
-    writes.writer.raise_error()
-
-
-def on_kernel(main: Callable[[], Awaitable[Any]]) -> list[Any]:
-    results = []
-
-    async def run() -> None:
-        results.append(await main())
-
-    Trampoline().run(run)
-    return results
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     gaps=st.lists(st.sampled_from([0.0, 0.4, 1.0, 1.6, 3.0]), min_size=1, max_size=8),
@@ -181,10 +143,11 @@ def on_kernel(main: Callable[[], Awaitable[Any]]) -> list[Any]:
 def test_the_last_is_always_written_none_twice_and_no_two_at_once(
     gaps: list[float], fails: list[bool]
 ) -> None:
-    async def main() -> tuple[list[tuple[int, float, float]], list[str]]:
-        engine, reported = current_engine(), []  # type: Any, list[str]
+    spans: list[tuple[int, float, float]] = []
+    reported: list[str] = []
+
+    async def main(engine: Engine) -> None:
         writer = BackgroundWriter(engine, lambda error: reported.append(str(error)))
-        spans: list[tuple[int, float, float]] = []
 
         def write_of(number: int) -> Write:
             async def write() -> None:
@@ -200,9 +163,8 @@ def test_the_last_is_always_written_none_twice_and_no_two_at_once(
             await engine.park(Slot(engine, "a gap"), engine.now() + gap)
             writer.submit(write_of(number))
         await writer.wait_idle()
-        return spans, reported
 
-    ((spans, reported),) = on_kernel(main)
+    on_trampoline(main)
     numbers = [number for number, _, _ in spans]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == len(gaps) - 1

@@ -23,7 +23,7 @@ from asynchooks.checkpoints import CheckpointDirectory
 
 from ..evaluations import Gated, run_to
 from ..preemptions import Counter, saved_counts, saving
-from ..savers import until
+from ..savers import metrics_of, until
 
 pytestmark = pytest.mark.anyio
 BEST = Retention(max_to_keep=1, keep_best=1)
@@ -34,20 +34,17 @@ def distance(count: int, target: int = 10) -> float:
     return float(abs(count - target))
 
 
-def metrics_of(path: Path) -> dict[int, float | None]:
-    return {each.step: each.metric for each in CheckpointDirectory(path).checkpoints()}
-
-
 class Rig:
     """A counter whose loss is evaluated every few steps, and saved every few others."""
 
     def __init__(
-        self, path: Path, every: int, save_steps: int, *, patience: int = 3, **options: Any
-    ) -> None:
+        self, path: Path, every: int, save_steps: int, *, patience: int = 3, at_end: bool = False,
+        mode: Evaluate = Evaluate.EXCLUSIVE, **options: Any,
+    ) -> None:  # fmt: skip
         self.model = Counter()
         self.seen: list[int] = []
         self.evaluation = EvaluationHook(
-            self.evaluate, every_n_steps=every, mode=Evaluate.EXCLUSIVE, at_end=False
+            self.evaluate, every_n_steps=every, mode=mode, at_end=at_end
         )
         by = self.evaluation.metric("loss")
         options = {"retention": BEST, **options}
@@ -55,14 +52,17 @@ class Rig:
         self.stopping = EarlyStoppingHook(by, patience=patience, restore_best=True)
         self.hooks: list[Any] = [self.evaluation, self.stopping, self.saver]
 
+    def session(self, order: int = 1) -> MonitoredSession:
+        """With the hooks in this order: as they stand, or with -1 the other way round."""
+        return MonitoredSession(self.hooks[::order], FunctionSessionCreator(self.model.step))
+
     async def evaluate(self, session: Any, step: int) -> dict[str, float]:
         await anyio.lowlevel.checkpoint()
         self.seen.append(self.model.count)
         return {"loss": distance(self.model.count)}
 
-    async def train(self, at_most: int = 100) -> MonitoredSession:
-        session = MonitoredSession(self.hooks, FunctionSessionCreator(self.model.step))
-        async with session:
+    async def train(self, at_most: int = 100, order: int = 1) -> MonitoredSession:
+        async with self.session(order) as session:
             while not session.should_stop() and self.model.count < at_most:
                 await session.run([])
         return session
@@ -114,10 +114,8 @@ async def test_a_resumed_training_knows_the_best_of_the_one_before(tmp_path: Pat
 async def test_the_final_checkpoint_has_the_metric_of_the_final_evaluation(
     tmp_path: Path, order: int
 ) -> None:
-    rig = Rig(tmp_path, 4, 3)
-    rig.evaluation._at_end = True
-    rig.hooks = rig.hooks[::order]
-    await rig.train(at_most=10)
+    rig = Rig(tmp_path, 4, 3, at_end=True)
+    await rig.train(at_most=10, order=order)
     assert rig.seen == [4, 8, 10]
     assert metrics_of(tmp_path) == {10: 0.0}
 
@@ -129,11 +127,9 @@ async def test_a_final_evaluation_that_fails_keeps_no_final_checkpoint_back(tmp_
                 raise ZeroDivisionError("no examples")
             return await super().evaluate(session, step)
 
-    rig = Fails(tmp_path, 4, 3)
-    rig.evaluation._at_end = True
-    rig.hooks = rig.hooks[::-1]
+    rig = Fails(tmp_path, 4, 3, at_end=True)
     with pytest.raises(ZeroDivisionError, match="no examples"):
-        await rig.train(at_most=10)
+        await rig.train(at_most=10, order=-1)
     assert set(saved_counts(tmp_path)) == {8, 10}
 
 
@@ -170,15 +166,10 @@ class BesideRig(Rig):
     """As that, but an evaluation ends when it is let, some steps later."""
 
     def __init__(self, path: Path, every: int, save_steps: int, **options: Any) -> None:
-        super().__init__(path, every, save_steps, **options)
-        self.gated = Gated()
-        mode = Evaluate.CONCURRENT
-        evaluation = EvaluationHook(self.evaluate, every_n_steps=every, mode=mode, at_end=False)
         options = {"retention": Retention(max_to_keep=2, keep_best=1), **options}
-        self.saver = saving(
-            path, self.model, save_steps, metric=evaluation.metric("loss"), **options
-        )
-        self.hooks = [evaluation, self.saver]
+        super().__init__(path, every, save_steps, mode=Evaluate.CONCURRENT, **options)
+        self.hooks.remove(self.stopping)
+        self.gated = Gated()
 
     async def evaluate(self, session: Any, step: int) -> dict[str, float]:
         await self.gated(session, step)
@@ -191,9 +182,7 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
     tmp_path: Path, background: bool, order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = BesideRig(tmp_path, 5, 5, background=background)
-    async with MonitoredSession(
-        rig.hooks[::order], FunctionSessionCreator(rig.model.step), 0
-    ) as run:
+    async with rig.session(order) as run:
         for step in (5, 10, 15, 20):
             await run_to(run, step)
             await rig.gated.wait_for_begun(step)
@@ -211,20 +200,16 @@ async def test_a_checkpoint_gets_its_metric_when_the_evaluation_beside_training_
     opened.close()
 
 
+@pytest.mark.parametrize("order", [1, -1])
 async def test_what_is_evaluated_at_the_end_beside_training_ranks_the_final_checkpoint(
-    tmp_path: Path,
+    tmp_path: Path, order: int
 ) -> None:
-    for order in (1, -1):
-        path = tmp_path / str(order)
-        rig = BesideRig(path, 5, 5)
-        rig.hooks[0]._at_end = True
-        creator = FunctionSessionCreator(rig.model.step)
-        async with anyio.create_task_group() as group:
-            async with MonitoredSession(rig.hooks[::order], creator) as session:
-                await run_to(session, 7)
-                rig.gated.let(5)
-                group.start_soon(rig.gated.let_when_begun, 7)
-        assert metrics_of(path) == {5: 5.0, 7: 3.0}
+    rig = BesideRig(tmp_path, 5, 5, at_end=True)
+    async with anyio.create_task_group() as group, rig.session(order) as session:
+        await run_to(session, 7)
+        rig.gated.let(5)
+        group.start_soon(rig.gated.let_when_begun, 7)
+    assert metrics_of(tmp_path) == {5: 5.0, 7: 3.0}
 
 
 @pytest.mark.parametrize(("every", "save_steps"), [(5, 3), (5, 5)])
@@ -232,7 +217,7 @@ async def test_an_evaluation_beside_training_of_what_is_not_there_is_said_in_the
     tmp_path: Path, every: int, save_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = BesideRig(tmp_path, every, save_steps, retention=Retention(max_to_keep=1, keep_best=1))
-    async with MonitoredSession(rig.hooks, FunctionSessionCreator(rig.model.step)) as session:
+    async with rig.session() as session:
         await run_to(session, 14)
         rig.gated.let(5)
         await until(lambda: "Step 5 is not among the best checkpoints" in caplog.text)

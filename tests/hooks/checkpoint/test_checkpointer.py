@@ -18,17 +18,16 @@ from asynchooks import (
     CheckpointError,
     CheckpointSaverHook,
     CheckpointSaverListener,
-    Coordinator,
     FunctionSessionCreator,
     MonitoredSession,
-    SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
     StopTraining,
     WhenBusy,
 )
 
-from ...support.helpers import Box, settle
+from ...support.helpers import settle
+from ..preemptions import At
 from ..savers import (
     Cell,
     CopyingSaver,
@@ -97,39 +96,31 @@ async def test_wait_holds_the_run_until_the_earlier_one_is_written(tmp_path: Pat
     assert sorted(saved(tmp_path)) == [0, 1, 2, 3, 4]
 
 
-async def test_skip_leaves_out_what_is_due_meanwhile_and_counts_from_there(tmp_path: Path) -> None:
-    held = Held(tmp_path, save_steps=2, when_busy=WhenBusy.SKIP)
+@pytest.mark.parametrize(
+    ("when_busy", "save_steps", "runs", "written"),
+    [
+        (WhenBusy.SKIP, 2, (1, 2, 3), [0, 2, 6, 7]),  # not 4; the next is counted from there
+        (WhenBusy.SKIP, 1, (0, 2, 0), [0, 1, 3]),  # the end is saved all the same
+        (WhenBusy.SUPERSEDE, 1, (0, 3, 1), [0, 1, 4, 5]),  # the newest of 2, 3 and 4
+    ],
+)
+async def test_what_is_due_while_an_earlier_one_is_written_is_left_out_or_superseded(
+    when_busy: WhenBusy, save_steps: int, runs: tuple[int, int, int], written: list[int],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    held = Held(tmp_path, save_steps=save_steps, when_busy=when_busy)
+    before, meanwhile, after = runs
     async with held.session:
-        await held.run(1)
+        await held.run(before)
         await held.hold_the_write_of_the_next_step()
-        await held.run(2)  # the 4th step was due
+        await held.run(meanwhile)
+        assert held.cell.value == before + 1 + meanwhile
         held.latch.open()
-        await held.wait_idle()
-        await held.run(3)
-    assert held.written() == [0, 2, 6, 7]
-    assert saved(tmp_path) == {step: str(step) for step in (0, 2, 6, 7)}
-
-
-async def test_skip_saves_the_end_all_the_same(tmp_path: Path) -> None:
-    held = Held(tmp_path, when_busy=WhenBusy.SKIP)
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        await held.run(2)
-        held.latch.open()
-    assert held.written() == [0, 1, 3]
-
-
-async def test_supersede_writes_the_newest_next(tmp_path: Path) -> None:
-    held = Held(tmp_path, when_busy=WhenBusy.SUPERSEDE)
-    async with held.session:
-        await held.hold_the_write_of_the_next_step()
-        await held.run(3)
-        assert held.cell.value == 4
-        held.latch.open()
-        await held.wait_idle()
-        assert held.written() == [0, 1, 4]
-        await held.run(1)
-    assert saved(tmp_path) == {step: str(step) for step in (0, 1, 4, 5)}
+        if after:
+            await held.wait_idle()
+            await held.run(after)
+    assert held.written() == written
+    assert saved(tmp_path) == {step: str(step) for step in written}
 
 
 async def test_supersede_at_the_end_writes_the_last(tmp_path: Path) -> None:
@@ -238,34 +229,15 @@ async def test_a_step_that_is_saved_is_not_saved_again_beside(
     assert held.written() == [0, 1, 2, 3]
 
 
-class SavesBeside(SessionRunHook):
-    """Saves beside the session through another hook, at its creation or at its end."""
-
-    def __init__(self, at: str, after: Callable[[], Any] = lambda: None) -> None:
-        self.at, self.after = at, after
-        self.hook: CheckpointSaverHook
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        await self._save("creation")
-
-    async def end(self, session: Any) -> None:
-        await self._save("end")
-
-    async def _save(self, at: str) -> None:
-        if at == self.at:
-            await self.hook.checkpointer.save_beside(timeout=9)
-            self.after()
-
-
 async def test_before_the_creation_and_after_the_end_nothing_is_saved_beside(
     tmp_path: Path,
 ) -> None:
-    def nothing_is_saved() -> None:
+    async def save_early() -> None:
+        await held.hook.checkpointer.save_beside(timeout=0.0)
         assert saved(tmp_path) == {}
 
-    early = SavesBeside("creation", nothing_is_saved)
+    early = At(after_create_session=save_early)
     held = Held(tmp_path, PlainSaver, before=[early], background=False, save_steps=9)
-    early.hook = held.hook
     async with held.session:
         assert saved(tmp_path) == {0: "0"}
         await held.run(1)
@@ -296,10 +268,12 @@ class CountsItsEnd(Counter):
 async def test_beside_the_end_the_hooks_are_saved_as_the_last_run_left_them(
     tmp_path: Path,
 ) -> None:
+    async def save_late() -> None:
+        await held.hook.checkpointer.save_beside(timeout=9)
+
     for _ in range(2):
-        counter, saves = CountsItsEnd(), SavesBeside("end")
+        counter, saves = CountsItsEnd(), At(end=save_late)
         held = Held(tmp_path, PlainSaver, before=[counter, saves], background=False, save_steps=9)
-        saves.hook = held.hook
         async with held.session:
             assert counter.runs == held.cell.value
             await held.run(1)
@@ -359,23 +333,22 @@ async def test_the_save_at_creation_stops_training_too(tmp_path: Path) -> None:
 
 async def test_waits_for_a_step_and_foreign_waits_end_when_a_write_fails(tmp_path: Path) -> None:
     held = Held(tmp_path, errors=[None, ZeroDivisionError(IN_A_WRITE)])
-    box = [Box(), Box()]
+    stopped: list[object] = []
 
-    async def wait(fn: Any, *args: Any, box: Box) -> None:
-        try:
+    async def wait(fn: Any, *args: Any) -> None:
+        with pytest.raises(StopTraining):
             await fn(*args)
-        except StopTraining as error:
-            box.error = error
+        stopped.append(fn)
 
     with pytest.raises(ZeroDivisionError):
         async with held.session as session:
             await held.hold_the_write_of_the_next_step()
             async with anyio.create_task_group() as group:
-                group.start_soon(partial(wait, session.global_step.wait_for, 99, box=box[0]))
-                group.start_soon(partial(wait, session.or_stop, anyio.sleep_forever, box=box[1]))
+                group.start_soon(wait, session.global_step.wait_for, 99)
+                group.start_soon(wait, session.or_stop, anyio.sleep_forever)
                 await settle()
                 held.latch.open()
-    assert all(isinstance(each.error, StopTraining) for each in box)
+    assert len(stopped) == 2
 
 
 async def test_an_error_of_the_body_leaves_and_the_saves_is_a_note(tmp_path: Path) -> None:
@@ -398,11 +371,10 @@ async def test_of_two_errors_at_the_end_the_first_leaves_and_the_other_is_a_note
     place: str, leaves: type[Exception], noted: str, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    class Fails(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            raise KeyError("mine")
+    def fail() -> None:
+        raise KeyError("mine")
 
-    errors, others = [None, ZeroDivisionError(IN_A_WRITE)], {place: [Fails()]}
+    errors, others = [None, ZeroDivisionError(IN_A_WRITE)], {place: [At(end=fail)]}
     held = Held(tmp_path, save_steps=9, errors=errors, **others)  # type: ignore[arg-type]
     with pytest.raises(leaves) as caught:
         async with held.session:
@@ -457,14 +429,10 @@ async def test_an_error_in_a_plain_save_is_due_again_and_else_made_good_at_the_e
 async def test_a_step_whose_write_failed_is_made_good_at_the_end_once_the_error_was_seen(
     background: bool, tmp_path: Path
 ) -> None:
-    class WaitsForTheWrite(SessionRunHook):
-        """So that it fails while a run is under way: afterwards none begins."""
-
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            await held.wait_idle()
-
+    # so that it fails while a run is under way: afterwards none begins
+    waits = At(before_run=lambda: held.wait_idle())
     errors = [None, ZeroDivisionError(IN_A_WRITE)]
-    held = Held(tmp_path, errors=errors, before=[WaitsForTheWrite()], background=background)
+    held = Held(tmp_path, errors=errors, before=[waits], background=background)
     async with held.session:
         with pytest.raises(ZeroDivisionError, match="in a write"):
             await held.run(2)

@@ -30,6 +30,7 @@ from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.testing import RecordingHook
 
 from ...support.helpers import settle
+from ..preemptions import At
 from ..savers import (
     Cell,
     CopyingSaver,
@@ -256,14 +257,10 @@ async def test_workers_that_restore_late_together_do_not_keep_each_other_waiting
 ) -> None:
     late, opened = Late(tmp_path / "a"), anyio.Event()
     other = CheckpointSaverHook(tmp_path / "b", save_steps=9, saver=late.saver)
-    begun: list[object] = []
-
-    class LogBegin(SessionRunHook):
-        async def begin(self) -> None:
-            begun.append(self)
+    begun = At()
 
     async def open_late(hook: CheckpointSaverHook) -> None:
-        async with MonitoredSession([hook, LogBegin()], late.shared):
+        async with MonitoredSession([hook, begun], late.shared):
             await opened.wait()
 
     async with MonitoredSession([], late.shared) as early, anyio.create_task_group() as group:
@@ -271,7 +268,7 @@ async def test_workers_that_restore_late_together_do_not_keep_each_other_waiting
         await anext(batches)
         group.start_soon(open_late, late.hook)
         group.start_soon(open_late, other)
-        await until(lambda: len(begun) == 2)
+        await until(lambda: begun.log == ["begin", "begin"])
         await settle()
         await early.run([])
         with anyio.fail_after(10):  # not for the 30 s of a loop that keeps its item
@@ -505,16 +502,15 @@ async def test_nothing_is_restored_while_the_hook_copies_the_model(tmp_path: Pat
 async def test_the_error_of_a_write_leaves_although_another_worker_replaced_the_session(
     tmp_path: Path,
 ) -> None:
-    class Waits(SessionRunHook):
-        async def before_run(self, run_context: Any) -> None:
-            arrived.set()
-            await may_go_on.wait()
+    async def wait() -> None:
+        arrived.set()
+        await may_go_on.wait()
 
     cell, arrived, may_go_on = Fragile(), anyio.Event(), anyio.Event()
     saver = CopyingSaver(cell, None, ZeroDivisionError("in a write"))
     hook = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver, background=True)
     shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
-    waits = Waits()
+    waits = At(before_run=wait)
     may_go_on.set()
     seen: list[BaseException] = []
 

@@ -242,6 +242,18 @@ async def test_a_signal_stops_the_sessions_of_all_hooks() -> None:
                 await session.close()
 
 
+async def test_a_signal_that_another_thread_gets_ends_a_wait_at_once() -> None:
+    """Python's handler runs in the main thread, which sleeps in its event loop until a timer."""
+    with left_by_signal():
+        async with session_with() as session:
+            since = anyio.current_time()
+            with anyio.move_on_after(0.5):
+                threading.Timer(0.1, sigterm).start()
+                with pytest.raises(StopTraining):
+                    await session.global_step.wait_for(10**6)
+            assert anyio.current_time() - since < 0.4
+
+
 def test_in_another_thread_a_call_stops_and_the_log_says_that_no_signal_does(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
