@@ -50,9 +50,6 @@ class Listeners:
 
     Where the session is being stopped, waits of asynchooks in them raise StopTraining; a listener
     that lets it out counts as called.
-
-    Raises:
-        TypeError: one lacks a method.
     """
 
     def __init__(self, listeners: Iterable[Any] | None) -> None:
@@ -98,17 +95,14 @@ class Listeners:
         try:
             return await raw_session_of(session).call(method, session, step, is_alone=is_alone)
         except BaseException as error:
-            if type(error) is StopTraining and self._is_stopping:
+            stops = self._stops
+            is_stopping = stops is not None and (stops.stop.is_set or stops.run_stop.is_set)
+            if is_stopping and type(error) is StopTraining:
                 logger.info("The listener's %s at step %d was not finished: %s", name, step, error)
                 return None
             if current_engine().failure_in(error) is not None:
                 add_note(error, f"in the listener's {name}")
             raise
-
-    @property
-    def _is_stopping(self) -> bool:
-        stops = self._stops
-        return stops is not None and (stops.stop.is_set or stops.run_stop.is_set)
 
 
 def _checked(listener: Any) -> Any:

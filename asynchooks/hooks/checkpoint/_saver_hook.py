@@ -238,8 +238,7 @@ class CheckpointSaverHook(SessionRunHook):
     async def _restore_by_hand(self, session: Any) -> None:
         """What a session does before it says that the raw one is there."""
         raw = raw_session_of(session)
-        restored = await self.restore_model(raw)
-        if restored is not None:
+        if (restored := await self.restore_model(raw)) is not None:
             raw.global_step.restart(restored)
             raw.attach(raw.global_step)
 

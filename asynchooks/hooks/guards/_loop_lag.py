@@ -180,10 +180,8 @@ class _Watch:
 
 
 def loop_code() -> frozenset[CodeType]:
-    """The functions through which the event loop calls its tasks, and the callers of the loop.
-
-    To be called in a task. They differ from loop to loop, and in a guest run they are the host's.
-    """
+    """In a task: the functions that the event loop calls its tasks through, and its callers."""
+    # they differ from loop to loop, and in a guest run they are the host's
     outer: list[CodeType] = []
     for frame, _ in walk(inspect.currentframe()):
         if frame.f_code.co_flags & inspect.CO_COROUTINE:
@@ -194,14 +192,10 @@ def loop_code() -> frozenset[CodeType]:
 
 
 def holder_of(frame: FrameType | None, loop: Set[CodeType]) -> tuple[str, str]:
-    """(What runs, where) on the stack that ends with this frame.
-
-    What: "after_run of SlowHook", "the step", "the step_fn", "the side task 'name'", "the session",
-    "code outside of a run", or `LOOP_ITSELF`. Where: "file.py:12 in function", the innermost code
-    that belongs to no event loop; "" if there is none.
+    """(`culprit`, `where`) of a `LoopLag`, on the stack of the event loop's thread.
 
     Args:
-        frame: the innermost frame of the event loop's thread.
+        frame: the innermost frame of that thread.
         loop: what `loop_code` said in a task of it.
     """
     culprit = where = innermost = ""

@@ -276,7 +276,7 @@ class PreemptionHook(SessionRunHook):
         self._watch, self._past_reason = None, self._reason
         self._handlers.is_in_use = False
         if watch.deadline is not None:
-            watch.deadline.cancel()
+            watch.deadline.close(waits=False)
         if threading.current_thread() is threading.main_thread():
             self._handlers.put_back()
             watch.stop_listening()
@@ -442,14 +442,11 @@ class _Deadline:
         """Start the time; in a signal handler."""
         self._messages.put(received)
 
-    def close(self) -> None:
-        """The process goes on, or ends by itself: end the thread, and wait for it."""
-        self.cancel()
-        self._thread.join(_JOIN_SECS)
-
-    def cancel(self) -> None:
-        """As `close`, without waiting."""
+    def close(self, *, waits: bool = True) -> None:
+        """The process goes on, or ends by itself: end the thread, and wait for it or not."""
         self._messages.put(None)
+        if waits:
+            self._thread.join(_JOIN_SECS)
 
     def _watch(self) -> None:
         received = self._messages.get()
