@@ -112,39 +112,29 @@ async def test_a_step_that_loses_the_session_after_the_signal_keeps_the_stop() -
     assert str(session.stop_reason) == "PreemptionHook: the process got SIGTERM"
 
 
-async def wait_for_step(session: MonitoredSession) -> None:
-    await session.global_step.wait_for(10**6)
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda session: session.global_step.wait_for(10**6),
+        lambda session: session.or_stop(anyio.sleep_forever),
+    ],
+    ids=["for a step", "elsewhere"],
+)
+@pytest.mark.parametrize("is_caught", [True, False])
+async def test_a_signal_ends_a_wait_which_ends_the_block_cleanly(
+    tmp_path: Path, wait: Callable[[MonitoredSession], Any], is_caught: bool
+) -> None:
+    async def signal_when_blocked() -> None:
+        await anyio.wait_all_tasks_blocked()
+        sigterm()
 
-
-async def wait_elsewhere(session: MonitoredSession) -> None:
-    await session.or_stop(anyio.sleep_forever)
-
-
-@pytest.mark.parametrize("wait", [wait_for_step, wait_elsewhere])
-async def test_a_signal_ends_waits(tmp_path: Path, wait: Callable[..., Any]) -> None:
     model = Counter()
     with left_by_signal():
         async with opened(tmp_path, model) as session:
             await session.run([])
-            async with anyio.create_task_group() as group:
-
-                async def signal_when_blocked() -> None:
-                    await anyio.wait_all_tasks_blocked()
-                    sigterm()
-
-                group.start_soon(signal_when_blocked)
-                with pytest.raises(StopTraining):
-                    await wait(session)
-    assert saved_counts(tmp_path) == {0: 0, 1: 1}
-
-
-async def test_a_wait_that_stops_the_block_by_itself_ends_it_cleanly(tmp_path: Path) -> None:
-    model = Counter()
-    with left_by_signal():
-        async with opened(tmp_path, model) as session:
-            await session.run([])
-            sigterm()
-            await wait_for_step(session)
+            session.start_soon(signal_when_blocked)
+            with pytest.raises(StopTraining) if is_caught else contextlib.nullcontext():
+                await wait(session)
     assert saved_counts(tmp_path) == {0: 0, 1: 1}
 
 
@@ -257,19 +247,16 @@ async def test_a_session_gets_a_signal_after_others_of_its_hook_have_ended(fails
             assert last.should_stop()
 
 
-async def test_two_hooks_of_sessions_that_overlap_leave_no_handler_behind() -> None:
-    sessions = [session_with() for _ in range(2)]
+async def test_overlapping_sessions_and_a_signal_that_is_given_twice_leave_no_handler_behind() -> (
+    None
+):
+    twice = PreemptionHook([signal.SIGTERM, signal.SIGTERM])
+    sessions = [session_with(), session_with(), session_with(twice)]
     with handlers_are_kept():
         for session in sessions:
             await session.__aenter__()
         for session in sessions:
             await session.close()
-
-
-async def test_a_signal_that_is_given_twice_leaves_no_handler_behind() -> None:
-    with handlers_are_kept():
-        async with session_with(PreemptionHook([signal.SIGTERM, signal.SIGTERM])):
-            pass
 
 
 async def test_blocks_that_do_not_end_are_saved_after_half_of_the_time_each_as_of_its_own_step(
