@@ -35,17 +35,6 @@ from asynchooks import (
     StopAtStepHook,
 )
 
-
-def on_backend(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a program for a process, whose first argument names the event loop it runs on."""
-
-    @wraps(main)
-    def program(backend: str, *args: Any) -> None:
-        anyio.run(main, *args, backend=backend)
-
-    return program
-
-
 NUM_ARRAYS, SIZE = 5, 100_000
 """Of the model: five arrays of 0.8 MB."""
 
@@ -114,6 +103,16 @@ class Tells(SessionRunHook, CheckpointSaverListener):
 
     async def after_save(self, session: Any, global_step_value: int) -> None:
         self.pipe.send(("saved", global_step_value))
+
+
+def on_backend(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a program for a process, whose first argument names the event loop it runs on."""
+
+    @wraps(main)
+    def program(backend: str, *args: Any) -> None:
+        anyio.run(main, *args, backend=backend)
+
+    return program
 
 
 @on_backend

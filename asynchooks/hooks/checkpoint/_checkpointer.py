@@ -45,7 +45,6 @@ _GRACE_SECS = 30.0
 """How long opening, closing, flushing and writing the hooks' own file go on when cancelled."""
 _NO_RUN = Sentinel("NO_RUN")
 
-
 _Write = Callable[[], Awaitable[bool]]
 """Writes a copy of the model; returns whether a listener wants training to stop."""
 
@@ -259,7 +258,7 @@ class Checkpointer:
                         raise
                 except Exception as error:
                     bug = no_input_end(error, "a save of a checkpoint")
-                    if bug is error or self.is_immediate:  # TensorFlow ends in its own way
+                    if bug is error or self.is_immediate:  # errors of TensorFlow's own saver stay
                         raise
                     raise bug from error
 

@@ -222,12 +222,10 @@ def test_runs_that_do_not_end_are_saved_beside_after_half_a_minute_with_a_warnin
     cell = Cell()
 
     async def main(engine: Engine) -> None:
-        is_slow = True
+        secs = iter([100.0, 1.0, 1.0])  # of each step, in the order of their beginnings
 
         async def step() -> dict[str, float]:
-            nonlocal is_slow
-            was_slow, is_slow = is_slow, False
-            await pause(100.0 if was_slow else 1.0)
+            await pause(next(secs))
             return cell.step()
 
         shared = SharedSessionCreator(FunctionSessionCreator(step))
