@@ -133,7 +133,7 @@ class _Watch:
         # The thread sends a ping only while there is none, to the slot of that moment; the event
         # loop first replaces the slot, then removes the ping. So neither needs a lock.
         self._slot = Slot(engine, "a ping")
-        self._ping: _Ping | None = None
+        self.ping: _Ping | None = None
         self.thread: GuardThread | None = None
 
     async def answer(self) -> None:
@@ -151,9 +151,9 @@ class _Watch:
 
     def look(self) -> float:
         """In the thread: ping, or sample what holds the event loop; returns the next pause."""
-        now, ping = self._engine.now(), self._ping
+        now, ping = self._engine.now(), self.ping
         if ping is None:
-            self._ping = _Ping(now, now)
+            self.ping = _Ping(now, now)
             self._engine.wake(self._slot)
             return self._max_lag_secs / 2
         # also before the lag is too long: when it becomes so, the answer may come first
@@ -165,7 +165,7 @@ class _Watch:
         return max(self._max_lag_secs / 2, min((now - ping.sent_at) / 4, _LONGEST_PAUSE_SECS))
 
     def _take_answer(self) -> None:
-        ping = self._ping
+        ping = self.ping
         if ping is None:
             return
         secs = self._engine.now() - ping.sent_at
@@ -176,7 +176,7 @@ class _Watch:
             self._lags.append(lag)
             logger.warning("the event loop was held for %s", lag)
         self._slot = Slot(self._engine, "a ping")
-        self._ping = None
+        self.ping = None
 
 
 def loop_code() -> frozenset[CodeType]:
