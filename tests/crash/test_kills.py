@@ -83,9 +83,9 @@ def test_what_gets_sigterm_at_any_moment_is_saved_and_ends_by_its_signal(
             run.has_begun.wait(60)
             time.sleep(rng.random() * 0.3)
             run.process.terminate()
-            told_at = time.monotonic()
+            terminated_at = time.monotonic()
             run.join()
-            assert time.monotonic() - told_at < 20
+            assert time.monotonic() - terminated_at < 20
         assert run.process.exitcode == 128 + signal.SIGTERM
         [(step, num_runs, first)] = run.of("ends")
         assert run.of("saved")[-1] == (step,)

@@ -45,7 +45,7 @@ class Latch:
 
     def pass_by(self) -> None:
         self._arrived.set()
-        assert self._open.wait(LONG_SECS), "nobody opened the latch"
+        assert self._open.wait(LONG_SECS), "the latch was not opened"
 
     async def wait_for_arrival(self) -> None:
         await happened(self._arrived)

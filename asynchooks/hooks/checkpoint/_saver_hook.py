@@ -236,7 +236,7 @@ class CheckpointSaverHook(SessionRunHook):
             await checkpointer.save(session, may_stop=False)
 
     async def _restore_by_hand(self, session: Any) -> None:
-        """What a session does before it says that the raw one is there."""
+        """What a session does before its hooks see the raw one."""
         raw = raw_session_of(session)
         if (restored := await self.restore_model(raw)) is not None:
             raw.global_step.restart(restored)

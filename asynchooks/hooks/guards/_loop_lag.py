@@ -196,7 +196,7 @@ def holder_of(frame: FrameType | None, loop: Set[CodeType]) -> tuple[str, str]:
 
     Args:
         frame: the innermost frame of that thread.
-        loop: what `loop_code` said in a task of it.
+        loop: what `loop_code` returned in a task of it.
     """
     culprit = where = innermost = ""
     for each, line in walk(frame):

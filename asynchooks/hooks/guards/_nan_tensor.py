@@ -118,10 +118,10 @@ class NanTensorHook(SessionRunHook):
         if not self._fails:
             run_context.request_stop(loss_is_nan)
             return
-        said = f"NaN loss during training: {loss_is_nan}."
+        message = f"NaN loss during training: {loss_is_nan}."
         if good is not None:
-            said += f" The last good checkpoint is {good}: the next session goes on from there"
-        raise NanLossDuringTrainingError(said, good)
+            message += f" The last good checkpoint is {good}: the next session goes on from there"
+        raise NanLossDuringTrainingError(message, good)
 
     async def _reject(self, raw: RawSession) -> str | None:
         """Have no checkpoint made or chosen whose weights may be bad; returns the newest good one.
