@@ -93,31 +93,19 @@ async def test_what_is_submitted_in_the_moment_of_an_end_is_written() -> None:
     assert writes.log == ["begin next", "end next", "idle"]
 
 
-async def test_an_error_is_reported_at_once_kept_and_raised_once() -> None:
-    writes = Writes()
-    error = OSError("the disk is full")
-    writes.writer.submit(writes.held("a", error))
-    writes.slots["a"].wake()
-    await writes.wait_idle()
-    assert writes.failures == [error]
-    with pytest.raises(OSError, match="the disk is full") as caught:
-        writes.writer.raise_error()
-    assert caught.value is error
-    writes.writer.raise_error()
-
-
-async def test_what_is_in_line_is_written_after_an_error_and_a_second_one_is_a_note() -> None:
-    writes = Writes()
-    for name in "ab":
-        writes.writer.submit(writes.held(name, OSError(name)))
+async def test_what_is_in_line_is_written_after_an_error_which_is_raised_once() -> None:
+    writes, errors = Writes(), [OSError("a"), OSError("b")]
+    for error in errors:
+        writes.writer.submit(writes.held(str(error), error))
         await settle()
     writes.slots["a"].wake()
     writes.slots["b"].wake()
     await writes.wait_idle()
     assert writes.log == ["begin a", "end a", "begin b", "end b", "idle"]
-    assert [str(error) for error in writes.failures] == ["a", "b"]
+    assert writes.failures == errors
     with pytest.raises(OSError, match="^a") as caught:
         writes.writer.raise_error()
+    assert caught.value is errors[0]
     assert caught.value.__notes__ == ["then, writing the next one: OSError('b')"]
     writes.writer.raise_error()
 
