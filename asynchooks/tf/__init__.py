@@ -10,7 +10,7 @@ leave them before the first `await`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 try:
     import tensorflow  # noqa: F401  # type: ignore[import-untyped]
@@ -24,7 +24,7 @@ except ImportError as error:
 
 from tensorflow.compat.v1.train import Scaffold
 
-from .._later import listing
+from .._later import later
 from ..hooks import CheckpointSaverHook
 from ._profiler import ProfilerHook
 from .bridges._sync_hook import sync_hook
@@ -37,6 +37,8 @@ from .graph._sessions import MonitoredTrainingSession, SingularMonitoredSession
 
 if TYPE_CHECKING:
     from .bridges._keras import HooksCallback as HooksCallback
+else:  # Keras takes a second to import
+    __getattr__, __dir__ = later(__name__, {"HooksCallback": "bridges._keras"})
 
 __all__ = [
     "CheckpointSaverHook",
@@ -53,13 +55,3 @@ __all__ = [
     "in_graph",
     "sync_hook",
 ]
-
-__dir__ = listing(__name__)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "HooksCallback":  # Keras takes a second to import
-        from .bridges._keras import HooksCallback
-
-        return HooksCallback
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

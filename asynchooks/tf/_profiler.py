@@ -11,11 +11,16 @@ from tensorflow.python.client import timeline
 
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
-from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    begin_graph,
+)
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
 from ..hooks._summaries import tensorflows_writer
-from .graph._default_graph import check_graph_session
 
 logger = logging.getLogger("asynchooks")
 
@@ -71,7 +76,11 @@ class ProfilerHook(SessionRunHook):
         self._writer: Any = None
 
     async def begin(self) -> None:
-        check_graph_session(self)
+        if begin_graph.get() is None:
+            raise RuntimeError(
+                f"{type(self).__name__} needs a session on a TensorFlow graph "
+                "(MonitoredSession(hooks, ChiefSessionCreator())); a step function has none"
+            )
         self._writer = tensorflows_writer(self._directory)
         self._has_run = False
 

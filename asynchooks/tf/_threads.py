@@ -11,11 +11,13 @@ import atexit
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 from .._engine.current import now
-from .._engine.threads import Outcome, WorkThread, call
+from .._engine.threads import WorkThread, call
 
 _PATIENCE_SECS = 5.0
 """How long the exit of the process waits at most: a server may not answer."""
@@ -61,6 +63,10 @@ class TensorFlowThread(threading.Thread):
 atexit.register(TensorFlowThread.end_all)
 
 
+GivenUp = CancelledError
+"""A call was abandoned."""
+
+
 class PatientThread:
     """A daemon thread that makes blocking calls for another thread, one at a time.
 
@@ -69,9 +75,9 @@ class PatientThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._outcome: Outcome | None = None
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._jobs = queue.SimpleQueue()
+        self._result: Future[Any] = Future()  # of the last call
         self._is_given_up = False
         TensorFlowThread(self._serve, name)
 
@@ -82,36 +88,28 @@ class PatientThread:
 
         Raises GivenUp if `give_up` was called.
         """
-        with self._changed:
-            self._outcome = None
-            self._jobs.put(fn)
-            is_over = self._changed.wait_for(self._is_over, patience_secs)
-        if not is_over:
+        result = self._result = Future()
+        if self._is_given_up:  # read after the future is set; `give_up` goes in the other order
+            result.cancel()
+        self._jobs.put((fn, result))
+        try:
+            result.exception(patience_secs)
+        except TimeoutError:
             impatient()
-        with self._changed:
-            self._changed.wait_for(self._is_over)
-            if self._outcome is None:
-                raise GivenUp
-            return self._outcome.unwrap()
+        return result.result()
 
     def give_up(self) -> None:
         """Abandon the call that is under way, and make no more; from any thread."""
-        with self._changed:
-            self._is_given_up = True
-            self._changed.notify_all()
+        self._is_given_up = True
+        self._result.cancel()
         self._jobs.put(None)
 
-    def _is_over(self) -> bool:
-        return self._outcome is not None or self._is_given_up
-
     def _serve(self) -> None:
-        while (fn := self._jobs.get()) is not None:
-            outcome = call(fn)
-            with self._changed:
-                self._outcome = outcome
-                self._changed.notify_all()
-            del fn, outcome
-
-
-class GivenUp(Exception):  # noqa: N818 - like StopIteration, it is no error
-    """A call was abandoned."""
+        while (job := self._jobs.get()) is not None:
+            outcome, result = call(job[0]), job[1]
+            with suppress(InvalidStateError):  # it was given up
+                if outcome.error is None:
+                    result.set_result(outcome.value)
+                else:
+                    result.set_exception(outcome.error)
+            del job, outcome, result

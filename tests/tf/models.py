@@ -18,6 +18,7 @@ from asynchooks import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    SharedSessionCreator,
 )
 
 tf = pytest.importorskip("tensorflow")
@@ -72,6 +73,17 @@ def monitored(
     """A session made where the graph is the default one."""
     with graph.as_default():
         return MonitoredSession(hooks, creator or ChiefSessionCreator(), **options)
+
+
+def chief(graph: Any, **options: Any) -> Any:
+    """A creator made where the graph is the default one."""
+    with graph.as_default():
+        return ChiefSessionCreator(**options)
+
+
+def shared(graph: Any, num_workers: int | None = None, **options: Any) -> SharedSessionCreator:
+    """A creator of one session for several workers."""
+    return SharedSessionCreator(chief(graph, **options), num_workers)
 
 
 def checkpoint_of(model: Model, directory: Any, step: int) -> str:
@@ -138,6 +150,18 @@ class Moments(SessionRunHook):
     async def end(self, session: Any) -> None:
         if self._end is not None:
             self._end(session)
+
+
+class Created(SessionRunHook):
+    """Keeps the raw sessions and the coordinators that it is given."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Any] = []
+        self.coords: list[Coordinator] = []
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self.sessions.append(session)
+        self.coords.append(coord)
 
 
 def raising(*errors: BaseException | None) -> Callable[..., None]:

@@ -22,14 +22,7 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook
 from asynchooks.tf import Scaffold
 
-from .models import (
-    Model,
-    Moments,
-    checkpoint_of,
-    counting_model,
-    monitored,
-    unavailable,
-)
+from .models import Moments, checkpoint_of, chief, counting_model, monitored, raising
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -41,25 +34,23 @@ pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 def creator_of(graph: Any, scaffold: dict[str, Any] | None = None, **args: Any) -> Any:
     with graph.as_default():
-        return ChiefSessionCreator(v1.train.Scaffold(**(scaffold or {})), **args)
+        return ChiefSessionCreator(Scaffold(**(scaffold or {})), **args)
 
 
-async def test_without_a_checkpoint_init_op_runs_and_then_init_fn() -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        init_op = v1.assign(model.step, 5)
+async def test_without_a_checkpoint_init_op_runs_and_then_init_fn_with_the_users_scaffold() -> None:
+    model, called = counting_model(), []
 
     def init_fn(scaffold: Any, session: Any) -> None:
+        called.append(scaffold)
         session.run(model.train_op)
 
     with model.graph.as_default():
-        args = {
-            "init_fn": init_fn,
-            "init_op": init_op,
-            "ready_op": tf.constant([], dtype=tf.string),
-        }
-    async with monitored(model.graph, None, creator_of(model.graph, args)) as session:
+        init_op = v1.assign(model.step, 5)
+        ready_op = tf.constant([], dtype=tf.string)
+        scaffold = Scaffold(init_op=init_op, init_fn=init_fn, ready_op=ready_op)
+    async with monitored(model.graph, None, chief(model.graph, scaffold=scaffold)) as session:
         assert session.global_step.value == 6
+    assert called == [scaffold]
 
 
 async def test_a_checkpoint_goes_before_init_op_and_init_fn(tmp_path: Path) -> None:
@@ -77,23 +68,6 @@ async def test_a_checkpoint_goes_before_init_op_and_init_fn(tmp_path: Path) -> N
         assert session.global_step.value == 42
         assert await session.run(model.train_op) == 43
     assert called == []
-
-
-async def test_the_newest_checkpoint_of_the_directory_is_restored(tmp_path: Path) -> None:
-    model = counting_model()
-    for step in (3, 7):
-        checkpoint_of(model, tmp_path, step)
-    creator = creator_of(model.graph, checkpoint_dir=str(tmp_path))
-    async with monitored(model.graph, None, creator) as session:
-        assert session.global_step.value == 7
-
-
-async def test_a_named_checkpoint_is_restored(tmp_path: Path) -> None:
-    model = counting_model()
-    path = checkpoint_of(model, tmp_path, 11)
-    creator = creator_of(model.graph, checkpoint_filename_with_path=path)
-    async with monitored(model.graph, None, creator) as session:
-        assert session.global_step.value == 11
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
@@ -132,23 +106,6 @@ async def test_a_model_that_is_not_ready_after_init_is_an_error_and_nothing_stay
     assert not model.graph.finalized
 
 
-async def test_unavailable_in_init_fn_is_retried_with_a_new_session() -> None:
-    model = counting_model()
-    tried: list[Any] = []
-
-    def init_fn(scaffold: Any, session: Any) -> None:
-        tried.append(session)
-        if len(tried) == 1:
-            raise unavailable()
-
-    hook = RecordingHook("a")
-    creator = creator_of(model.graph, {"init_fn": init_fn})
-    async with monitored(model.graph, [hook], creator) as session:
-        assert session.raw_session() is tried[1]
-    assert len(tried) == 2
-    assert hook.log == [("a", "begin"), ("a", "after_create_session"), ("a", "end")]
-
-
 async def test_a_run_in_after_create_session_finds_an_initialised_model() -> None:
     model = counting_model()
     read: list[int] = []
@@ -182,11 +139,6 @@ async def test_two_savers_in_the_collection_are_an_error_at_opening() -> None:
         await monitored(model.graph).__aenter__()
 
 
-def session_with(model: Model, init_fn: Any) -> MonitoredSession:
-    with model.graph.as_default():
-        return MonitoredSession([], ChiefSessionCreator(Scaffold(init_fn=init_fn)))
-
-
 async def initialise(scaffold: Any, session: Any) -> None:
     raise AssertionError("it was run, and nothing awaits it")
 
@@ -206,46 +158,20 @@ COROUTINES: dict[str, Callable[..., Any]] = {
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("init_fn", COROUTINES)
 async def test_an_init_fn_that_is_a_coroutine_is_refused(init_fn: str) -> None:
-    session = session_with(counting_model(), COROUTINES[init_fn])
+    model = counting_model()
+    creator = creator_of(model.graph, {"init_fn": COROUTINES[init_fn]})
     with pytest.raises(TypeError, match="init_fn of the Scaffold returned .*coroutine") as caught:
-        async with session:
+        async with monitored(model.graph, [], creator):
             raise AssertionError("it was opened")
     assert "after_create_session of a hook" in str(caught.value)
 
 
-async def test_a_plain_init_fn_is_called_with_the_user_s_scaffold() -> None:
-    model, called = counting_model(), []
-
-    def init_fn(scaffold: Any, session: Any) -> None:
-        called.append(scaffold)
-        session.run(model.train_op)
-
-    with model.graph.as_default():
-        scaffold = Scaffold(init_fn=init_fn)
-        session = MonitoredSession([], ChiefSessionCreator(scaffold))
-    async with session:
-        assert session.global_step.value == 1
-    assert called == [scaffold]
-
-
 async def test_finalizing_the_graph_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Fails:
-        def __init__(self) -> None:
-            self.num_left = 1
-
-        def __call__(self, step_context: Any) -> None:
-            self.num_left -= 1
-            if self.num_left == 0:
-                raise PreemptionError("lost")
-
-    model = counting_model()
-    with model.graph.as_default():
-        recovery = Recovery(first_pause_secs=0)
-        session = MonitoredSession([], ChiefSessionCreator(), recovery=recovery)
+    model, lose_once = counting_model(), raising(PreemptionError("lost"))
+    session = monitored(model.graph, recovery=Recovery(first_pause_secs=0))
     with caplog.at_level(logging.INFO, "tensorflow"):
         async with session:
-            fails = Fails()
-            await session.run_step_fn(lambda step_context: fails(step_context))
+            await session.run_step_fn(lambda step_context: lose_once())
             assert await session.run(model.train_op) == 1
             assert model.graph.finalized
     said = [record.getMessage() for record in caplog.records]
@@ -255,10 +181,8 @@ async def test_finalizing_the_graph_is_logged_once(caplog: pytest.LogCaptureFixt
 
 async def test_sessions_one_after_the_other_find_a_finalized_graph() -> None:
     model = counting_model()
-    with model.graph.as_default():
-        creator = ChiefSessionCreator()
-        sessions = [MonitoredSession([], creator) for _ in range(2)]
-    for session in sessions:
+    creator = chief(model.graph)
+    for session in [monitored(model.graph, [], creator) for _ in range(2)]:
         async with session:
             assert model.graph.finalized
             assert await session.run(model.train_op) == 1

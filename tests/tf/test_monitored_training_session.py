@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from asynchooks import Coordinator, SessionRunHook, StopAtStepHook
+from asynchooks import SessionRunHook, StopAtStepHook
 from asynchooks.testing import RecordingHook
 from asynchooks.tf import MonitoredTrainingSession, SingularMonitoredSession, WorkerSessionCreator
 
 from .hooks_beside import model_of_one_seed
 from .leftovers import Left, differences, read_back
 from .models import (
+    Created,
     Model,
     Moments,
     aborted,
@@ -75,19 +76,16 @@ def theirs_makes(**options: Any) -> list[tuple[Any, ...]]:
 
 
 COUNTER, SUMMARIES = ("StepCounterHook", None, 100), ("SummarySaverHook", None, 100)
-
 SAVER = ("CheckpointSaverHook", 600, None)
 
 TABLE: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
     "defaults": ({}, [COUNTER, SUMMARIES, SAVER]),
     "no directory": ({"checkpoint_dir": None}, []),
     "only summary_dir": ({"checkpoint_dir": None, "summary_dir": "s"}, [COUNTER, SUMMARIES]),
-    "no log": ({"log_step_count_steps": None}, [SUMMARIES, SAVER]),
-    "log 0": ({"log_step_count_steps": 0}, [SUMMARIES, SAVER]),
-    "log below 0": ({"log_step_count_steps": -1}, [SUMMARIES, SAVER]),
     "log 7": ({"log_step_count_steps": 7}, [("StepCounterHook", None, 7), SUMMARIES, SAVER]),
-    "summaries none": ({"save_summaries_steps": None}, [COUNTER, SAVER]),
-    "summaries 0": ({"save_summaries_steps": 0}, [COUNTER, SAVER]),
+    **{f"log {off}": ({"log_step_count_steps": off}, [SUMMARIES, SAVER]) for off in (None, 0, -1)},
+    **{f"summaries {off}": ({"save_summaries_steps": off}, [COUNTER, SAVER]) for off in (None, 0)},
+    "summaries secs 0": ({"save_summaries_secs": 0}, [COUNTER, SAVER]),
     "summaries both none": (
         {"save_summaries_steps": None, "save_summaries_secs": None},
         [COUNTER, SAVER],
@@ -100,18 +98,16 @@ TABLE: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
         {"save_summaries_steps": 5},
         [COUNTER, ("SummarySaverHook", None, 5), SAVER],
     ),
-    "summaries secs 0": ({"save_summaries_secs": 0}, [COUNTER, SAVER]),
-    "checkpoints none": ({"save_checkpoint_secs": None}, [COUNTER, SUMMARIES]),
+    "checkpoints None": ({"save_checkpoint_secs": None}, [COUNTER, SUMMARIES]),
     "checkpoints 0": ({"save_checkpoint_secs": 0}, [COUNTER, SUMMARIES]),
     "checkpoints steps none": ({"save_checkpoint_steps": None}, [COUNTER, SUMMARIES]),
-    "checkpoints by steps": (
-        {"save_checkpoint_steps": 9},
-        [COUNTER, SUMMARIES, ("CheckpointSaverHook", None, 9)],
-    ),
-    "checkpoints by steps, secs none": (
-        {"save_checkpoint_steps": 9, "save_checkpoint_secs": None},
-        [COUNTER, SUMMARIES, ("CheckpointSaverHook", None, 9)],
-    ),
+    **{
+        f"checkpoints by steps {more}": (
+            {"save_checkpoint_steps": 9, **more},
+            [COUNTER, SUMMARIES, ("CheckpointSaverHook", None, 9)],
+        )
+        for more in ({}, {"save_checkpoint_secs": None})
+    },
     "nothing": (
         {"save_checkpoint_secs": 0, "save_summaries_steps": 0, "log_step_count_steps": 0},
         [],
@@ -200,10 +196,11 @@ async def run_ours(directory: Path, last_step: int, steps: list[int], **options:
             steps.append(int((await session.run([model.read, model.train_op]))[0]))
 
 
-async def both_leave(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, last_steps: list[int], **options: Any
-) -> Left:
-    """What both leave, which must be the same."""
+@pytest.mark.parametrize("saves_graph", [True, False])
+@pytest.mark.parametrize("last_steps", [[12], [7, 13]], ids=["one run", "and one that resumes"])
+async def test_both_scripts_leave_the_same_files(
+    last_steps: list[int], saves_graph: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "tensorflow")
     caplog.set_level(logging.INFO, "asynchooks")
     left: list[Left] = []
@@ -211,36 +208,21 @@ async def both_leave(
         steps: list[int] = []
         directory = tmp_path / run.__name__
         for last_step in last_steps:
-            done: Any = run(directory, last_step, steps, **options)
+            done: Any = run(directory, last_step, steps, save_graph_def=saves_graph)
             if done is not None:
                 await done
         left.append(read_back(directory, steps, [], caplog))
     assert "\n".join(differences(left[1], left[0])) == ""
-    return left[1]
-
-
-async def test_one_script_leaves_the_same_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = await both_leave(tmp_path, caplog, [12])
-    assert left.outcome == list(range(12))
-    assert {"checkpoint", "graph.pbtxt", "model.ckpt-12.meta"} <= set(left.files)
-    assert len(left.events) == 1
-
-
-async def test_a_second_run_resumes_at_the_same_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = await both_leave(tmp_path, caplog, [7, 13])
-    assert left.outcome == list(range(13))
-
-
-async def test_without_graph_def_no_graph_is_left_beside_the_checkpoints(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    left = await both_leave(tmp_path, caplog, [6], save_graph_def=False)
-    assert "model.ckpt-6.index" in left.files
-    assert not [name for name in left.files if name.endswith((".pbtxt", ".meta"))]
+    last, files = last_steps[-1], set(left[1].files)
+    assert left[1].outcome == list(range(last))
+    assert {"checkpoint", f"model.ckpt-{last}.index"} <= files
+    graphs = {"graph.pbtxt", f"model.ckpt-{last}.meta"}
+    assert (
+        graphs <= files
+        if saves_graph
+        else not [name for name in files if name.endswith((".pbtxt", ".meta"))]
+    )
+    assert len(left[1].events) == 1 or len(last_steps) > 1
 
 
 async def test_summaries_go_to_summary_dir(tmp_path: Path) -> None:
@@ -255,11 +237,8 @@ async def test_summaries_go_to_summary_dir(tmp_path: Path) -> None:
 
 
 async def test_intervals_of_hooks_that_are_not_made_are_not_looked_at(tmp_path: Path) -> None:
-    both: dict[str, Any] = {
-        "save_checkpoint_steps": 1,
-        "save_checkpoint_secs": 1,
-        "save_summaries_steps": 1,
-    }
+    both: dict[str, Any] = {"save_checkpoint_steps": 1, "save_checkpoint_secs": 1}
+    both["save_summaries_steps"] = 1
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
         MonitoredTrainingSession(**both, save_summaries_secs=1)
@@ -406,12 +385,11 @@ async def test_an_error_of_init_fn_leaves_at_the_first_try(error: Exception) -> 
 
 async def test_should_stop_raises_what_the_coordinator_holds_and_so_does_the_end() -> None:
     model, held, recorder = counting_model(), OSError("a thread"), RecordingHook("a")
-    coords: list[Coordinator] = []
-    hooks = [recorder, Moments(created=lambda session, coord: coords.append(coord))]
+    created = Created()
     with pytest.raises(OSError, match="a thread") as caught:
-        async with singular(model, hooks) as session:
+        async with singular(model, [recorder, created]) as session:
             assert not session.should_stop()
-            coords[0].request_stop(held)
+            created.coords[0].request_stop(held)
             with pytest.raises(OSError, match="a thread"):
                 session.should_stop()
             assert await session.run(model.train_op) == 1
@@ -422,11 +400,10 @@ async def test_should_stop_raises_what_the_coordinator_holds_and_so_does_the_end
 
 @pytest.mark.parametrize("error", LOST)
 async def test_a_preemption_that_is_held_at_the_end_is_raised(error: Exception) -> None:
-    model = counting_model()
-    coords: list[Coordinator] = []
-    session = singular(model, [Moments(created=lambda session, coord: coords.append(coord))])
+    model, created = counting_model(), Created()
+    session = singular(model, [created])
     await session.__aenter__()
-    coords[0].request_stop(error)
+    created.coords[0].request_stop(error)
     with pytest.raises(type(error)) as caught:
         await session.close()
     assert caught.value is error

@@ -134,50 +134,41 @@ def _queue() -> Any:
         return queue.dequeue()
 
 
-def _iterator() -> Any:
-    return v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(7).repeat()).get_next()
-
-
-def _py_function() -> Any:
+def _python() -> Any:
     return tf.numpy_function(lambda: np.int32(7), [], tf.int32)
 
 
-def _eager_function() -> Any:
-    return tf.py_function(lambda: 7, [], tf.int32)
-
-
-def _staging_area() -> Any:
+def _staged(*, at_once: bool) -> Any:
+    """At once: whichever op runs first in one thread waits for the other one."""
     stage = data_flow_ops.StagingArea([tf.int32], shapes=[[]], capacity=1)
-    with tf.control_dependencies([stage.put([tf.constant(7)])]):
-        return tf.identity(stage.get())
-
-
-def _staging_both_at_once() -> Any:
-    """Neither needs the other: whichever op runs first in one thread waits for the other one."""
-    stage = data_flow_ops.StagingArea([tf.int32], shapes=[[]], capacity=1)
-    put, got = stage.put([tf.constant(7)]), stage.get()
+    put = stage.put([tf.constant(7)])
+    with tf.control_dependencies([] if at_once else [put]):
+        got = stage.get()
     with tf.control_dependencies([put]):
         return tf.identity(got)
 
 
 def _behind_other_ops() -> Any:
-    hidden = tf.identity(_py_function())
-    with tf.control_dependencies([hidden.op]):
+    with tf.control_dependencies([tf.identity(_python()).op]):
         return tf.constant(3) + 4
 
 
-MAY_WAIT = [
-    _queue, _iterator, _py_function, _eager_function, _staging_area, _staging_both_at_once,
-    _behind_other_ops,
-]  # fmt: skip
+MAY_WAIT: dict[str, Callable[[], Any]] = {
+    "a queue": _queue,
+    "an iterator": lambda: v1.data.make_one_shot_iterator(
+        tf.data.Dataset.from_tensors(7).repeat()
+    ).get_next(),
+    "a function of Python": _python,
+    "an eager function": lambda: tf.py_function(lambda: 7, [], tf.int32),
+    "a staging area": lambda: _staged(at_once=False),
+    "a staging area, put and got at once": lambda: _staged(at_once=True),
+    "behind other ops": _behind_other_ops,
+}
 
 
-def _variable() -> Any:
-    return tf.identity(v1.assign_add(v1.get_variable("v", initializer=1, use_resource=True), 1))
-
-
-def _ref_variable() -> Any:
-    return v1.assign_add(v1.get_variable("v", initializer=1, use_resource=False), 1)
+def _variable(*, use_resource: bool = True) -> Any:
+    variable = v1.get_variable("v", initializer=1, use_resource=use_resource)
+    return tf.identity(v1.assign_add(variable, 1))
 
 
 def _scattered() -> Any:
@@ -201,7 +192,7 @@ def _asserted() -> Any:
 NEVER_WAIT: dict[str, Callable[[], Any]] = {
     "constants": lambda: tf.constant([[2.0]]) @ [[3.0]],
     "a variable": _variable,
-    "a variable of the old kind": _ref_variable,
+    "a variable of the old kind": lambda: _variable(use_resource=False),
     "a scattered variable": _scattered,
     "old descent": lambda: _trained(v1.train.GradientDescentOptimizer(0.1), use_resource=False),
     "momentum": lambda: _trained(v1.train.MomentumOptimizer(0.1, 0.9)),
@@ -233,9 +224,9 @@ class Recorded:
         return compiled
 
 
-@pytest.mark.parametrize("build", MAY_WAIT)
-def test_what_may_wait_for_another_op_is_never_tried_alone(build: Callable[[], Any]) -> None:
-    recorded = Recorded(build)
+@pytest.mark.parametrize("kind", MAY_WAIT)
+def test_what_may_wait_for_another_op_is_never_tried_alone(kind: str) -> None:
+    recorded = Recorded(MAY_WAIT[kind])
     outputs: list[int] = []
 
     def run() -> None:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
-import asynchooks
 from asynchooks import (
     CheckpointSaverHook,
     EarlyStoppingHook,
@@ -26,7 +25,7 @@ from asynchooks import (
 from ..hooks.lives import NUM_ITEMS, Life, LifeModel
 from ..hooks.savers import Latch, until
 from ..support.helpers import settle
-from .models import ChiefSessionCreator, monitored
+from .models import ChiefSessionCreator, Moments, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -248,32 +247,20 @@ async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> 
     )  # fmt: skip
     with model.graph.as_default():
         tf.identity(model.weight, name="weight_now")
-    async with monitored(model.graph, [saver, hook, LookAfter(seen)]) as session:
+    looks = Moments(end=lambda session: seen.append(float(session.run("weight_now:0"))))
+    async with monitored(model.graph, [saver, hook, looks]) as session:
         while not session.should_stop():
             await session.run(model.train_op, {model.noise: 1.0})
     assert session.global_step.value == 3
     assert seen == [2.0]  # of the checkpoint of step 1: after its update
 
 
-class LookAfter(asynchooks.SessionRunHook):
-    """Reads the weight after the saver's end."""
-
-    def __init__(self, seen: list[float]) -> None:
-        self.seen = seen
-
-    async def end(self, session: Any) -> None:
-        self.seen.append(float(session.run("weight_now:0")))
-
-
-async def test_of_tensorflows_own_files_none_is_moved(tmp_path: Path) -> None:
-    with pytest.raises(NanLossDuringTrainingError):
-        await train(tmp_path, [5], NanTensorHook("loss:0"), background=False)
-    assert steps_in(tmp_path)[1] == []
-
-
-async def test_of_tensorflows_own_files_none_is_called_good_that_is_not(tmp_path: Path) -> None:
+async def test_of_tensorflows_own_files_none_is_moved_or_called_good_that_is_not(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(NanLossDuringTrainingError) as caught:
         await train(tmp_path, [5], NanTensorHook("loss:0"), background=False)
+    assert steps_in(tmp_path)[1] == []
     named = caught.value.checkpoint
     if named is not None:
         weight = float(tf.train.load_checkpoint(named).get_tensor("weight"))

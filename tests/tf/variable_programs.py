@@ -19,8 +19,10 @@ import anyio
 import tensorflow as tf
 
 import asynchooks
-from asynchooks import EvaluationHook, MonitoredSession, SessionRunHook
+from asynchooks import EvaluationHook, MonitoredSession
 from asynchooks._engine.threads import StepRunnerName
+
+from .models import Moments
 
 v1 = tf.compat.v1
 
@@ -71,20 +73,6 @@ class Wishes(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._log.append(plain(run_values.results))
 
 
-class OurWishes(SessionRunHook):
-    """The same in coroutines."""
-
-    def __init__(self, ask: Callable[[], tuple[Any, Any]], log: Log) -> None:
-        self._ask = ask
-        self._log = log
-
-    async def before_run(self, run_context: Any) -> Any:
-        return asynchooks.SessionRunArgs(*self._ask())
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._log.append(plain(run_values.results))
-
-
 def plain(value: Any) -> Any:
     """A result as JSON; keys that are variables by their names."""
     if isinstance(value, dict):
@@ -92,6 +80,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return None if value is None else value.tolist()
+
+
+def our_wishes(ask: Callable[[], tuple[Any, Any]], log: Log) -> Moments:
+    """The same with ours."""
+    return Moments(
+        before_run=lambda _: asynchooks.SessionRunArgs(*ask()),
+        after_run=lambda _, values: log.append(plain(values.results)),
+    )
 
 
 Ask = Callable[[Model], tuple[Any, Any]]
@@ -207,7 +203,7 @@ async def ours(name: str, use_resource: bool, runner: StepRunnerName, inside: bo
     """Opened inside the block of the graph, or outside of it."""
     model, log = Model(use_resource), []  # type: tuple[Model, Log]
     with model.graph.as_default():
-        hooks = HOOKS[name](asynchooks, OurWishes, model, log)
+        hooks = HOOKS[name](asynchooks, our_wishes, model, log)
         session = MonitoredSession(hooks, step_runner=runner)
     with model.graph.as_default() if inside else nullcontext(), listening("asynchooks", log):
         async with session:
@@ -223,18 +219,16 @@ async def ours(name: str, use_resource: bool, runner: StepRunnerName, inside: bo
 
 
 async def run_ours(session: MonitoredSession, how: str, fetches: Any, feeds: Any) -> Any:
-    if how == "run":
-        return await session.run(fetches, feeds)
-
     async def in_coroutine(step_context: Any) -> Any:
         if how == "raw":
             return step_context.session.run(fetches, feeds)
         return await step_context.run_with_hooks(fetches, feeds)
 
-    def in_function(step_context: Any) -> Any:
-        return step_context.session.run(fetches, feeds)
-
-    return await session.run_step_fn(in_function if "function" in how else in_coroutine)
+    if how == "run":
+        return await session.run(fetches, feeds)
+    if how != "raw in a function":
+        return await session.run_step_fn(in_coroutine)
+    return await session.run_step_fn(lambda step_context: step_context.session.run(fetches, feeds))
 
 
 async def elsewhere(use_resource: bool, runner: StepRunnerName, inside: bool) -> Log:
@@ -277,22 +271,16 @@ KINDS = {"resource": True, "reference": False}
 
 
 async def main() -> dict[str, Any]:
-    logging.getLogger("asynchooks").setLevel(logging.INFO)
-    logging.getLogger("asynchooks").propagate = False
-    logging.getLogger("tensorflow").setLevel(logging.INFO)
-    logging.getLogger("tensorflow").propagate = False
+    for logger in (logging.getLogger("asynchooks"), logging.getLogger("tensorflow")):
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     programs = list(product(HOOKS, KINDS))
     outcomes: dict[str, Any] = {
         "theirs": {f"{name}; {kind}": theirs(name, KINDS[kind]) for name, kind in programs}
         | {f"elsewhere; {kind}": ELSEWHERE for kind in KINDS}
     }
-    sides: list[tuple[StepRunnerName, bool]] = [
-        ("inline", False),
-        ("thread", False),
-        ("auto", False),
-        ("auto", True),
-    ]
-    for runner, inside in sides:
+    runners: list[StepRunnerName] = ["inline", "thread", "auto"]
+    for runner, inside in [*product(runners, [False]), (runners[-1], True)]:
         outcomes[f"{runner}, {'inside' if inside else 'outside'}"] = {
             f"{name}; {kind}": await ours(name, KINDS[kind], runner, inside)
             for name, kind in programs

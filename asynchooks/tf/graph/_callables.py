@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -110,9 +110,10 @@ class Callables:
 
 
 class _Step:
-    """One set of fetches with one set of feeds, compiled, by `make_private` where there is one.
+    """One set of fetches with one set of feeds, compiled; the constructor raises if it cannot be.
 
-    The constructor raises whatever error shows that they cannot be compiled.
+    Args:
+        make_private: TensorFlow's private method for that; None uses the public one.
     """
 
     def __init__(self, session: Any, make_private: Any, fetches: Any, feeds: list[Any]) -> None:
@@ -230,7 +231,7 @@ class _Parts:
             def pack_dict(values: list[Any]) -> Any:
                 return kind((key, pack(values)) for key, pack in zip(keys, parts, strict=True))
 
-            variables = [each for key in keys for each in _variables_in(key)]
+            variables = [each for each in tf.nest.flatten(keys) if isinstance(each, tf.Variable)]
             if not variables:
                 return pack_dict
             self.elements += variables  # the key of the step holds their ids
@@ -337,23 +338,18 @@ def _key(fetches: Any) -> Hashable:
     if isinstance(fetches, str):
         return fetches
     if isinstance(fetches, _ELEMENTS):
-        is_handle = isinstance(fetches, tf.Tensor) and fetches.op.type.startswith(
-            "GetSessionHandle"
-        )
+        is_tensor = isinstance(fetches, tf.Tensor)
+        is_handle = is_tensor and fetches.op.type.startswith("GetSessionHandle")
         return None if is_handle else id(fetches)
-    keys: Iterable[Hashable]
-    if type(fetches) in (dict, OrderedDict):
+    kind: Any = type(fetches)
+    names: list[Hashable] = []
+    if kind in (dict, OrderedDict):
         names = [(type(name), name if type(name) is str else _hashable(name)) for name in fetches]
-        keys = [_key(each) for each in fetches.values()]
-    elif type(fetches) in (list, tuple) or (
-        isinstance(fetches, tuple) and hasattr(fetches, "_make")
-    ):
-        names = []
-        keys = [_key(each) for each in fetches]
-    else:
+        fetches = fetches.values()
+    elif kind not in (list, tuple) and not (isinstance(fetches, tuple) and hasattr(kind, "_make")):
         return None
-    parts: tuple[Any, ...] = (type(fetches), *names, *keys)
-    return None if None in keys or not keys else parts
+    keys = [_key(each) for each in fetches]
+    return None if None in keys or not keys else (kind, *names, *keys)
 
 
 def _hashable(name: Any) -> Hashable:
@@ -361,13 +357,6 @@ def _hashable(name: Any) -> Hashable:
     if isinstance(name, tf.Variable):
         return id(name)
     return tuple(map(_hashable, name)) if isinstance(name, tuple) else name
-
-
-def _variables_in(name: Any) -> list[Any]:
-    """The variables in the key of a dict of fetches."""
-    if isinstance(name, tuple):
-        return [variable for each in name for variable in _variables_in(each)]
-    return [name] if isinstance(name, tf.Variable) else []
 
 
 def _is_constant(fetches: Any) -> bool:
@@ -380,12 +369,11 @@ def _is_constant(fetches: Any) -> bool:
 def raise_explained(session: Any, failure: list[BaseException]) -> None:
     """Raise the error of a compiled run as `Session.run` does: with op, node and the user's line.
 
-    Returns where TensorFlow's private method is missing: tested with 2.16, 2.18 and 2.21. The error
-    is popped: frames that held it would make a reference cycle.
+    Returns where TensorFlow's private method is missing: tested with 2.16, 2.18 and 2.21.
     """
 
     def fail() -> None:
-        raise failure.pop()
+        raise failure.pop()  # frames that held it would make a reference cycle
 
     if hasattr(session, "_do_call"):
         session._do_call(fail)

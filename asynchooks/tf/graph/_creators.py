@@ -50,8 +50,8 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
     """
 
     _handle_type = GraphHandle
-    _checkpoint_dir: Any  # TensorFlow's own
-    _checkpoint_filename_with_path: Any
+    _checkpoint_dir: str | None  # TensorFlow's own
+    _checkpoint_filename_with_path: str | None
 
     def __init__(
         self,
@@ -107,8 +107,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
             CheckpointError: there are some, and none of them is intact.
         """
         if self._checkpoint_filename_with_path or not self.checkpoint_dir:
-            path: str | None = self._checkpoint_filename_with_path
-            return path
+            return self._checkpoint_filename_with_path
         try:
             state = tf.train.get_checkpoint_state(self.checkpoint_dir)
         except ValueError:  # it is empty
@@ -179,9 +178,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
         self._set_up(scaffold, master, config, heartbeat_secs)
         secs = math.inf if max_wait_secs is None else max_wait_secs
         expected = "seconds >= 0, or None"
-        self.max_wait_secs = number(
-            "max_wait_secs", secs, least=0.0, finite=False, expected=expected
-        )
+        self.max_wait_secs = number("max_wait_secs", secs, least=0, finite=False, expected=expected)
         # TensorFlow would sleep between its attempts: with no time to wait it makes one
         super().__init__(self.plain_scaffold, master, config, max_wait_secs=0)
 
@@ -216,29 +213,18 @@ class WorkerContext:
     """
 
     def __init__(self, context: Any) -> None:
-        self._context = context
-        self._is_collective = type(context._strategy).__name__ in _COLLECTIVE
+        self._context, strategy = context, context._strategy
+        self._is_collective = type(strategy).__name__ in _COLLECTIVE
+        self.is_chief = bool(context.is_chief)  # it has the hooks of the chief
+        # its session initialises the model, or waits until another's has
+        self.initialises = not strategy or bool(context.experimental_should_init)
+        self.master = str(context.master_target or "")
 
     @classmethod
     def current(cls) -> WorkerContext | None:
         """That of this thread; None outside of a coordinator."""
         context = distribute_coordinator_context.get_current_worker_context()
         return None if context is None else cls(context)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether it has the hooks of the chief."""
-        return bool(self._context.is_chief)
-
-    @property
-    def initialises(self) -> bool:
-        """Whether its session initialises the model, or waits until another's has."""
-        return not self._context._strategy or bool(self._context.experimental_should_init)
-
-    @property
-    def master(self) -> str:
-        """The address of the server that runs its session."""
-        return str(self._context.master_target or "")
 
     def config_with(self, config: Any) -> Any:
         """The configuration of its session, over the one given."""
@@ -249,13 +235,14 @@ class WorkerContext:
         merged.MergeFrom(own)
         return merged
 
-    def summary_dir(self, directory: str | None) -> str | None:
-        """Where it writes summaries; None if it does not."""
-        return self._dir(directory, writes=self._context.should_save_summary)
-
-    def checkpoint_dir(self, directory: str | None) -> str | None:
-        """Where it saves checkpoints; None if it does not."""
-        return self._dir(directory, writes=self._context.should_checkpoint)
+    def directories(
+        self, summary_dir: str | None, checkpoint_dir: str | None
+    ) -> tuple[str | None, str | None]:
+        """Where it writes summaries, and where checkpoints; None where it does not."""
+        return (
+            self._dir(summary_dir, writes=self._context.should_save_summary),
+            self._dir(checkpoint_dir, writes=self._context.should_checkpoint),
+        )
 
     def _dir(self, directory: str | None, *, writes: bool) -> str | None:
         # collective ops hang unless every worker runs them: the others write to another directory

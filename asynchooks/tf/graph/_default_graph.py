@@ -12,7 +12,6 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 
 from ..._errors import GraphStackError, add_note
-from ..._hook import begin_graph
 
 
 async def in_graph(graph: tf.Graph, fn: Callable[..., Any], *args: Any) -> Any:
@@ -37,10 +36,7 @@ async def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def entered_graph() -> tf.Graph | None:
-    """The default graph that was entered; None outside of all graphs.
-
-    Where eager execution is disabled, TensorFlow has a default graph without one being entered.
-    """
+    """The default graph that was entered; None if it is the one that TensorFlow has anyway."""
     stack = ops._default_graph_stack.stack
     return stack[-1] if stack else None
 
@@ -63,19 +59,14 @@ def run_in_graph(session: Any, *args: Any) -> Any:
 def compiled(session: Any, tensors: list[Any], pool: int = 0) -> Callable[[], Any]:
     """A callable that runs the session and returns the tensors' values, perhaps their own memory.
 
-    Args:
-        pool: of TensorFlow's threads, by number; -1 is the calling thread.
-
-    It uses a private method, tested with TensorFlow 2.16, 2.18 and 2.21; where that is missing, the
-    public one, in pool 0.
+    It runs in that pool of TensorFlow's threads; -1 is the calling thread. Where the private method
+    is missing (tested with TensorFlow 2.16, 2.18 and 2.21) the public one is used, in pool 0.
     """
     if not hasattr(session, "_make_callable_from_options"):
-        public: Callable[[], Any] = session.make_callable(tensors)
-        return public
+        return session.make_callable(tensors)  # type: ignore[no-any-return]
     options = config_pb2.CallableOptions(fetch=[each.name for each in tensors])
     options.run_options.inter_op_thread_pool = pool
-    private: Callable[[], Any] = session._make_callable_from_options(options)
-    return private
+    return session._make_callable_from_options(options)  # type: ignore[no-any-return]
 
 
 def step_name(graph: tf.Graph) -> str:
@@ -83,15 +74,6 @@ def step_name(graph: tf.Graph) -> str:
     with graph.as_default():
         step = tf.compat.v1.train.get_global_step()
     return "global_step" if step is None else step.op.name
-
-
-def check_graph_session(hook: object) -> None:
-    """In a hook's begin: raise RuntimeError unless its session runs a graph."""
-    if begin_graph.get() is None:
-        raise RuntimeError(
-            f"{type(hook).__name__} needs a session on a TensorFlow graph "
-            "(MonitoredSession(hooks, ChiefSessionCreator())); a step function has none"
-        )
 
 
 class Driven(Awaitable[Any]):
@@ -138,10 +120,7 @@ class Driven(Awaitable[Any]):
 
 
 def _heights() -> tuple[int, int]:
-    """How high TensorFlow's stacks of default graphs are.
-
-    They are private: tested with TensorFlow 2.16, 2.18 and 2.21.
-    """
+    """How high TensorFlow's stacks are. Private: tested with TensorFlow 2.16, 2.18 and 2.21."""
     return len(ops._default_graph_stack.stack), len(eager_context.context().context_switches.stack)
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -17,19 +17,19 @@ from ..._engine.base import Engine, Slot
 from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop, Loss
 from ..._engine.sync import Lock
-from ..._engine.threads import Outcome, is_async, run_blocking
+from ..._engine.threads import Outcome, close_unrun, is_async, run_blocking
 from ..._errors import LateVariableError, is_preemption
 from ..._step.global_step import GlobalStep, GlobalStepStatistics
 from ..._stopping.coordinator import Coordinator
-from ...backends._creator import SessionCreator, SessionHandle
+from ...backends._creator import SessionCreator, SessionHandle, not_alone
 from ...backends._raw_session import RawSession
 from ..cluster._failure_detector import ProcessIds
-from ..cluster._membership_client import Notification, ReadyListener
+from ..cluster._membership_client import ReadyListener
 from ..cluster._notifications import Notifications
 from ..cluster._own_server import Servers
 from ..cluster._server import Heartbeat, Server
-from ._default_graph import Driven, entered_graph, entering, run_in_graph, step_name
-from ._session import GraphCoordinator, GraphSession, begin_epoch
+from ._default_graph import Driven, entered_graph, entering, step_name
+from ._session import GraphCoordinator, GraphSession
 
 logger = logging.getLogger("asynchooks")
 
@@ -59,11 +59,10 @@ class PlainScaffold:
 
     def finalize(self) -> None:
         """Complete the Scaffold, which adds operations to the default graph, and finalize that."""
-        if self._is_complete:
-            v1.get_default_graph().finalize()
-        else:
+        if not self._is_complete:
             self._scaffold.finalize()
             self._is_complete = True
+        v1.get_default_graph().finalize()
 
     @property
     def init_fn(self) -> Callable[[Any], None] | None:
@@ -74,8 +73,7 @@ class PlainScaffold:
 
         def call(session: Any) -> None:
             result = init_fn(session)
-            if isinstance(result, Coroutine):
-                result.close()
+            close_unrun(result)
             if isinstance(result, Awaitable):
                 raise TypeError(
                     f"init_fn of the Scaffold returned {result!r}, and would never be run: "
@@ -192,30 +190,28 @@ class GraphHandle(SessionHandle):
                 return
             # The graph is being run. Ops may be added during runs, but one run must not mix old and
             # new ones, and new variables would not be initialised.
-            with await self._alone_or_not():
-                variables = len(self._variables())
-                self.graph._unsafe_unfinalize()
-                try:
-                    yield
-                    await self._finalize(engine, grace_secs)
-                finally:
-                    self.graph.finalize()
-            if len(self._variables()) > variables:
-                late = ", ".join(each.name for each in self._variables()[variables:])
+            release = await self._wait_until_alone()
+            num_variables = len(self._variables())
+            self.graph._unsafe_unfinalize()
+            try:
+                yield
+                await self._finalize(engine, grace_secs)
+            finally:
+                self.graph.finalize()
+                release()
+            if late := ", ".join(each.name for each in self._variables()[num_variables:]):
                 raise LateVariableError(
                     f"begin of a hook added {late} to a graph that is being run already, where "
                     "nothing would initialise it; create variables before the first session opens"
                 )
 
-    async def _alone_or_not(self) -> ExitStack:
+    async def _wait_until_alone(self) -> Callable[[], None]:
         """The gate's exclusive side, unless runs do not end: they may wait for this session."""
-        stack = ExitStack()
         try:
-            release = await self.global_step.take_exclusive(timeout=_PATIENCE_SECS)
-            stack.callback(release)
+            return await self.global_step.take_exclusive(timeout=_PATIENCE_SECS)
         except TimeoutError:
             logger.info("A session opens while runs are under way: %r", self.global_step)
-        return stack
+            return not_alone
 
     async def _finalize(self, engine: Engine, grace_secs: float) -> None:
         """Complete the Scaffold and finalize the graph; a large model takes a while."""
@@ -240,19 +236,20 @@ class GraphHandle(SessionHandle):
         return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
 
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        heartbeat = None
+        heartbeat: Heartbeat | None = None
+        loss: Loss | None = None
         if self._server is not None:
             master = self._server.master
             heartbeat = Heartbeat(master, self.creator.heartbeat_secs, Servers.ps_of(master))
+            loss = heartbeat.loss
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
-        loss = None if heartbeat is None else heartbeat.loss
         make = self.creator.create_session
         is_late = threading.Event()
         try:
             if is_async(make):
                 session = await self.drive(make(), lambda: "create_session")
-                make = partial(_itself, session)
+                make = lambda: session  # noqa: E731
             created: tuple[RawSession, int] = await run_blocking(
                 engine,
                 lambda: self._wrap(make, heartbeat, is_late),
@@ -269,7 +266,7 @@ class GraphHandle(SessionHandle):
         if self._server is not None and heartbeat is not None:
             # only now: the table that was lost may be that of the server before
             self._server.add_heartbeat(heartbeat)
-        self._join_members()
+            self._join_members(self._server)
         return created
 
     def _wrap(
@@ -277,7 +274,7 @@ class GraphHandle(SessionHandle):
     ) -> tuple[RawSession, int]:
         """Make the session, in a thread; returns it with its first step."""
         raw: GraphSession | None = None
-        server, notifications = self._server, self._state.notifications
+        server = self._server
         # an earlier attempt, abandoned while the server was silent, may still restore the model
         has_turn = server is not None and self._turn.acquire(timeout=_TURN_SECS)
         try:
@@ -285,9 +282,9 @@ class GraphHandle(SessionHandle):
                 raise tf.errors.CancelledError(
                     None, None, "the session that was created is not needed any more"
                 )
-            raw = GraphSession(self.call(make), heartbeat, server, notifications)
-            if server is not None and notifications is not None:
-                self._announce(raw.exposed, server, notifications)
+            raw = GraphSession(self.call(make), heartbeat, server, self._state.notifications)
+            if raw.notifier is not None:
+                raw.notifier.announce(is_chief=self._is_chief)
             step = raw.read_step() or 0
         except BaseException as error:
             if raw is not None:
@@ -303,22 +300,8 @@ class GraphHandle(SessionHandle):
             raw.restored_step = step
         return raw, step
 
-    def _announce(self, session: Any, server: Server, notifications: Notifications) -> None:
-        run_in_graph(session, notifications.prepare)
-        if not self._is_chief:
-            now = Notification.of(run_in_graph(session, notifications.now))
-            if not server.note(now, begins=True):
-                raise tf.errors.DeadlineExceededError(None, None, "its chief has not announced it")
-            return
-        # It has initialised or restored the model: the step may have gone back, and others must
-        # be notified.
-        begin_epoch(session, server, notifications)
-        run_in_graph(session, notifications.announce_ready)
-
-    def _join_members(self) -> None:
-        server, notifications = self._server, self._state.notifications
-        if server is None:
-            return
+    def _join_members(self, server: Server) -> None:
+        notifications = self._state.notifications
         if notifications is not None and not self._is_member:
             self._is_member = True
             process_ids = ProcessIds(*Servers.cluster_of(server.master))
@@ -407,28 +390,25 @@ class WorkerHandle(GraphHandle):
                 "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
                 self.creator.master, until - engine.now(), reason,
             )  # fmt: skip
-            if not (has_chief or was_notified or is_preemption(cause)):
+            if self._server is None or not (has_chief or was_notified or is_preemption(cause)):
                 was_notified = await self._wait_for_ready(engine, until)
-            elif self._server is not None:
-                await self._server.wait_for_chief(engine, seen, until)
             else:
-                await engine.park(Slot(engine, "the model"), until)
+                await self._server.wait_for_chief(engine, seen, until)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
         """Suspend until a chief of any process announces a ready model; False if none did."""
         slot = Slot(engine, f"a chief to be ready on {self.creator.master}")
-        listener, notifications = None, self._state.notifications
-        if self._server is not None and notifications is not None:
-            wake = partial(slot.wake, True)
-            listener = ReadyListener(
-                notifications.place, self.creator.master, self.creator.config, wake
-            )
+        place = None if self._state.notifications is None else self._state.notifications.place
+        if self._server is None or place is None:
+            await engine.park(slot, until)
+            return False
+        wake = partial(slot.wake, True)
+        listener = ReadyListener(place, self.creator.master, self.creator.config, wake)
         try:
             return await engine.park(slot, until) is True
         finally:
-            if listener is not None:
-                listener.close()
+            listener.close()
 
 
 async def _report_loss(loss: Loss, coord: Coordinator) -> None:
@@ -438,10 +418,6 @@ async def _report_loss(loss: Loss, coord: Coordinator) -> None:
         await slot.engine.park(slot)
     if loss.is_set and not coord.joined:
         coord.request_stop(loss.error())
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _close_late(outcome: Outcome) -> None:

@@ -30,6 +30,59 @@ logger = logging.getLogger("asynchooks")
 _format.make_graph_format = graph_format
 
 
+class StepNotifier:
+    """Notifies other processes on a server of the steps of one session; every method blocks."""
+
+    def __init__(self, session: Any, server: Server, notifications: Notifications) -> None:
+        self._session = session
+        self._server = server
+        self._notifications = notifications
+
+    def announce(self, *, is_chief: bool) -> None:
+        """Begin: the chief has initialised or restored the model, which a worker needs."""
+        run_in_graph(self._session, self._notifications.prepare)
+        if is_chief:
+            self.begin_epoch()
+            run_in_graph(self._session, self._notifications.announce_ready)
+        elif not self._server.note(self._ask(self._notifications.now), begins=True):
+            raise tf.errors.DeadlineExceededError(None, None, "its chief has not announced it")
+
+    def begin_epoch(self) -> None:
+        """Notify all processes that the step may have gone back."""
+        server, notifications = self._server, self._notifications
+        known = {notifications.known_epoch: server.epoch}
+        notification = self._ask(notifications.begin_epoch, known)
+        server.note(notification, begins=True)
+        if not notifications.is_large_enough(notification.num_taken):
+            notifications.grow(notification.num_taken)
+            run_in_graph(self._session, notifications.notify_all)
+
+    def read_step(self) -> int:
+        """The step now, of which other processes are notified."""
+        self._server.note(notification := self._ask(self._notifications.now))
+        return notification.step
+
+    def run_step(self, raw: RawSession, args: tuple[Any, Any, Any, Any]) -> Any:
+        """As `raw.run_step`, with the notification in the same run if possible."""
+        server, notifications = self._server, self._notifications
+        fetches, *others = args
+        fused = notifications.fused(raw.run_key(fetches), fetches)
+        if fused is None:
+            return raw.run(*args), raw.read_step()
+        if fused[1] is None:
+            outputs, notification = raw.run(*args), self._ask(notifications.now)
+        else:
+            outputs, values = raw.run(fused, *others)
+            notification = Notification.of(values)
+        server.note(notification)
+        if not notifications.is_large_enough(server.num_taken):
+            notifications.grow(server.num_taken)
+        return outputs, notification.step
+
+    def _ask(self, *args: Any) -> Notification:
+        return Notification.of(run_in_graph(self._session, *args))
+
+
 class GraphSession(RawSession):
     """Runs an initialised `tf.compat.v1.Session`. The handle creates and closes it.
 
@@ -52,8 +105,11 @@ class GraphSession(RawSession):
     ) -> None:
         super().__init__()
         self._heartbeat = heartbeat
-        self._server, self._notifications = server, notifications
-        self._reads_always = heartbeat is not None  # a read on a server may block for ever
+        self.notifier = (
+            None
+            if server is None or notifications is None
+            else StepNotifier(session, server, notifications)
+        )
         if heartbeat is not None:
             self.loss = heartbeat.loss
             self.step_times = StepTimes(always_in_thread=True)
@@ -90,31 +146,14 @@ class GraphSession(RawSession):
         return run_in_graph(self._session, fetches, feed_dict, options, run_metadata)
 
     def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
-        if self._server is not None and self._notifications is not None:
-            return self._run_and_notify(self._server, self._notifications, args)
+        if self.notifier is not None:
+            return self.notifier.run_step(self, args)
         outputs = self.run(*args)
-        if self._read is None or self._reads_always or self.global_step.admission.is_watched:
+        # later, on the event loop, a read on a server might block for ever
+        must_read = self._read is None or self._heartbeat is not None
+        if must_read or self.global_step.admission.is_watched:
             return outputs, self.read_step()
         return outputs, UNREAD
-
-    def _run_and_notify(
-        self, server: Server, notifications: Notifications, args: tuple[Any, Any, Any, Any]
-    ) -> Any:
-        """Run a step, and have the server notify other processes, in the same run if possible."""
-        fetches, *others = args
-        fused = notifications.fused(self._callables.key_of(fetches), fetches)
-        if fused is None:
-            return self.run(*args), self.read_step()
-        if fused[1] is None:
-            outputs = self.run(*args)
-            values = run_in_graph(self._session, notifications.now)
-        else:
-            outputs, values = self.run(fused, *others)
-        notification = Notification.of(values)
-        server.note(notification)
-        if not notifications.is_large_enough(server.num_taken):
-            notifications.grow(server.num_taken)
-        return outputs, notification.step
 
     async def call(self, fn: Callable[..., Any], *args: Any, is_alone: bool = False) -> Any:
         call = partial(super().call, fn, *args, is_alone=is_alone)
@@ -139,7 +178,7 @@ class GraphSession(RawSession):
         return None if self._read is None else int(self._read()[0])
 
     async def take_up_step(self) -> None:
-        """As `RawSession.take_up_step`; where it has gone back, no other worker runs meanwhile."""
+        # where it has gone back, no other worker runs meanwhile
         if self._read is None:
             return
         step, epoch = self.global_step, self.global_step.epoch
@@ -156,19 +195,14 @@ class GraphSession(RawSession):
             release()
 
     def _read_and_notify(self) -> int:
-        """The step now; other processes are notified."""
-        if self._server is None or self._notifications is None:
-            return self.read_step() or 0
-        notification = Notification.of(run_in_graph(self._session, self._notifications.now))
-        self._server.note(notification)
-        return notification.step
+        return (self.read_step() or 0) if self.notifier is None else self.notifier.read_step()
 
     def _go_back(self) -> None:
         """Begin a new epoch, in all processes, at the step where the variable is."""
-        if self._server is not None and self._notifications is not None:
-            begin_epoch(self._session, self._server, self._notifications)
-        else:
+        if self.notifier is None:
             self.global_step.restart(self.read_step() or 0)
+        else:
+            self.notifier.begin_epoch()
 
     def read_step_after(self, error: BaseException) -> int | None:
         # the train op may have run although another op failed; a lost server would only block
@@ -256,13 +290,3 @@ class GraphCoordinator(Coordinator, tf.compat.v1.train.Coordinator):  # type: ig
         if (self.should_stop() or self.joined) and isinstance(error, consequences):
             return
         super().request_stop(ex, reason=reason, all_workers=all_workers)
-
-
-def begin_epoch(session: Any, server: Server, notifications: Notifications) -> None:
-    """Notify all processes that the step may have gone back; blocks."""
-    known = {notifications.known_epoch: server.epoch}
-    notification = Notification.of(run_in_graph(session, notifications.begin_epoch, known))
-    server.note(notification, begins=True)
-    if not notifications.is_large_enough(notification.num_taken):
-        notifications.grow(notification.num_taken)
-        run_in_graph(session, notifications.notify_all)

@@ -91,47 +91,43 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
                 await session.run(train_op)
     """
     context = WorkerContext.current()
+    has_chief_hooks = is_chief
     if context is not None:
-        is_chief, master, config = context.initialises, context.master, context.config_with(config)
-    creator: ChiefSessionCreator | WorkerSessionCreator
-    if is_chief:
-        creator = ChiefSessionCreator(
-            scaffold, master, config, checkpoint_dir, heartbeat_secs=heartbeat_secs
-        )
-    else:
-        creator = WorkerSessionCreator(
-            scaffold, master, config, max_wait_secs, heartbeat_secs=heartbeat_secs
-        )
+        has_chief_hooks, is_chief, master = context.is_chief, context.initialises, context.master
+        config = context.config_with(config)
+    secs = heartbeat_secs
+    creator = (
+        ChiefSessionCreator(scaffold, master, config, checkpoint_dir, heartbeat_secs=secs)
+        if is_chief
+        else WorkerSessionCreator(scaffold, master, config, max_wait_secs, heartbeat_secs=secs)
+    )
     summary_dir = summary_dir or checkpoint_dir
-    usual: list[Any] = []
     if context is not None:
-        summary_dir = context.summary_dir(summary_dir)
-        checkpoint_dir = context.checkpoint_dir(checkpoint_dir)
+        summary_dir, checkpoint_dir = context.directories(summary_dir, checkpoint_dir)
     elif not is_chief:
         summary_dir = checkpoint_dir = None
+    usual: list[AnyHook] = []
     log_step_count_steps = _if_on("log_step_count_steps", log_step_count_steps)
     if summary_dir and log_step_count_steps is not None:
         usual.append(StepCounterHook(log_step_count_steps, output_dir=summary_dir))
+    to: dict[str, Any] = {"scaffold": creator.scaffold}
     if summary_dir:
-        steps, secs = save_summaries_steps, save_summaries_secs
-        times = _times("save_summaries", steps, secs, 100, None)
-        to = {"output_dir": summary_dir, "scaffold": creator.scaffold}
-        usual += [SummarySaverHook(**times, **to)] if times else []
+        times = _times("save_summaries", save_summaries_steps, save_summaries_secs, 100, None)
+        usual += [SummarySaverHook(**times, **to, output_dir=summary_dir)] if times else []
     if checkpoint_dir:
-        steps, secs = save_checkpoint_steps, save_checkpoint_secs
-        times = _times("save_checkpoint", steps, secs, None, 600)
+        times = _times("save_checkpoint", save_checkpoint_steps, save_checkpoint_secs, None, 600)
         times = times if context is None else context.save_times(times)
-        to = {"scaffold": creator.scaffold, "save_graph_def": save_graph_def}
+        to["save_graph_def"] = save_graph_def
         usual += [CheckpointSaverHook(checkpoint_dir, **times, **to)] if times else []
     of_all = checked(hooks)
-    if context is None:
-        of_chief = checked(chief_only_hooks, "chief_only_hooks") if is_chief else []
-        all_hooks = [*of_chief, *usual, *of_all]
-    else:  # TensorFlow's other order
-        of_chief = checked(chief_only_hooks, "chief_only_hooks") if context.is_chief else []
-        all_hooks = [*of_all, *of_chief, *usual]
+    of_chief = checked(chief_only_hooks, "chief_only_hooks") if has_chief_hooks else []
     return MonitoredSession(
-        all_hooks, creator, stop_grace_period_secs, step_runner=step_runner, recovery=recovery
+        # TensorFlow has two orders
+        [*of_chief, *usual, *of_all] if context is None else [*of_all, *of_chief, *usual],
+        creator,
+        stop_grace_period_secs,
+        step_runner=step_runner,
+        recovery=recovery,
     )
 
 
@@ -148,9 +144,7 @@ def _times(
             f"got {name}_steps={steps} and {name}_secs={secs}; give one of them (None or 0 turns "
             "the other off)"
         )
-    if steps is None and secs is None:
-        return {}
-    return {"save_steps": steps, "save_secs": secs}
+    return {} if steps is None and secs is None else {"save_steps": steps, "save_secs": secs}
 
 
 def _if_on(name: str, interval: Any) -> Any:
@@ -169,12 +163,9 @@ class SingularMonitoredSession(MonitoredSession):
     `raw_session()` runs, saves and restores without hooks.
 
     Args:
-        hooks: as for `MonitoredSession`.
-        scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path: as for
-            `ChiefSessionCreator`.
-        stop_grace_period_secs: as for `MonitoredSession`.
-        step_runner: as for `MonitoredSession`.
-        heartbeat_secs: as for `ChiefSessionCreator`.
+        hooks, stop_grace_period_secs, step_runner: as for `MonitoredSession`.
+        scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path, heartbeat_secs: as
+            for `ChiefSessionCreator`.
 
     Source: TensorFlow's `tf.compat.v1.train.SingularMonitoredSession`.
 

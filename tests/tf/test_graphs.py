@@ -1,35 +1,50 @@
-"""The graph: which one a session runs, finalized meanwhile, shared, changed by late workers."""
+"""Graphs: which one a session runs, finalized meanwhile, shared, the default one across awaits."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 import asynchooks
 from asynchooks import (
+    Coordinator,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
+    GraphStackError,
     LateVariableError,
     LoggingTensorHook,
     MonitoredSession,
-    SessionCreator,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
-    SharedSessionCreator,
+    SessionRunValues,
+    StepContext,
     StepCounterHook,
     StopAtStepHook,
 )
 from asynchooks.testing import RecordingHook
 from asynchooks.tf import CheckpointSaverHook, ProfilerHook
 
-from .models import ChiefSessionCreator, Model, Moments, counting_model, monitored, raising
+from .models import (
+    ChiefSessionCreator,
+    Model,
+    Moments,
+    chief,
+    counting_model,
+    graph_stack_height,
+    let_others_run,
+    monitored,
+    raising,
+    shared,
+)
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -55,15 +70,6 @@ class Doubling(SessionRunHook):
         self.results.append(run_values.results)
 
 
-def add_variable() -> None:
-    v1.get_variable("late", initializer=1.0)
-
-
-def shared(model: Model) -> SharedSessionCreator:
-    with model.graph.as_default():
-        return SharedSessionCreator(ChiefSessionCreator())
-
-
 async def test_the_graph_is_finalized_after_begin_and_unfinalized_at_the_end() -> None:
     model = counting_model()
     seen: list[bool] = []
@@ -79,15 +85,17 @@ async def test_the_graph_is_finalized_after_begin_and_unfinalized_at_the_end() -
     assert not model.graph.finalized
 
 
-async def test_ops_added_between_two_sessions_are_run_by_the_second() -> None:
+async def test_a_second_session_adds_nothing_and_runs_ops_that_were_added_before_it() -> None:
     model = counting_model()
     async with monitored(model.graph) as session:
         await session.run(model.train_op)
     with model.graph.as_default():
         seven = tf.constant(7)
+    num_ops = len(model.graph.get_operations())
     async with monitored(model.graph) as session:
         assert await session.run(seven) == 7
         assert session.global_step.value == 0
+        assert len(model.graph.get_operations()) == num_ops
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError("body")])
@@ -103,31 +111,17 @@ async def test_a_graph_that_was_finalized_before_stays_so(error: Exception | Non
     assert model.graph.finalized
 
 
-async def test_a_graph_finalized_before_without_the_ops_needed_is_an_error() -> None:
-    model = counting_model()
+@pytest.mark.parametrize("missing", ["ops of the Scaffold", "ops of begin"])
+async def test_a_graph_finalized_before_without_the_ops_needed_is_an_error(missing: str) -> None:
+    model, hooks = counting_model(), []
+    if missing == "ops of begin":
+        async with monitored(model.graph):
+            pass
+        hooks.append(Moments(begin=lambda: tf.constant(1)))
     model.graph.finalize()
     with pytest.raises(RuntimeError, match="Graph is finalized and cannot be modified"):
-        await monitored(model.graph).__aenter__()
+        await monitored(model.graph, hooks).__aenter__()
     assert model.graph.finalized
-
-
-async def test_begin_that_adds_ops_to_a_graph_finalized_before_is_an_error() -> None:
-    model = counting_model()
-    async with monitored(model.graph):
-        pass
-    model.graph.finalize()
-    hook = Moments(begin=lambda: tf.constant(1))
-    with pytest.raises(RuntimeError, match="Graph is finalized and cannot be modified"):
-        await monitored(model.graph, [hook]).__aenter__()
-    assert model.graph.finalized
-
-
-async def test_a_second_session_on_the_graph_adds_nothing_to_it() -> None:
-    model = counting_model()
-    async with monitored(model.graph):
-        count = len(model.graph.get_operations())
-    async with monitored(model.graph):
-        assert len(model.graph.get_operations()) == count
 
 
 async def test_two_sessions_of_their_own_on_one_graph_count_apart_and_the_last_unfinalizes() -> (
@@ -147,9 +141,10 @@ async def test_two_sessions_of_their_own_on_one_graph_count_apart_and_the_last_u
     assert not model.graph.finalized
 
 
-async def test_a_late_worker_may_add_ops_in_begin_and_the_first_goes_on() -> None:
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_a_late_worker_may_add_ops_in_begin_and_the_first_goes_on(is_shared: bool) -> None:
     model = counting_model()
-    creator = shared(model)
+    creator = shared(model.graph) if is_shared else None
     async with monitored(model.graph, None, creator) as first:
         assert await first.run(model.train_op) == 1
         hook = Doubling(model)
@@ -160,26 +155,17 @@ async def test_a_late_worker_may_add_ops_in_begin_and_the_first_goes_on() -> Non
             await late.run([])
         assert await first.run(model.train_op) == 3
         assert model.graph.finalized
-    assert hook.results == [3, 5]
+    assert hook.results == ([3, 5] if is_shared else [1, 1])
     assert not model.graph.finalized
-
-
-async def test_a_late_session_of_its_own_may_add_ops_in_begin() -> None:
-    model = counting_model()
-    async with monitored(model.graph) as first:
-        hook = Doubling(model)
-        async with monitored(model.graph, [hook]) as late:
-            await late.run([])
-            assert await first.run(model.train_op) == 1
-    assert hook.results == [1]
 
 
 async def test_a_late_worker_that_adds_variables_is_an_error_and_the_first_goes_on() -> None:
     model = counting_model()
-    creator = shared(model)
+    creator = shared(model.graph)
     recorder = RecordingHook("a")
+    adding = Moments(begin=lambda: v1.get_variable("late", initializer=1.0))
     async with monitored(model.graph, None, creator) as first:
-        late = monitored(model.graph, [recorder, Moments(begin=add_variable)], creator)
+        late = monitored(model.graph, [recorder, adding], creator)
         with pytest.raises(LateVariableError, match=r"added late:0 to a graph that is being run"):
             await late.__aenter__()
         assert late.raw_session() is None
@@ -191,15 +177,15 @@ async def test_a_late_worker_that_adds_variables_is_an_error_and_the_first_goes_
 
 async def test_the_first_worker_may_add_variables_in_begin() -> None:
     model = counting_model()
-    hook = Moments(begin=add_variable)
-    async with monitored(model.graph, [hook], shared(model)) as session:
+    hook = Moments(begin=lambda: v1.get_variable("late", initializer=1.0))
+    async with monitored(model.graph, [hook], shared(model.graph)) as session:
         variable = model.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)[-1]
         assert await session.run(variable) == 1.0
 
 
 async def test_a_late_begin_that_fails_leaves_the_graph_finalized_and_runs_possible() -> None:
     model = counting_model()
-    creator = shared(model)
+    creator = shared(model.graph)
     async with monitored(model.graph, None, creator) as first:
         hook = Moments(begin=raising(ZeroDivisionError("late")))
         with pytest.raises(ZeroDivisionError, match="late"):
@@ -211,9 +197,7 @@ async def test_a_late_begin_that_fails_leaves_the_graph_finalized_and_runs_possi
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_missing_global_step_is_named_in_begin(is_shared: bool) -> None:
     graph = tf.Graph()
-    with graph.as_default():
-        chief: SessionCreator = ChiefSessionCreator()
-        creator = SharedSessionCreator(chief) if is_shared else chief
+    creator = shared(graph) if is_shared else chief(graph)
     for hook in (StopAtStepHook(last_step=1), GlobalStepWaiterHook(1), StepCounterHook()):
         name = type(hook).__name__
         with pytest.raises(RuntimeError, match=rf"Global step should be created to use {name}\."):
@@ -267,6 +251,13 @@ step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
 async def in_the_default_graph():
     async with ah.MonitoredSession([ah.StopAtStepHook(last_step=1)]) as session:
         print(await session.run(step))
+    hook = ah.FeedHook(tf.data.Dataset.range(5), "x")
+    try:
+        async with ah.MonitoredSession([hook], ah.FunctionSessionCreator(lambda x: {})) as session:
+            await session.run([])
+    except ah.InputError as error:
+        assert "with eager execution" in str(error), error
+        print("a dataset: refused")
 
 
 anyio.run(in_the_default_graph)
@@ -274,12 +265,12 @@ anyio.run(in_the_default_graph)
 
 
 @pytest.mark.faults
-def test_without_eager_execution_the_graphs_are_the_same_ones() -> None:
+def test_without_eager_execution_the_graphs_are_the_same_ones_and_datasets_are_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_EAGER], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["1", "2", "3", "loss = 1", "1"]
+    assert done.stdout.splitlines() == ["1", "2", "3", "loss = 1", "1", "a dataset: refused"]
 
 
 async def test_inside_a_graph_a_step_function_is_one(
@@ -333,41 +324,17 @@ async def test_what_a_failing_creation_leaves_is_freed_off_the_event_loop() -> N
     assert freed[0] != threading.get_ident()
 
 
-async def test_the_wrong_with_is_an_error() -> None:
-    with pytest.raises(TypeError, match="opened by `async with session:`"):
-        with MonitoredSession([], FunctionSessionCreator(dict)):
-            pass
-
-
-def test_an_address_without_its_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match='give the protocol, too: "grpc://localhost:2222"'):
-        ChiefSessionCreator(master="localhost:2222")
-
-
-async def test_a_feed_of_another_graph_names_the_hook_and_the_moment() -> None:
-    model = counting_model()
-    with tf.Graph().as_default():
-        other = v1.placeholder(tf.float32, [])
-    hook = asynchooks.FeedFnHook(lambda: {other: 1.0})
-    async with monitored(model.graph, [hook]) as session:
-        with pytest.raises(ValueError, match="no element of the session's graph") as caught:
-            await session.run(model.train_op)
-    assert "in before_run of FeedFnHook" in caught.value.__notes__
-
-
 async def test_a_worker_that_opens_on_a_graph_in_use_has_it_for_itself_in_begin() -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        creator = asynchooks.SharedSessionCreator(ChiefSessionCreator())
-    is_alone: list[bool] = []
-
-    class Looks(SessionRunHook):
-        async def begin(self) -> None:
-            is_alone.append(first.global_step.statistics().is_exclusive)
-
+    model, is_alone = counting_model(), []
+    creator = shared(model.graph)
     async with monitored(model.graph, None, creator) as first:
-        async with monitored(model.graph, [Looks()], creator):
-            assert not first.global_step.statistics().is_exclusive
+
+        def look() -> bool:
+            return first.global_step.statistics().is_exclusive
+
+        hook = Moments(begin=lambda: is_alone.append(look()))
+        async with monitored(model.graph, [hook], creator):
+            assert not look()
     assert is_alone == [True]
 
 
@@ -392,26 +359,209 @@ async def test_a_forgotten_creator_is_reported_before_missing_parts_of_the_graph
         "MonitoredSession got no session_creator. To train a step function, give it one: "
         "MonitoredSession(hooks, FunctionSessionCreator(step_fn))."
     )
+    with tf.Graph().as_default():
+        session = MonitoredSession([Moments(begin=raising(ZeroDivisionError()))])
+    with pytest.raises(ZeroDivisionError):  # other errors stay what they are
+        await session.__aenter__()
 
 
 async def test_a_graph_that_a_hook_builds_needs_no_creator() -> None:
-    class Build(SessionRunHook):
-        async def begin(self) -> None:
-            self.one = tf.constant(1, name="one")
-
     with tf.Graph().as_default():
-        session = MonitoredSession([Build()])
+        session = MonitoredSession([Moments(begin=lambda: tf.constant(1, name="one"))])
     async with session:
         assert await session.run("one:0") == 1
 
 
-async def test_other_errors_of_begin_stay_what_they_are() -> None:
-    class Fails(SessionRunHook):
-        async def begin(self) -> None:
-            raise ZeroDivisionError
+class AtEachMoment(SessionRunHook):
+    """Awaits `act` with the name of the moment, at each of them, and in a side task."""
 
-    with tf.Graph().as_default():
-        session = MonitoredSession([Fails()])
-    with pytest.raises(ZeroDivisionError):
-        async with session:
-            raise AssertionError("it was opened")
+    def __init__(self, act: Callable[[str], Awaitable[None]]) -> None:
+        self._act = act
+
+    async def begin(self) -> None:
+        await self._act("begin")
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await self._act("after_create_session")
+        coord.start_soon(self._act, "side task")
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        await self._act("before_run")
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        await self._act("after_run")
+
+    async def end(self, session: Any) -> None:
+        await self._act("end")
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        await self._act("on_error")
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_interleaved_workers_see_their_own_graph_at_every_moment(runner: str) -> None:
+    wrong: list[str] = []
+    num_looks: list[int] = []
+    before = graph_stack_height()
+
+    async def work(model: Model, fails: bool) -> None:
+        looked: list[str] = []
+
+        async def look(moment: str) -> None:
+            for when in ("before", "after"):
+                looked.append(moment)
+                if v1.get_default_graph() is not model.graph or tf.executing_eagerly():
+                    wrong.append(f"{moment}, {when} the await")
+                await let_others_run()
+            if moment == "begin":
+                assert tf.constant(1).graph is model.graph
+            if moment == "side task" and looked.count(moment) < 10:
+                await look(moment)
+
+        async def step_fn(step_context: StepContext) -> Any:
+            await look("step_fn")
+            return await step_context.run_with_hooks(model.train_op)
+
+        def sync_step_fn(step_context: StepContext) -> Any:
+            return v1.get_default_graph()
+
+        async with monitored(model.graph, [AtEachMoment(look)], step_runner=runner) as session:
+            for count in range(1, 4):
+                assert await session.run(model.train_op) == 2 * count - 1
+                assert await session.run_step_fn(step_fn) == 2 * count
+            assert await session.run_step_fn(sync_step_fn) is model.graph
+            num_looks.append(len(looked))
+            if fails:
+                raise ZeroDivisionError("body")
+
+    async def work_and_fail(model: Model) -> None:
+        with pytest.raises(ZeroDivisionError, match="body"):
+            await work(model, True)
+
+    async def look_outside() -> None:
+        for _ in range(200):
+            assert graph_stack_height() == before, "no graph is the default one outside of sessions"
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look_outside)
+        for _ in range(4):
+            group.start_soon(work, counting_model(), False)
+            group.start_soon(work_and_fail, counting_model())
+    assert wrong == []
+    assert len(num_looks) == 8
+    assert min(num_looks) > 30
+    assert graph_stack_height() == before
+
+
+async def test_in_graph_keeps_the_graph_across_awaits_and_from_other_tasks() -> None:
+    wrong: list[str] = []
+    before = graph_stack_height()
+
+    async def use(graph: Any, number: int) -> int:
+        for _ in range(10):
+            if v1.get_default_graph() is not graph:
+                wrong.append(f"{number}")
+            await anyio.lowlevel.checkpoint()
+        assert tf.constant(number).graph is graph
+        return number
+
+    async def call(number: int) -> None:
+        graph = tf.Graph()
+        assert await asynchooks.tf.in_graph(graph, use, graph, number) == number
+        assert len(graph.get_operations()) == 1
+
+    async with anyio.create_task_group() as group:
+        for number in range(8):
+            group.start_soon(call, number)
+    assert wrong == []
+    assert graph_stack_height() == before
+
+
+async def test_in_graph_calls_a_plain_function_too_and_passes_its_error() -> None:
+    graph = tf.Graph()
+    assert await asynchooks.tf.in_graph(graph, v1.get_default_graph) is graph
+
+    async def fail() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise ZeroDivisionError("in fn")
+
+    with pytest.raises(ZeroDivisionError, match="in fn"):
+        await asynchooks.tf.in_graph(graph, fail)
+    assert tf.executing_eagerly()
+
+
+async def test_in_graph_passes_a_cancellation_through() -> None:
+    graph = tf.Graph()
+    seen: list[Any] = []
+
+    async def wait() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            seen.append(v1.get_default_graph())
+
+    with anyio.move_on_after(0) as scope:
+        await asynchooks.tf.in_graph(graph, wait)
+    assert scope.cancelled_caught
+    assert seen == [graph]
+    assert tf.executing_eagerly()
+
+
+async def test_sessions_opened_while_another_graph_is_the_default_keep_their_own() -> None:
+    one, two = counting_model(), counting_model()
+    sessions: list[MonitoredSession] = [monitored(m.graph) for m in (one, two)]
+    with tf.Graph().as_default() as foreign:
+        for session in sessions:
+            await session.__aenter__()
+        assert await sessions[0].run(one.train_op) == 1
+        assert await sessions[1].run(two.train_op) == 1
+        assert v1.get_default_graph() is foreign
+        for session in sessions:
+            await session.close()
+    assert foreign.get_operations() == []
+
+
+HOOK_MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
+HELD = {each: rf"^{each} of AtEachMoment held a default graph" for each in HOOK_MOMENTS}
+HELD["side task"] = r"the side task .*hold' held a default graph"
+
+
+@pytest.mark.parametrize("is_own_graph", [False, True])
+@pytest.mark.parametrize("moment", HELD)
+async def test_a_hook_that_holds_a_graph_across_an_await_is_named_and_the_stack_is_clean(
+    moment: str, is_own_graph: bool
+) -> None:
+    model = counting_model()
+    graph = model.graph if is_own_graph else tf.Graph()
+    before = graph_stack_height()
+
+    async def hold(current: str) -> None:
+        if current == moment:
+            with graph.as_default():
+                await let_others_run()
+
+    with pytest.raises(GraphStackError, match=HELD[moment]):
+        async with monitored(model.graph, [AtEachMoment(hold)]) as session:
+            await session.run(model.train_op)
+            while moment == "side task" and not session.should_stop():
+                await let_others_run()
+    assert graph_stack_height() == before
+    assert tf.executing_eagerly()
+    with graph.as_default():
+        assert v1.get_default_graph() is graph
+
+
+async def test_a_step_fn_that_holds_a_graph_across_an_await_is_named() -> None:
+    model = counting_model()
+
+    async def holding(step_context: StepContext) -> None:
+        with tf.Graph().as_default():
+            await step_context.run_with_hooks(model.train_op)
+            await let_others_run()
+
+    async with monitored(model.graph, step_runner="inline") as session:
+        with pytest.raises(GraphStackError, match=r"the step_fn <function .*holding"):
+            await session.run_step_fn(holding)
+        assert await session.run(model.train_op) > 0
+    assert tf.executing_eagerly()
