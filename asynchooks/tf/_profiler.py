@@ -11,13 +11,7 @@ from tensorflow.python.client import timeline
 
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
-from .._hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-    begin_graph,
-)
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues, begin_graph
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
 from ..hooks._summaries import tensorflows_writer

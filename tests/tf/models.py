@@ -196,6 +196,12 @@ def graph_stack_height() -> int:
     return len(ops._default_graph_stack.stack)
 
 
+def check_closed(raw: Any) -> None:
+    """The TensorFlow session runs nothing any more."""
+    with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
+        raw.run([])
+
+
 async def let_others_run() -> None:
     for _ in range(5):
         await anyio.lowlevel.checkpoint()

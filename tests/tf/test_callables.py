@@ -443,7 +443,7 @@ def test_callables_are_bounded_in_number_and_still_right_after_they_were_dropped
             for index in range(100):
                 result = raw.run(pool.ones[index:][:size], feed_dict)
                 assert result == list(range(index, min(index + size, 100)))
-    assert 0 < len(raw._callables) <= MAX_CALLABLES
+    assert 0 < len(raw._callables._steps) <= MAX_CALLABLES
 
 
 def test_the_cache_of_callables_is_bounded_and_dies_with_the_session() -> None:
@@ -453,9 +453,9 @@ def test_the_cache_of_callables_is_bounded_and_dies_with_the_session() -> None:
         raw = GraphSession(v1.Session())
     for _ in range(2):
         assert [raw.run(each) for each in tensors] == list(range(3 * MAX_CALLABLES))
-        assert len(raw._callables) <= MAX_CALLABLES
+        assert len(raw._callables._steps) <= MAX_CALLABLES
     raw.close()
-    assert len(raw._callables) == 0
+    assert len(raw._callables._steps) == 0
 
 
 def test_attrs_classes_and_containers_that_a_module_tracks_are_rebuilt_as_session_run_does_it(

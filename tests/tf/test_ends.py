@@ -30,15 +30,7 @@ from ..session.test_end_of_input_elsewhere import creator
 from ..session.test_failure_matrix_savers import IN_A_RUN, hook_of
 from ..support.faults import Fault, Kind
 from ..support.stop_requests import AT, ERROR, WAYS, Asks, Training
-from .models import (
-    Created,
-    Moments,
-    aborted,
-    counting_model,
-    monitored,
-    raising,
-    shared,
-)
+from .models import Created, Moments, aborted, counting_model, monitored, raising, shared
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -138,18 +130,6 @@ async def test_what_looks_at_the_model_at_the_end_works_after_a_stop() -> None:
     assert evaluation.latest == {"step": 4}
 
 
-async def test_a_sync_step_fn_runs_the_raw_session_without_hooks() -> None:
-    model = counting_model()
-    hook = RecordingHook("a")
-
-    def step_fn(step_context: StepContext) -> Any:
-        return step_context.session.run(model.train_op)
-
-    async with monitored(model.graph, [hook]) as session:
-        assert await session.run_step_fn(step_fn) == 1
-    assert ("a", "before_run") not in hook.log
-
-
 async def test_an_async_step_fn_mixes_raw_runs_and_runs_with_hooks() -> None:
     model = counting_model()
     hook = RecordingHook("a", fetches=model.step)
@@ -165,32 +145,31 @@ async def test_an_async_step_fn_mixes_raw_runs_and_runs_with_hooks() -> None:
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
-async def test_a_sync_step_fn_runs_where_steps_run(runner: str) -> None:
-    model = counting_model()
+async def test_a_sync_step_fn_runs_where_steps_run_and_the_raw_session_without_hooks(
+    runner: str,
+) -> None:
+    model, hook = counting_model(), RecordingHook("a")
 
-    def step_fn(step_context: StepContext) -> tuple[int, Any]:
-        return threading.get_ident(), v1.get_default_graph()
+    def step_fn(step_context: StepContext) -> tuple[int, Any, Any]:
+        output = step_context.session.run(model.train_op)
+        return threading.get_ident(), v1.get_default_graph(), output
 
-    async with monitored(model.graph, step_runner=runner) as session:
-        thread, graph = await session.run_step_fn(step_fn)
+    async with monitored(model.graph, [hook], step_runner=runner) as session:
+        thread, graph, output = await session.run_step_fn(step_fn)
     assert (thread == threading.get_ident()) is (runner == "inline")
     assert graph is model.graph
+    assert output == 1
+    assert ("a", "before_run") not in hook.log
 
 
 async def test_the_end_of_a_dataset_in_a_step_fn_is_a_clean_end() -> None:
-    graph = tf.Graph()
-    with graph.as_default():
-        element = v1.data.make_one_shot_iterator(tf.data.Dataset.range(2)).get_next()
-    elements: list[int] = []
-
-    def step_fn(step_context: StepContext) -> None:
-        elements.append(step_context.session.run(element))
-
-    hook = RecordingHook("a")
-    async with monitored(graph, [hook]) as session:
+    source, hook, elements = dataset_input(), RecordingHook("a"), []
+    async with monitored(source.graph, [hook]) as session:
         while not session.should_stop():
-            await session.run_step_fn(step_fn)
-    assert elements == [0, 1]
+            await session.run_step_fn(
+                lambda step_context: elements.append(step_context.session.run(source.element))
+            )
+    assert elements == [0, 1, 2]
     assert hook.log[-1] == ("a", "end")
 
 

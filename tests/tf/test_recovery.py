@@ -11,18 +11,14 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from asynchooks import (
-    ChiefSessionCreator,
-    MonitoredSession,
-    StepContext,
-    StopAtStepHook,
-)
+from asynchooks import ChiefSessionCreator, MonitoredSession, StepContext, StopAtStepHook
 from asynchooks.testing import RecordingHook
 
 from .models import (
     Created,
     Moments,
     aborted,
+    check_closed,
     checkpoint_of,
     chief,
     counting_model,
@@ -82,8 +78,7 @@ async def test_from_before_run(make: Make) -> None:
         first = session.raw_session()
         assert await session.run(model.train_op) == 1
         lives.assert_recreated_once(session)
-        with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
-            first.run(model.step)
+        check_closed(first)
     again = ["before_run", "after_create_session", "before_run", "after_run"]
     assert [moment for _, moment in recorder.log] == [
         "begin", "after_create_session", *again, "end",
@@ -282,8 +277,7 @@ async def test_workers_of_a_shared_session_recover_once_together() -> None:
         assert await one.run(model.train_op) == 1
         assert await one.run(model.train_op) == 1
         assert one.raw_session() is not lost
-        with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
-            lost.run(model.step)
+        check_closed(lost)
         assert await two.run(model.train_op) == 2
         assert two.raw_session() is one.raw_session()
         assert one.global_step.epoch == 1

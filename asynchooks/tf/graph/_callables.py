@@ -53,9 +53,6 @@ class Callables:
         # the keys of fetches that never change, by their ids, which are valid while they are kept
         self._constants: dict[int, tuple[Any, Hashable]] = {}
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def clear(self) -> None:
         with self._lock:
             self._steps.clear()

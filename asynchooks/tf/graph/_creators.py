@@ -145,11 +145,9 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
     cancelled at any time.
 
     Args:
-        scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections.
+        scaffold, config, heartbeat_secs: as for `ChiefSessionCreator`.
         master: the address of the TensorFlow server ("grpc://host:port") that holds the model.
-        config: a `tf.compat.v1.ConfigProto`.
         max_wait_secs: seconds to wait for the model, >= 0; None waits as long as it takes.
-        heartbeat_secs: as for `ChiefSessionCreator`.
 
     Raises:
         TypeError, ValueError: an argument is not what it should be.

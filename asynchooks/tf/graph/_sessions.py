@@ -59,22 +59,19 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         master: the address of a TensorFlow server; "" runs in this process.
         is_chief: whether this session initialises or restores the model.
         checkpoint_dir: where checkpoints are restored from and saved to.
-        scaffold: a `tf.compat.v1.train.Scaffold`; None makes one from the graph's collections.
+        scaffold, config, heartbeat_secs: as for `ChiefSessionCreator`.
         hooks: hooks of chief and workers.
         chief_only_hooks: hooks of the chief.
         save_checkpoint_secs: seconds between two checkpoints; 600 unless the steps are given.
         save_summaries_steps: steps between two summaries; 100 unless the seconds are given.
         save_summaries_secs: seconds between two summaries.
-        config: a `tf.compat.v1.ConfigProto`.
-        stop_grace_period_secs: as for `MonitoredSession`.
+        stop_grace_period_secs, step_runner, recovery: as for `MonitoredSession`.
         log_step_count_steps: steps between two measurements of steps per second.
         max_wait_secs: seconds that a worker waits for its chief.
         save_checkpoint_steps: steps between two checkpoints. Of steps and seconds at most one is
             given; 0 or None turns either off.
         summary_dir: where summaries go, if not to checkpoint_dir.
         save_graph_def: whether to write `graph.pbtxt` and the `.meta` files.
-        step_runner, recovery: as for `MonitoredSession`.
-        heartbeat_secs: as for `ChiefSessionCreator`.
 
     Raises:
         ValueError: steps and seconds are both given for a hook that is made.
