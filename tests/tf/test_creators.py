@@ -45,9 +45,13 @@ async def test_without_a_checkpoint_init_op_runs_and_then_init_fn_with_the_users
         session.run(model.train_op)
 
     with model.graph.as_default():
-        init_op = v1.assign(model.step, 5)
-        ready_op = tf.constant([], dtype=tf.string)
-        scaffold = Scaffold(init_op=init_op, init_fn=init_fn, ready_op=ready_op)
+        first = v1.placeholder(tf.int64, [])
+        scaffold = Scaffold(
+            init_op=v1.assign(model.step, first),
+            init_feed_dict={first: 5},
+            init_fn=init_fn,
+            ready_op=tf.constant([], dtype=tf.string),
+        )
     async with monitored(model.graph, None, chief(model.graph, scaffold=scaffold)) as session:
         assert session.global_step.value == 6
     assert called == [scaffold]
@@ -79,18 +83,12 @@ async def test_local_init_op_runs_always(tmp_path: Path, has_checkpoint: bool) -
         key = v1.GraphKeys.LOCAL_VARIABLES
         local = v1.get_variable("local", initializer=8, collections=[key], trainable=False)
     creator = creator_of(model.graph, checkpoint_dir=str(tmp_path))
-    async with monitored(model.graph, None, creator) as session:
+    read: list[int] = []
+    hook = Moments(created=lambda session, coord: read.append(session.run(local)))
+    async with monitored(model.graph, [hook], creator) as session:
         assert await session.run(local) == 8
         assert session.global_step.value == (42 if has_checkpoint else 0)
-
-
-async def test_init_feed_dict_reaches_init_op() -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        first = v1.placeholder(tf.int64, [])
-        args = {"init_op": v1.assign(model.step, first), "init_feed_dict": {first: 9}}
-    async with monitored(model.graph, None, creator_of(model.graph, args)) as session:
-        assert session.global_step.value == 9
+    assert read == [8]
 
 
 async def test_a_model_that_is_not_ready_after_init_is_an_error_and_nothing_stays_open() -> None:
@@ -106,28 +104,13 @@ async def test_a_model_that_is_not_ready_after_init_is_an_error_and_nothing_stay
     assert not model.graph.finalized
 
 
-async def test_a_run_in_after_create_session_finds_an_initialised_model() -> None:
-    model = counting_model()
-    read: list[int] = []
-    hook = Moments(created=lambda session, coord: read.append(session.run(model.step)))
-    async with monitored(model.graph, [hook]):
-        assert read == [0]
-
-
-async def test_the_config_reaches_the_tensorflow_session() -> None:
+async def test_the_creators_own_graph_counts_where_none_is_default_and_so_does_its_config() -> None:
     model = counting_model()
     config = v1.ConfigProto(intra_op_parallelism_threads=1)
-    creator = creator_of(model.graph, config=config)
-    async with monitored(model.graph, None, creator) as session:
-        assert session.raw_session()._config.intra_op_parallelism_threads == 1
-
-
-async def test_the_creators_own_graph_counts_where_none_is_default() -> None:
-    model = counting_model()
-    creator = creator_of(model.graph)
-    async with MonitoredSession(None, creator) as session:
+    async with MonitoredSession(None, creator_of(model.graph, config=config)) as session:
         assert session.graph is model.graph
         assert await session.run(model.train_op) == 1
+        assert session.raw_session()._config.intra_op_parallelism_threads == 1
 
 
 async def test_two_savers_in_the_collection_are_an_error_at_opening() -> None:

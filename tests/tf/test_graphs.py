@@ -159,39 +159,43 @@ async def test_a_late_worker_may_add_ops_in_begin_and_the_first_goes_on(is_share
     assert not model.graph.finalized
 
 
-async def test_a_late_worker_that_adds_variables_is_an_error_and_the_first_goes_on() -> None:
+def variable_added(name: str) -> Moments:
+    return Moments(begin=lambda: v1.get_variable(name, initializer=1.0))
+
+
+LATE: dict[str, tuple[Callable[[], Moments], type[Exception], str]] = {
+    "variable": (
+        lambda: variable_added("late"),
+        LateVariableError,
+        "added late:0 to a graph that is being run",
+    ),
+    "error": (
+        lambda: Moments(begin=raising(ZeroDivisionError("of the late one"))),
+        ZeroDivisionError,
+        "of the late one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+async def test_only_the_first_worker_adds_variables_and_it_goes_on_where_a_late_begin_fails(
+    case: str,
+) -> None:
     model = counting_model()
     creator = shared(model.graph)
+    make, error, message = LATE[case]
     recorder = RecordingHook("a")
-    adding = Moments(begin=lambda: v1.get_variable("late", initializer=1.0))
-    async with monitored(model.graph, None, creator) as first:
-        late = monitored(model.graph, [recorder, adding], creator)
-        with pytest.raises(LateVariableError, match=r"added late:0 to a graph that is being run"):
-            await late.__aenter__()
-        assert late.raw_session() is None
+    async with monitored(model.graph, [variable_added("early")], creator) as first:
+        variable = model.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)[-1]
+        assert await first.run(variable) == 1.0
+        session = monitored(model.graph, [recorder, make()], creator)
+        with pytest.raises(error, match=message):
+            await session.__aenter__()
+        assert session.raw_session() is None
         assert model.graph.finalized
         assert await first.run(model.train_op) == 1
     assert recorder.log == [("a", "begin"), ("a", "on_error")]
     assert not model.graph.finalized
-
-
-async def test_the_first_worker_may_add_variables_in_begin() -> None:
-    model = counting_model()
-    hook = Moments(begin=lambda: v1.get_variable("late", initializer=1.0))
-    async with monitored(model.graph, [hook], shared(model.graph)) as session:
-        variable = model.graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)[-1]
-        assert await session.run(variable) == 1.0
-
-
-async def test_a_late_begin_that_fails_leaves_the_graph_finalized_and_runs_possible() -> None:
-    model = counting_model()
-    creator = shared(model.graph)
-    async with monitored(model.graph, None, creator) as first:
-        hook = Moments(begin=raising(ZeroDivisionError("late")))
-        with pytest.raises(ZeroDivisionError, match="late"):
-            await monitored(model.graph, [hook], creator).__aenter__()
-        assert model.graph.finalized
-        assert await first.run(model.train_op) == 1
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -508,14 +512,17 @@ async def test_in_graph_passes_a_cancellation_through() -> None:
     assert tf.executing_eagerly()
 
 
-async def test_sessions_opened_while_another_graph_is_the_default_keep_their_own() -> None:
-    one, two = counting_model(), counting_model()
-    sessions: list[MonitoredSession] = [monitored(m.graph) for m in (one, two)]
+async def test_sessions_run_the_graph_that_was_the_default_one_when_they_were_made() -> None:
+    models = [counting_model() for _ in range(2)]
+    sessions: list[MonitoredSession] = [monitored(models[0].graph)]
+    with models[1].graph.as_default():
+        sessions.append(MonitoredSession())
     with tf.Graph().as_default() as foreign:
         for session in sessions:
             await session.__aenter__()
-        assert await sessions[0].run(one.train_op) == 1
-        assert await sessions[1].run(two.train_op) == 1
+        for model, session in zip(models, sessions, strict=True):
+            assert session.graph is model.graph
+            assert await session.run(model.train_op) == 1
         assert v1.get_default_graph() is foreign
         for session in sessions:
             await session.close()

@@ -32,44 +32,38 @@ v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
-class First(SessionRunHook):
-    pass
-
-
-class Last(SessionRunHook):
-    pass
-
-
-class TheirFirst(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    pass
-
-
-class TheirLast(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    pass
-
-
 def made(hooks: list[Any]) -> list[tuple[Any, ...]]:
     """The names of the hooks, and after how many seconds or steps each is due."""
     found = []
     for hook in hooks:
         timer = getattr(hook, "_timer", None)
         times = () if timer is None else (timer._every_secs, timer._every_steps)
-        found.append((type(hook).__name__.removeprefix("Their"), *times))
+        found.append((type(hook).__name__, *times))
     return found
 
 
+FIRST_AND_LAST = ("First", "First", "Last")
+
+
+def named(name: str, base: type[Any] = SessionRunHook) -> Any:
+    """A hook of a class with this name."""
+    return type(name, (base,), {})()
+
+
 def ours_makes(**options: Any) -> list[tuple[Any, ...]]:
+    first, second, last = map(named, FIRST_AND_LAST)
     with counting_model().graph.as_default():
         session = MonitoredTrainingSession(
-            hooks=[Last()], chief_only_hooks=[First(), First()], **options
+            hooks=[last], chief_only_hooks=[first, second], **options
         )
     return made(session._hooks.hooks)
 
 
 def theirs_makes(**options: Any) -> list[tuple[Any, ...]]:
+    first, second, last = (named(each, v1.train.SessionRunHook) for each in FIRST_AND_LAST)
     with counting_model().graph.as_default():
         session = v1.train.MonitoredTrainingSession(
-            hooks=[TheirLast()], chief_only_hooks=[TheirFirst(), TheirFirst()], **options
+            hooks=[last], chief_only_hooks=[first, second], **options
         )
         session.close()
     return made(session._hooks)
@@ -146,7 +140,10 @@ async def test_a_worker_gets_hooks_alone_and_ignores_the_directories(tmp_path: P
     with graph.as_default():  # without variables it is ready at once
         seven = tf.constant(7)
         session = MonitoredTrainingSession(
-            is_chief=False, checkpoint_dir=directory, hooks=[hook], chief_only_hooks=[First()]
+            is_chief=False,
+            checkpoint_dir=directory,
+            hooks=[hook],
+            chief_only_hooks=[named("First")],
         )
     assert session._hooks.hooks == [hook]
     async with session:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,7 +18,6 @@ from .models import (
     Moments,
     aborted,
     check_closed,
-    checkpoint_of,
     chief,
     counting_model,
     monitored,
@@ -233,16 +231,6 @@ async def test_raised_by_end_it_leaves(make: Make) -> None:
             pass
     assert caught.value.__notes__ == ["in end of Moments"]
     assert len(lives.sessions) == 1
-
-
-async def test_a_recovered_session_is_restored_from_the_checkpoint(tmp_path: Path) -> None:
-    model = counting_model()
-    checkpoint_of(model, tmp_path, 10)
-    creator = chief(model.graph, checkpoint_dir=str(tmp_path))
-    failing = Moments(before_run=raising(None, None, aborted()))
-    async with monitored(model.graph, [failing], creator) as session:
-        assert [await session.run(model.train_op) for _ in range(3)] == [11, 12, 11]
-        assert session.global_step.value == 11
 
 
 async def test_an_error_that_is_no_preemption_recreates_nothing() -> None:

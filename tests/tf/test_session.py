@@ -44,17 +44,6 @@ v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
-async def test_default_creator_runs_the_graph_that_was_default_when_the_session_was_made() -> None:
-    model = counting_model()
-    with model.graph.as_default():
-        session = MonitoredSession()
-    with tf.Graph().as_default():
-        await session.__aenter__()
-    assert session.graph is model.graph
-    assert await session.run(model.train_op) == 1
-    await session.close()
-
-
 async def test_hooks_are_given_the_tensorflow_session_which_is_open_in_end_too() -> None:
     model = counting_model()
     seen: list[Any] = []
@@ -346,27 +335,25 @@ async def test_feeds_of_the_caller_and_of_two_hooks_go_into_one_run() -> None:
     assert feeds == {model.y: 2.0}
 
 
-@pytest.mark.parametrize("case", ["tensor", "name", "values of a sparse tensor"])
-async def test_a_hook_and_the_caller_that_feed_the_same_tensor_clash(case: str) -> None:
+@pytest.mark.parametrize("case", ["tensor", "name", "values of a sparse tensor", "two hooks"])
+async def test_a_hook_and_the_caller_or_another_hook_that_feed_the_same_tensor_clash(
+    case: str,
+) -> None:
     model = Sum()
-    hook_feeds, feeds = {
-        "tensor": ({model.x: 1.0}, {model.x: 1.0, model.y: 1.0}),
-        "name": ({"x:0": 1.0}, {model.x: 1.0, model.y: 1.0}),
+    cases: dict[str, tuple[list[Any], dict[Any, Any]]] = {
+        "tensor": ([{model.x: 1.0}], {model.x: 1.0, model.y: 1.0}),
+        "name": ([{"x:0": 1.0}], {model.x: 1.0, model.y: 1.0}),
         "values of a sparse tensor": (
-            {model.sparse.values: [1.0]},
+            [{model.sparse.values: [1.0]}],
             {model.sparse: v1.SparseTensorValue([[0]], [1.0], [1])},
         ),
-    }[case]
-    async with model.session(Asking(None, hook_feeds)) as session:
-        with pytest.raises(RuntimeError, match=r"Same tensor is fed by a SessionRunHook and user"):
+        "two hooks": ([{model.x: 1.0}, {"x:0": 1.0}], {model.y: 1.0}),
+    }
+    hook_feeds, feeds = cases[case]
+    message = "two hooks.*x:0" if case == "two hooks" else "a SessionRunHook and user"
+    async with model.session(*[Asking(None, each) for each in hook_feeds]) as session:
+        with pytest.raises(RuntimeError, match=f"Same tensor is fed by {message}"):
             await session.run([model.total, model.sparse], feeds)
-
-
-async def test_two_hooks_that_feed_the_same_tensor_clash_though_one_names_it() -> None:
-    model = Sum()
-    async with model.session(Asking(None, {model.x: 1.0}), Asking(None, {"x:0": 1.0})) as session:
-        with pytest.raises(RuntimeError, match=r"Same tensor is fed by two hooks.*x:0"):
-            await session.run(model.total, {model.y: 1.0})
 
 
 async def test_a_feed_that_the_graph_does_not_hold_is_an_error() -> None:
