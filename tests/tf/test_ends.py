@@ -20,7 +20,6 @@ from asynchooks import (
     FinalOpsHook,
     MonitoredSession,
     SessionCreator,
-    SessionRunHook,
     StepContext,
     StopTraining,
 )
@@ -72,24 +71,6 @@ async def test_a_loop_that_never_looks_ends_by_a_hook_of_tensorflow(of_tensorflo
             await session.run(model.train_op)
             num_runs += 1
     assert num_runs == 5
-
-
-async def test_a_looper_thread_that_asks_ends_the_block() -> None:
-    model = counting_model()
-
-    class Loops(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            self.looper = v1.train.LooperThread.loop(coord, None, coord.request_stop)
-            coord.register_thread(self.looper)
-
-    hook = Loops()
-    with anyio.fail_after(20):
-        async with monitored(model.graph, [hook]) as session:
-            while True:
-                await session.run(model.train_op)
-                await anyio.lowlevel.checkpoint()
-    assert not hook.looper.is_alive()
-    assert str(session.stop_reason).startswith("the coordinator in the thread")
 
 
 @pytest.mark.parametrize("error", [None, ERROR], ids=repr)
@@ -293,22 +274,26 @@ async def test_an_error_in_a_queue_runner_stops_training_and_leaves_at_the_end()
         await consumed(monitored(graph), dequeue)
 
 
-async def test_the_coordinator_is_an_instance_of_tensorflows() -> None:
-    source, created = dataset_input(), Created()
-    async with monitored(source.graph, [created]):
-        [coord] = created.coords
-        assert isinstance(coord, v1.train.Coordinator)
-        ticks: list[int] = []
+async def test_the_coordinator_is_one_of_tensorflows_and_its_looper_threads_end_the_block() -> None:
+    model, created, ticks = counting_model(), Created(), []
+    with anyio.fail_after(60):
+        async with monitored(model.graph, [created]) as session:
+            [coord] = created.coords
+            assert isinstance(coord, v1.train.Coordinator)
 
-        def tick() -> None:
-            ticks.append(1)
-            coord.request_stop()
+            def tick() -> None:
+                ticks.append(1)
+                coord.request_stop()
 
-        thread = v1.train.LooperThread.loop(coord, None, tick)
-        coord.register_thread(thread)
-        assert coord.wait_for_stop(60)
+            thread = v1.train.LooperThread.loop(coord, None, tick)
+            coord.register_thread(thread)
+            while True:
+                await session.run(model.train_op)
+                await anyio.lowlevel.checkpoint()
+    assert coord.wait_for_stop(0)
     assert ticks == [1]
     assert not thread.is_alive()
+    assert str(session.stop_reason).startswith("the coordinator in the thread")
 
 
 @pytest.mark.parametrize("background", [False, True])

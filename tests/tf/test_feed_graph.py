@@ -192,26 +192,21 @@ def dataset_of(num_items: int) -> Any:
     return tf.data.Dataset.range(num_items)
 
 
-class Seen:
-    """A step that keeps what it is given."""
+def keeping(items: list[Any]) -> FunctionSessionCreator:
+    """Its step keeps what it is given."""
 
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-
-    def step(self, **feeds: Any) -> dict[str, Any]:
-        self.items.append(feeds)
+    def step(**feeds: Any) -> dict[str, Any]:
+        items.append(feeds)
         return {}
 
-    @property
-    def creator(self) -> FunctionSessionCreator:
-        return FunctionSessionCreator(self.step)
+    return FunctionSessionCreator(step)
 
 
 async def seen_of(source: Any, names: Any) -> list[Any]:
-    model = Seen()
-    async with MonitoredSession([FeedHook(source, names)], model.creator) as session:
+    items: list[Any] = []
+    async with MonitoredSession([FeedHook(source, names)], keeping(items)) as session:
         await until_stopped(session)
-    return model.items
+    return items
 
 
 async def test_batches_of_a_dictionary_are_fed_by_name() -> None:
@@ -289,8 +284,9 @@ async def test_errors_of_a_dataset_leave_as_themselves() -> None:
     def fails(x: Any) -> Any:
         return tf.debugging.check_numerics(1.0 / tf.cast(3 - x, tf.float32), "bad item")
 
-    model = Seen()
+    items: list[Any] = []
+    hook = FeedHook(dataset_of(5).map(fails), "x")
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad item"):
-        async with MonitoredSession([FeedHook(dataset_of(5).map(fails), "x")], model.creator) as s:
-            await until_stopped(s)
-    assert len(model.items) == 3
+        async with MonitoredSession([hook], keeping(items)) as session:
+            await until_stopped(session)
+    assert len(items) == 3

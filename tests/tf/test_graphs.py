@@ -51,25 +51,6 @@ v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
-class Doubling(SessionRunHook):
-    """Adds an op in its begin and fetches it in each run."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self.results: list[int] = []
-        self.doubled: Any = None
-
-    async def begin(self) -> None:
-        assert v1.get_default_graph() is self._model.graph
-        self.doubled = self._model.step.read_value() * 2 + 1
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        return SessionRunArgs(self.doubled)
-
-    async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-        self.results.append(run_values.results)
-
-
 async def test_the_graph_is_finalized_after_begin_and_unfinalized_at_the_end() -> None:
     model = counting_model()
     seen: list[bool] = []
@@ -145,17 +126,24 @@ async def test_two_sessions_of_their_own_on_one_graph_count_apart_and_the_last_u
 async def test_a_late_worker_may_add_ops_in_begin_and_the_first_goes_on(is_shared: bool) -> None:
     model = counting_model()
     creator = shared(model.graph) if is_shared else None
+    added: list[Any] = []
+    results: list[int] = []
     async with monitored(model.graph, None, creator) as first:
         assert await first.run(model.train_op) == 1
-        hook = Doubling(model)
+        hook = Moments(
+            begin=lambda: added.append(model.step.read_value() * 2 + 1),
+            before_run=lambda context: SessionRunArgs(added[0]),
+            after_run=lambda context, values: results.append(values.results),
+        )
         async with monitored(model.graph, [hook], creator) as late:
+            assert added[0].graph is model.graph
             assert model.graph.finalized
             await late.run([])
             assert await first.run(model.train_op) == 2
             await late.run([])
         assert await first.run(model.train_op) == 3
         assert model.graph.finalized
-    assert hook.results == ([3, 5] if is_shared else [1, 1])
+    assert results == ([3, 5] if is_shared else [1, 1])
     assert not model.graph.finalized
 
 

@@ -135,15 +135,12 @@ def test_zero_turns_one_of_both_off(tmp_path: Path) -> None:
 
 
 async def test_a_worker_gets_hooks_alone_and_ignores_the_directories(tmp_path: Path) -> None:
-    hook, directory = RecordingHook("a"), str(tmp_path / "new")
+    hook, others, directory = RecordingHook("a"), [named("First")], str(tmp_path / "new")
     graph = tf.Graph()
     with graph.as_default():  # without variables it is ready at once
         seven = tf.constant(7)
         session = MonitoredTrainingSession(
-            is_chief=False,
-            checkpoint_dir=directory,
-            hooks=[hook],
-            chief_only_hooks=[named("First")],
+            is_chief=False, checkpoint_dir=directory, hooks=[hook], chief_only_hooks=others
         )
     assert session._hooks.hooks == [hook]
     async with session:
