@@ -14,7 +14,7 @@ from tensorflow.python.distribute import distribute_coordinator_context
 from ..._check import number
 from ..._errors import add_note, call_text
 from ..checkpoint._format import durable_checkpoints, is_durable
-from ._handle import GraphHandle, GraphSessionCreator, WorkerHandle
+from ._handle import GraphSessionCreator
 
 logger = logging.getLogger("asynchooks")
 
@@ -49,7 +49,7 @@ class ChiefSessionCreator(tf.compat.v1.train.ChiefSessionCreator, GraphSessionCr
             session = MonitoredSession(hooks, ChiefSessionCreator(checkpoint_dir="model"))
     """
 
-    _handle_type = GraphHandle
+    is_chief = True
     _checkpoint_dir: str | None  # TensorFlow's own
     _checkpoint_filename_with_path: str | None
 
@@ -162,7 +162,7 @@ class WorkerSessionCreator(tf.compat.v1.train.WorkerSessionCreator, GraphSession
             session = MonitoredSession(hooks, creator)
     """
 
-    _handle_type = WorkerHandle
+    is_chief = False
 
     def __init__(
         self,

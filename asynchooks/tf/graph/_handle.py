@@ -89,7 +89,7 @@ class GraphSessionCreator(SessionCreator):
 
     is_default = False  # whether the session was given no creator
     max_wait_secs: float  # of workers alone
-    _handle_type: type[GraphHandle]
+    is_chief: bool  # whether it initialises the model, or waits until another has
 
     def _set_up(self, scaffold: Any, master: str, config: Any, heartbeat_secs: float) -> None:
         scaffold = v1.train.Scaffold() if scaffold is None else scaffold
@@ -110,7 +110,7 @@ class GraphSessionCreator(SessionCreator):
     def handle(self, num_workers: int | None = None) -> SessionHandle:
         graph = entered_graph() or self._made_in or v1.get_default_graph()
         server = Server.at(self.master, step_name(graph))
-        return self._handle_type(self, graph, server, num_workers)
+        return GraphHandle(self, graph, server, num_workers)
 
 
 class GraphState:
@@ -133,7 +133,6 @@ class GraphState:
 class GraphHandle(SessionHandle):
     """A hold on a graph: finalized while it is run, and as before when the last one ends."""
 
-    _is_chief = True
     creator: GraphSessionCreator
 
     def __init__(
@@ -152,7 +151,7 @@ class GraphHandle(SessionHandle):
         self._is_member = False
         self._num_openings = 0  # by the sessions that share this
         self._turn = threading.Lock()
-        if server is not None and self._is_chief:
+        if server is not None and creator.is_chief:
             server.expect_chief(self)
 
     def _check_not_empty(self, cause: KeyError | None = None) -> None:
@@ -236,6 +235,62 @@ class GraphHandle(SessionHandle):
         return [*locals_, *self.graph.get_collection(keys.GLOBAL_VARIABLES)]
 
     async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
+        if self.creator.is_chief:
+            return await self._create_now(engine, grace_secs)
+        # a worker waits until the chief has initialised the model
+        max_wait_secs = self.creator.max_wait_secs
+        deadline = engine.now() + max_wait_secs
+        pause = _FIRST_PAUSE_SECS
+        was_notified = False  # a chief has announced that the model is ready
+        while True:
+            seen = 0 if self._server is None else self._server.num_chiefs_come
+            try:
+                return await self._create_now(engine, grace_secs)
+            except tf.errors.OpError as error:
+                if not (is_preemption(error) or isinstance(error, tf.errors.DeadlineExceededError)):
+                    raise
+                reason = error.message if is_preemption(error) else "it is not initialised"
+                cause = error
+            if engine.now() >= deadline:
+                raise tf.errors.DeadlineExceededError(
+                    None,
+                    None,
+                    f"the model on {self.creator.master!r} was not ready after waiting for "
+                    f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
+                ) from cause
+            has_chief = self._server is not None and self._server.has_chief_to_come
+            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
+            if self._server is None:
+                logger.warning(
+                    "A worker with master=%r waits for its model, but no chief can initialise a "
+                    "session within this process; give the address of the chief's server",
+                    self.creator.master,
+                )
+            logger.info(
+                "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
+                self.creator.master, until - engine.now(), reason,
+            )  # fmt: skip
+            if self._server is None or not (has_chief or was_notified or is_preemption(cause)):
+                was_notified = await self._wait_for_ready(engine, until)
+            else:
+                await self._server.wait_for_chief(engine, seen, until)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
+        """Suspend until a chief of any process announces a ready model; False if none did."""
+        slot = Slot(engine, f"a chief to be ready on {self.creator.master}")
+        place = None if self._state.notifications is None else self._state.notifications.place
+        if self._server is None or place is None:
+            await engine.park(slot, until)
+            return False
+        wake = partial(slot.wake, True)
+        listener = ReadyListener(place, self.creator.master, self.creator.config, wake)
+        try:
+            return await engine.park(slot, until) is True
+        finally:
+            listener.close()
+
+    async def _create_now(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
         heartbeat: Heartbeat | None = None
         loss: Loss | None = None
         if self._server is not None:
@@ -284,7 +339,7 @@ class GraphHandle(SessionHandle):
                 )
             raw = GraphSession(self.call(make), heartbeat, server, self._state.notifications)
             if raw.notifier is not None:
-                raw.notifier.announce(is_chief=self._is_chief)
+                raw.notifier.announce(is_chief=self.creator.is_chief)
             step = raw.read_step() or 0
         except BaseException as error:
             if raw is not None:
@@ -308,7 +363,7 @@ class GraphHandle(SessionHandle):
             server.join_membership(
                 notifications, self.creator.config, process_ids, self.creator.heartbeat_secs
             )
-        if self._is_chief:
+        if self.creator.is_chief:
             server.note_chief(self, has_come=True)
 
     def _start_from(self, value: int, known: GlobalStepStatistics, *, goes_on: bool) -> None:
@@ -326,7 +381,7 @@ class GraphHandle(SessionHandle):
             if self._is_member:
                 self._is_member = False
                 self._server.leave_membership()
-            if self._is_chief:
+            if self.creator.is_chief:
                 self._server.note_chief(self, has_come=False)
         self._state.num_users -= 1
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
@@ -350,65 +405,6 @@ class GraphHandle(SessionHandle):
 
     def new_coordinator(self) -> Coordinator:
         return GraphCoordinator(clean_stop_exception_types=())
-
-
-class WorkerHandle(GraphHandle):
-    """A worker's hold: it waits until the chief has initialised the model."""
-
-    _is_chief = False
-
-    async def _create(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
-        max_wait_secs = self.creator.max_wait_secs
-        deadline = engine.now() + max_wait_secs
-        pause = _FIRST_PAUSE_SECS
-        was_notified = False  # a chief has announced that the model is ready
-        while True:
-            seen = 0 if self._server is None else self._server.num_chiefs_come
-            try:
-                return await super()._create(engine, grace_secs)
-            except tf.errors.OpError as error:
-                if not (is_preemption(error) or isinstance(error, tf.errors.DeadlineExceededError)):
-                    raise
-                reason = error.message if is_preemption(error) else "it is not initialised"
-                cause = error
-            if engine.now() >= deadline:
-                raise tf.errors.DeadlineExceededError(
-                    None,
-                    None,
-                    f"the model on {self.creator.master!r} was not ready after waiting for "
-                    f"max_wait_secs={max_wait_secs:g} s: {reason}; is its chief running?",
-                ) from cause
-            has_chief = self._server is not None and self._server.has_chief_to_come
-            until = min(deadline, engine.now() + (_LONGEST_PAUSE_SECS if has_chief else pause))
-            if self._server is None:
-                logger.warning(
-                    "A worker with master=%r waits for its model, but no chief can initialise a "
-                    "session within this process; give the address of the chief's server",
-                    self.creator.master,
-                )
-            logger.info(
-                "Waiting for model to be ready on %r; next attempt in at most %.2g s: %s",
-                self.creator.master, until - engine.now(), reason,
-            )  # fmt: skip
-            if self._server is None or not (has_chief or was_notified or is_preemption(cause)):
-                was_notified = await self._wait_for_ready(engine, until)
-            else:
-                await self._server.wait_for_chief(engine, seen, until)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
-
-    async def _wait_for_ready(self, engine: Engine, until: float) -> bool:
-        """Suspend until a chief of any process announces a ready model; False if none did."""
-        slot = Slot(engine, f"a chief to be ready on {self.creator.master}")
-        place = None if self._state.notifications is None else self._state.notifications.place
-        if self._server is None or place is None:
-            await engine.park(slot, until)
-            return False
-        wake = partial(slot.wake, True)
-        listener = ReadyListener(place, self.creator.master, self.creator.config, wake)
-        try:
-            return await engine.park(slot, until) is True
-        finally:
-            listener.close()
 
 
 async def _report_loss(loss: Loss, coord: Coordinator) -> None:
