@@ -49,7 +49,7 @@ from ._errors import (
 )
 from ._hook import FinishPhase, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from ._later import later
-from ._running.step_fn import StepContext
+from ._running.step_context import StepContext
 from ._session import MonitoredSession
 from ._step.global_step import GlobalStep, GlobalStepStatistics
 from ._stopping.backoff import Recovery, Restart

@@ -35,15 +35,13 @@ class SessionHooks:
         stops: what stops the session; None where no session calls the hook.
     """
 
-    __slots__ = ("_checks", "after_step", "begun", "hooks", "stops")
+    __slots__ = ("_checks", "begun", "hooks", "stops")
 
     def __init__(self, hooks: Sequence[Any], stops: SessionStop | None) -> None:
         self.hooks = hooks
         self.stops = stops
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
-        self.after_step: list[Callable[[], None]] = []
-        """Called where a run was cancelled while a thread made its step: it has no after_run."""
         self._checks: list[Callable[[], None]] = []
 
     @property
@@ -167,6 +165,9 @@ class CalledBy(Protocol):
     @property
     def stops(self) -> SessionStop: ...
 
+    @property
+    def step_is_made(self) -> bool: ...
+
     def culprit(self) -> str: ...
 
 
@@ -215,6 +216,14 @@ class SessionRunContext:
     def global_step(self) -> GlobalStep:
         """The session's global step. Waiting for it here counts as the worker's own waiting."""
         return self._step
+
+    @property
+    def step_is_made(self) -> bool:
+        """Whether the step of this run was made, so that it counts; from any thread.
+
+        True in `after_run` of all hooks, and before that as soon as a thread has made the step.
+        """
+        return self.called_by is not None and self.called_by.step_is_made
 
     @property
     def stop_requested(self) -> bool:
@@ -374,14 +383,15 @@ class SessionRunHook:
         return call_text(self, **{key: _get(self, path) for key, path in self._shown})
 
     _fetches_are = ""  # what it asks runs for, where that is one thing, for messages
-    _joins_session: bool = True
-    # False only in hooks of ours whose begin asks for no `SessionHooks`: that takes 0.1 KB a task
     _shown: ClassVar[tuple[tuple[str, str], ...]] = ()
     # what its repr shows: arguments, and the attributes that have them
     needs_global_step = False
     """Whether opening fails, in this hook's begin, when the graph has no global step."""
-    _looks_at_default_graph: bool = True
-    # False only in hooks of ours that run no code of users: entering a graph costs 5 us a run
+    uses_default_graph: bool = True
+    """Whether its coroutines use TensorFlow's default graph, as building an op does.
+
+    A class that says False, and each subclass anew, saves a graph session 5 us a run.
+    """
 
     @may_be_plain
     async def begin(self) -> None:
@@ -469,6 +479,12 @@ class SessionRunHook:
             True if the exception is to be swallowed, as of `__aexit__`; else nothing.
         """
         return None
+
+    def on_cancelled_run(self) -> None:
+        """Called where a run was cancelled while a thread made its step: it has no `after_run`.
+
+        The step counts, so what it has used is used. Nothing can be awaited; errors are logged.
+        """
 
     def on_drop(self) -> None:
         """Called when the session was dropped unclosed: give back at once what is held.

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -33,18 +32,18 @@ from ._engine.current import current_engine
 from ._engine.stacks import holds_loop
 from ._engine.stop import Stop, StopReason, reason_for
 from ._engine.threads import StepRunner, StepRunnerName, check_runner
-from ._errors import ModelRestored, StopTraining, is_clean_end, shorten_traceback
+from ._errors import ModelRestored, StopTraining, is_clean_end, is_input_end, shorten_traceback
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ._running.dispatch import HookList, values_of
-from ._running.ending import end_all
 from ._running.lifecycle import SessionLifecycle
 from ._running.merge import MergedRun
 from ._running.phase import OneRun, Phase
 from ._running.raw_run import NOT_HERE, RawRuns, Unfinished
-from ._running.step_fn import StepContext, call_step_fn, check_step_fn
+from ._running.step_context import StepContext, check_step_fn
 from ._step.global_step import GlobalStep
 from ._step.waiters import Worker
 from ._stopping.backoff import Recovery, Restart, checked_grace_secs
+from ._stopping.session_stop import interruption
 from ._stopping.tasks import OnFailure, SideTask, name_of, or_stop
 from .backends._creator import SessionCreator, check_creator, default_creator
 
@@ -104,8 +103,8 @@ class MonitoredSession(AsyncOnly):
         step_runner: StepRunnerName = "auto",
         recovery: Recovery | None = None,
     ) -> None:
-        stop = Stop()
-        self._hooks = HookList(hooks, stop)
+        self._hooks = HookList(hooks, Stop())
+        self._stops = self._hooks.stops
         if session_creator is None:
             session_creator = default_creator()
         check_creator(session_creator, "session_creator")
@@ -115,7 +114,6 @@ class MonitoredSession(AsyncOnly):
         self._handle = session_creator.handle()
         recovery = (recovery or _RECOVERY) if self._recovers else None
         self._lifecycle = SessionLifecycle(self._handle, self._hooks, recovery, self._grace_secs)
-        self._stop = stop
         self._step: GlobalStep | None = None
         self._worker: Worker | None = None  # there from opening on
         self._phase = Phase.NEW
@@ -145,7 +143,7 @@ class MonitoredSession(AsyncOnly):
     def global_step(self) -> GlobalStep:
         """The step, as this session sees it: waiting for it ends when the session is stopped."""
         if self._step is None:
-            self._step = self._handle.global_step.bound(self._stop, body=self._worker)
+            self._step = self._handle.global_step.bound(self._stops.stop, body=self._worker)
         return self._step
 
     def raw_session(self) -> Any:
@@ -185,22 +183,22 @@ class MonitoredSession(AsyncOnly):
             return await self._enter_run(fetches, feed_dict, options, run_metadata)
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
             raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
-        hooks, lifecycle, failures = self._hooks, self._lifecycle, 0
+        hooks, stops, failures = self._hooks, self._stops, 0
         while True:  # one attempt after the other, as long as the raw session is lost
             one_run.is_under_way = True
             raw = merged = context = call = hooks.current = None
             args = (fetches, feed_dict, options, run_metadata)
             try:
-                raw = lifecycle.ready
+                raw = stops.ready
                 if raw is None or raw.is_retired:
                     raw = None
-                    raw = await lifecycle.revive(is_nested=one_run.is_in_step_fn)
+                    raw = await self._lifecycle.revive(is_nested=one_run.is_in_step_fn)
 
                 if options is not None or run_metadata is not None:
                     merged = MergedRun(raw, SessionRunArgs(*args[:3]), run_metadata, hooks.hooks)
                 if hooks.are_in_runs:
                     context = _new_object(SessionRunContext)  # as calling it, in half the time
-                    context._original_args, context._session = args, lifecycle.session
+                    context._original_args, context._session = args, hooks.session
                     context._step, context.called_by, context._pending = self._run_step, hooks, None
                     for call, method, group in hooks.before_runs:
                         hooks.current = call
@@ -221,10 +219,10 @@ class MonitoredSession(AsyncOnly):
                 if type(outputs) is Unfinished:
                     outputs = await outputs.finish()
 
-                values, results = lifecycle.unasked, _NO_RESULTS
+                values, results = hooks.unasked, _NO_RESULTS
                 if merged is not None:
                     outputs, results = merged.split(outputs)
-                    values = merged.values(None)
+                    values = merged.unasked()
                 if context is not None:
                     for call, method, group in hooks.after_runs:
                         hooks.current = call
@@ -235,24 +233,24 @@ class MonitoredSession(AsyncOnly):
                         else:
                             await method(context, values)
                     call = hooks.current = None
-                    if context._pending is not None:
-                        while context._pending.last:
-                            call, last = context._pending.take()
+                    pending = context._pending
+                    if pending is not None:
+                        while pending.last:
+                            call, last = pending.take()
                             hooks.current = call
                             await last()
                         call = hooks.current = None
-                        lifecycle.stop_by_hook(context._pending)
+                        if pending.stop_reason is not None:
+                            stops.request_by_hook(pending.stop_reason, pending.stops_all)
             except BaseException as error:
                 explained: BaseException = error
                 if context is not None and context._pending is not None:
                     context._pending.end_exclusive()
                 if raw is not None:
-                    explained = lifecycle.judge(hooks.explained(error, merged, call), error)
+                    explained = stops.judge(hooks.explained(error, merged, call), error)
                 leaving = await self._recover(explained, failures)
-                if leaving is not None and lifecycle.has_run:
-                    if call is None:  # cancelled, while a thread made the step
-                        hooks.made_step()
-                    lifecycle.has_run = False
+                if hooks.step_in_thread is not None:
+                    hooks.end_step_in_thread(is_cancelled=leaving is not None and call is None)
                 if leaving is error:
                     raise
                 if leaving is not None:
@@ -298,7 +296,8 @@ class MonitoredSession(AsyncOnly):
 
     def _raise_reported(self) -> None:
         """Raise the error that was reported to the coordinator, if there is one."""
-        self._lifecycle.raise_held()
+        if self._stops.coord is not None:
+            self._stops.coord.raise_requested_exception()
 
     @property
     def _is_at_limit(self) -> bool:
@@ -307,7 +306,7 @@ class MonitoredSession(AsyncOnly):
     @property
     def stop_reason(self) -> StopReason | None:
         """What ended training, and why: the first request, or what left the block; else None."""
-        step, reason = self._handle.global_step, self._lifecycle.stops.reason
+        step, reason = self._handle.global_step, self._stops.reason
         if reason is None and self._is_at_limit:
             reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
         return reason
@@ -331,7 +330,7 @@ class MonitoredSession(AsyncOnly):
         """
         why = reason_for(None, reason, "session.request_stop")
         logger.info("Stop requested: %s", why.why)
-        self._lifecycle.stops.request(why.error, why, all_workers=all_workers)
+        self._stops.request(why.error, why, all_workers=all_workers)
 
     def start_soon(
         self,
@@ -358,7 +357,7 @@ class MonitoredSession(AsyncOnly):
         """
         self._check_ends(fn)
         self._phase.check_open("start_soon", in_opening=True)
-        self._lifecycle.stops.tasks.start(fn, args, on_failure, name)
+        self._stops.tasks.start(fn, args, on_failure, name)
 
     def batches(self, source: Source[T]) -> Batches[T]:
         """The items of a source, for as long as training goes on: `async for x in ...`.
@@ -384,8 +383,8 @@ class MonitoredSession(AsyncOnly):
         self._phase.check_open("batches")
         if self._worker is not None and self._worker.task is not self._engine.current_task():
             self._worker.is_shared = True  # the task that reads its input is to run its steps
-        stops, step = self._lifecycle.stops, self._handle.global_step
-        return Batches(source, stops, self._hooks.watch_runs, step, self.should_stop)
+        step, watch_runs = self._handle.global_step, self._hooks.watch_runs
+        return Batches(source, self._stops, watch_runs, step, self.should_stop)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
@@ -398,7 +397,7 @@ class MonitoredSession(AsyncOnly):
         """
         self._check_ends(fn)
         self._phase.check_open("or_stop", in_opening=True)
-        return await or_stop(self._engine, self._stop, self._handle.drive, fn, *args)
+        return await or_stop(self._engine, self._stops.stop, self._handle.drive, fn, *args)
 
     def _check_ends(self, fn: object) -> None:
         if self._phase is Phase.CLOSING:  # a side task that has not ended yet
@@ -435,7 +434,7 @@ class MonitoredSession(AsyncOnly):
         """A run whose hooks may look at the default graph, which is entered once for all."""
         self._enters_graph = False  # until this run has ended
         try:
-            return await self._handle.drive(MonitoredSession.run(self, *args), self._hooks.culprit)
+            return await self._lifecycle.call_hooks(MonitoredSession.run(self, *args))
         except BaseException as error:
             shorten_traceback(error)
             raise
@@ -446,8 +445,13 @@ class MonitoredSession(AsyncOnly):
     async def _call_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         raw = await self._lifecycle.create()
         context = StepContext(raw.exposed, self._run_in_step_fn)
-        call_blocking = partial(self._raw_runs.call_step_fn, raw)
-        return await call_step_fn(step_fn, context, call_blocking, self._handle.drive)
+        call = self._raw_runs.call_step_fn(raw, step_fn, context)
+        try:
+            return await self._handle.drive(call, lambda: f"the step_fn {step_fn!r}")
+        except BaseException as error:
+            if is_input_end(error):
+                raise StopTraining(f"the input ended in {step_fn!r}") from error
+            raise
 
     async def _run_in_step_fn(self, *args: Any) -> Any:
         self._one_run.is_under_way = False  # the step_fn makes room for it
@@ -471,26 +475,21 @@ class MonitoredSession(AsyncOnly):
         self._lifecycle.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
         self._phase = Phase.OPENING
-        self._worker = worker = self._lifecycle.open_worker()
+        self._worker = worker = self._stops.open_worker(self._engine)
         worker.task, worker.runs = self._engine.current_task(), self._one_run
         self._step = None  # that one knows nothing of the worker
-        self._run_step = self._handle.global_step.bound(self._lifecycle.stops.run_stop, worker)
+        self._run_step = self._handle.global_step.bound(self._stops.run_stop, worker)
         self._raw_runs = RawRuns(
-            self._engine, self._runner, self._run_step, self._handle, self._lifecycle
+            self._engine, self._runner, self._run_step, self._handle, self._lifecycle, self._hooks
         )
         self._hooks.call_plain = self._raw_runs.call_plain
-        self._lifecycle.raw_runs = self._raw_runs
+        self._lifecycle.outdate_run = self._raw_runs.outdate
         self._enters_graph = self._hooks.needs_graph_entered and self._handle.graph is not None
         try:
             async with self._handle.opening(self._engine, self._grace_secs):
-                await self._handle.drive(
-                    self._hooks.begin(
-                        lambda: self._handle.has_global_step,
-                        self._handle.graph,
-                        self._raw_runs.call_begin,
-                    ),
-                    self._hooks.culprit,
-                )
+                handle, call_begin = self._handle, self._raw_runs.call_begin
+                begin = self._hooks.begin(lambda: handle.has_global_step, handle.graph, call_begin)
+                await self._lifecycle.call_hooks(begin)
             await self._lifecycle.recovering(self._lifecycle.create)
         except BaseException as error:
             leaving = await self._close(error)
@@ -520,13 +519,20 @@ class MonitoredSession(AsyncOnly):
         if self._phase is Phase.NEW:
             self._phase.check_open("__aexit__")
         if exc is not None and error is None:
-            self._lifecycle.stops.note(self.stop_reason)
-            self._lifecycle.note_end(exc)
+            self._stops.note(self.stop_reason)
+            op = getattr(
+                exc, "op", None
+            )  # TensorFlow's message holds the stack of where it was made
+            why = (str(exc) or repr(exc)) if op is None else f"the input ended in {op.name!r}"
+            self._stops.note(StopReason("the block", why))
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end
             self._phase = Phase.CLOSING
-            self._stop.set()
+            self._stops.stop.set()
             until = self._engine.now() + self._grace_secs
-            error = error or await self._one_run.outlast(until)
+            if error is None:
+                is_over = lambda: not self._one_run.is_under_way  # noqa: E731
+                waiting = self._one_run.wait_until(is_over, "another task's run", until)
+                error = await interruption(waiting)
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
@@ -566,22 +572,19 @@ class MonitoredSession(AsyncOnly):
 
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """End hooks, tasks, threads and the raw session; returns what must leave."""
-        self._phase, stops = Phase.CLOSING, self._lifecycle.stops
-        stops.is_ending = True
-        stops.reason = self.stop_reason  # a limit is forgotten with the last worker
+        self._phase, self._stops.is_ending = Phase.CLOSING, True
+        self._stops.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
-            error = await end_all(
-                self._lifecycle, self._hooks, self._handle, self._engine, self._grace_secs, error
-            )
+            error = await self._lifecycle.end(error)
         finally:
             self._last_fetches = None
             self._raw_runs.forget()
             self._runner.close()
             self._handle.close()
-            self._lifecycle.close_worker()
+            self._stops.close_worker()
             self._phase = Phase.CLOSED
             self._one_run.tell()
-        error = await self._lifecycle.stops.close_input(error)
+        error = await self._stops.close_input(error)
         error = await self._hooks.after_close(error)
         self._runner.close()  # a plain after_close may have needed its thread
         if error is not None:

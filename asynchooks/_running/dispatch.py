@@ -17,6 +17,9 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from .._check import integer
@@ -55,15 +58,16 @@ CallBegin = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a plain `begin`."""
 
 
+@dataclass(slots=True, eq=False)
 class HookCall:
     """One method of one hook; `place` is the hook's in the list, as hooks may compare equal."""
 
-    __slots__ = ("hook", "is_async", "moment", "place")
+    place: int
+    hook: Any
+    moment: str
+    is_async: bool = field(init=False)
 
-    def __init__(self, place: int, hook: Any, moment: str) -> None:
-        self.place = place
-        self.hook = hook
-        self.moment = moment
+    def __post_init__(self) -> None:
         self.is_async = is_async(self.method)
 
     @property
@@ -82,21 +86,26 @@ Group = tuple[HookCall, Callable[..., Any], tuple[HookCall, ...]]
 def _in_groups(calls: Iterable[HookCall]) -> tuple[Group, ...]:
     """The calls in order, neighbouring plain methods together."""
     groups: list[Group] = []
-    for call in calls:
-        if call.is_async:
-            groups.append((call, call.method, ()))
-        elif groups and groups[-1][2]:
-            first, method, plain = groups[-1]
-            groups[-1] = first, method, (*plain, call)
+    for are_async, neighbours in groupby(calls, attrgetter("is_async")):
+        group = tuple(neighbours)
+        if are_async:
+            groups += [(call, call.method, ()) for call in group]
         else:
-            groups.append((call, call.method, (call,)))
+            groups.append((group[0], group[0].method, group))
     return tuple(groups)
 
 
 def _needs_graph_entered(hook: Any) -> bool:
-    """Whether its coroutines may look at the default graph."""
-    looks = vars(type(hook)).get("_looks_at_default_graph", True)  # not of classes made of ours
-    return bool(looks or getattr(hook, "_looks_at_default_graph", True))
+    """Whether its coroutines may use the default graph: a subclass has to say so itself."""
+    is_used = vars(type(hook)).get("uses_default_graph", True)
+    return bool(is_used or getattr(hook, "uses_default_graph", True))
+
+
+@dataclass(slots=True, eq=False)
+class StepInThread:
+    """A step that a thread makes."""
+
+    is_made: bool = False
 
 
 class _Blaming:
@@ -119,16 +128,13 @@ class HookList:
 
     Args:
         hooks: any iterable of hooks, ours or TensorFlow's; one listed twice is called twice.
-        stop: set when the session was asked to stop: a hook's wait may then end with StopTraining
-            at any moment.
-
-    Raises:
-        TypeError: something in `hooks` is no hook.
+        stop: set when the session was asked to stop: a hook's wait may then end with StopTraining.
     """
 
     __slots__ = (
-        "_joined", "_num_begun", "_num_returned", "_shared", "after_runs", "are_in_runs",
-        "before_runs", "call_plain", "current", "hooks", "needs_graph_entered", "stops",
+        "_joined", "_num_begun", "_num_returned", "_shared", "_watchers", "after_runs",
+        "are_in_runs", "before_runs", "call_plain", "current", "hooks", "needs_graph_entered",
+        "session", "step_in_thread", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
@@ -137,11 +143,18 @@ class HookList:
         self.needs_graph_entered = any(_needs_graph_entered(hook) for hook in self.hooks)
         self.call_plain: CallPlain  # the session sets it when it opens
         self.stops = SessionStop(stop)
+        self.session: Any = None  # the raw session, once it is ready, as hooks see it
+        self.unasked = SessionRunValues(None, None, None)  # what a hook gets that asked for nothing
+        self.step_in_thread: StepInThread | None = None  # of this run, until its task is back
         self._num_begun = self._num_returned = 0  # of begins
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
         # those that have, and their places in the list, or those of the wrappers that they are in
         self._joined: tuple[tuple[int, Any], ...] = ()
         self.current: HookCall | None = None
+        self._watchers: tuple[SessionRunHook, ...] = ()  # called after the hooks, in runs only
+        self._find_runs()
+
+    def _find_runs(self) -> None:
         self.before_runs = _in_groups(self._calls("before_run"))
         self.after_runs = _in_groups(self._calls("after_run"))
         self.are_in_runs = bool(self.before_runs or self.after_runs)
@@ -155,7 +168,7 @@ class HookList:
         hooks = self.hooks
         calls = [
             HookCall(place, hook, moment)
-            for place, hook in enumerate(hooks)
+            for place, hook in enumerate((*hooks, *self._watchers))
             if overrides(hook, moment)
         ]
         if not self._joined or moment not in FURTHER_MOMENTS:
@@ -166,18 +179,24 @@ class HookList:
                 calls.append(HookCall(place, hook, moment))
         return sorted(calls, key=lambda call: call.place)
 
-    def watch_runs(self, watcher: Any) -> None:
-        """Call before_run and after_run of this, too, from the next run on; after all hooks'."""
-        place = len(self.before_runs) + len(self.after_runs) + len(self.hooks)  # of no other one
-        self.before_runs += _in_groups([HookCall(place, watcher, "before_run")])
-        self.after_runs += _in_groups([HookCall(place, watcher, "after_run")])
-        self.are_in_runs = True
-        self._session_hooks().after_step.append(watcher.after_step)
+    def watch_runs(self, watcher: SessionRunHook) -> None:
+        """Call this hook in runs, too, from the next one on, after all others."""
+        self._watchers += (watcher,)
+        self._find_runs()
 
-    def made_step(self) -> None:
-        """A run was cancelled while a thread made its step: it has no after_run."""
-        for use in () if self._shared is None else self._shared.after_step:
-            use()
+    @property
+    def step_is_made(self) -> bool:
+        """Whether the run under way has made its step, perhaps in a thread just now."""
+        step, call = self.step_in_thread, self.current
+        return (step is not None and step.is_made) or (
+            call is not None and call.moment == "after_run"
+        )
+
+    def end_step_in_thread(self, *, is_cancelled: bool) -> None:
+        """The run has failed, or was cancelled while the thread made its step."""
+        step, self.step_in_thread = self.step_in_thread, None
+        if step is not None and step.is_made and is_cancelled:
+            self._call_plainly("on_cancelled_run")
 
     def culprit(self) -> str:
         """Which hook is being called, and when."""
@@ -189,11 +208,7 @@ class HookList:
         graph: Any = None,
         call_begin: CallBegin | None = None,
     ) -> None:
-        """Call begin of all; a hook counts as begun as soon as its begin is called.
-
-        Args:
-            call_begin: calls a plain one; None: it is called as it is.
-        """
+        """Call begin of all, a plain one by `call_begin`; one that was called counts as begun."""
         if graph is begin_graph.get():  # setting it would cost each task 120 bytes for good
             await self._begin_all(has_global_step, call_begin)
         else:
@@ -225,7 +240,7 @@ class HookList:
                         "`with graph.as_default():`"
                     )
                 if place in begins:  # a plain one, too, on the event loop: it builds a graph
-                    with self._begin_of(hook):
+                    with self._joining():
                         is_here = call.is_async or call_begin is None
                         result = call.method() if is_here else await call_begin(call.method)  # type: ignore[misc]
                         if isinstance(result, Awaitable):
@@ -238,11 +253,8 @@ class HookList:
                 check()
 
     @contextmanager
-    def _begin_of(self, hook: Any) -> Iterator[None]:
+    def _joining(self) -> Iterator[None]:
         """Within the block the hook may join this session; tasks that it starts no longer."""
-        if not vars(type(hook)).get("_joins_session", True):  # not of classes made of ours
-            yield
-            return
         begin = Begin(self)
         token = begin_session.set(begin)
         try:
@@ -252,14 +264,9 @@ class HookList:
             begin_session.reset(token)
 
     def join(self, hook: SessionRunHook) -> SessionHooks:
-        shared = self._session_hooks()
-        shared.begun.append(hook)
-        self._joined += ((self._num_begun - 1, hook),)
-        return shared
-
-    def _session_hooks(self) -> SessionHooks:
-        """What hooks share; most sessions have no hook that asks for it."""
         self._shared = self._shared or SessionHooks(self.hooks, self.stops)
+        self._shared.begun.append(hook)
+        self._joined += ((self._num_begun - 1, hook),)
         return self._shared
 
     @property
@@ -271,7 +278,7 @@ class HookList:
         # `current` stays as it is: another worker may have this one's hooks restore their model
         for call in self._calls("restore_model"):
             try:
-                step: RestoredStep = await self._call_elsewhere(call, raw.exposed)
+                step: RestoredStep = await self._call_alone(call, raw.exposed)
             except BaseException as error:
                 raised = no_input_end(error, f"{call},")
                 raised = self._blamed(raised, str(call), is_stopping=self.stops.stop.is_set)
@@ -284,17 +291,6 @@ class HookList:
                 expected = "an integer >= 0, None or NotImplemented"
                 return integer(f"what {call} returned", step, least=0, expected=expected)
         return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
-
-    async def _call_elsewhere(self, call: HookCall, argument: Any) -> Any:
-        """Call one method, perhaps in a task of another session."""
-        if call.is_async:
-            return await call.method(argument)
-        results: list[Any] = []
-        kind = call.moment, call.place
-        pending = self.call_plain(lambda: results.append(call.method(argument)), kind, False)
-        if pending is not None:
-            await pending
-        return await results[0] if isinstance(results[0], Awaitable) else results[0]
 
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
         with self._blaming():
@@ -348,12 +344,9 @@ class HookList:
     def explained(
         self, error: BaseException, merged: MergedRun | None, call: HookCall | None
     ) -> BaseException:
-        """What an error becomes that a run came to; notes name the hook.
+        """What an error in a run becomes; `call` is the first of its group, None in the step.
 
         An iterator that ended in before_run, or in the step, ends training.
-
-        Args:
-            call: the hook that was called, or the first of a group; None in the step.
         """
         known = self.current
         if call is not None and (call.is_async or known is None or known.moment != call.moment):
@@ -372,11 +365,7 @@ class HookList:
         return error
 
     async def end(self, session: Any) -> BaseException | None:
-        """Call before_end and end of all, also after one failed; returns the first error.
-
-        A cancellation, which is no hook's failure, ends the round and is returned; so does an exit
-        (KeyboardInterrupt, SystemExit), which may be a signal's and not the hook's.
-        """
+        """Call before_end and end of all, also after one failed; returns the first error."""
         engine = current_engine()
         first: BaseException | None = None
         for call in [*self._calls("before_end"), *self._calls("end")]:
@@ -384,8 +373,8 @@ class HookList:
                 with self._blaming():
                     await self._call(call, session)
             except BaseException as error:
-                is_exit = isinstance(error, (KeyboardInterrupt, SystemExit))
-                if is_exit or engine.failure_in(error) is not error:
+                is_exit = isinstance(error, (KeyboardInterrupt, SystemExit))  # perhaps a signal's
+                if is_exit or engine.failure_in(error) is not error:  # or a cancellation
                     if first is not None:
                         add_note(error, f"after {first!r}")
                     return error
@@ -419,7 +408,7 @@ class HookList:
         for call in self._to_leave("after_close"):
             self.current = call
             try:
-                is_swallowed = await self._call_elsewhere(call, error)
+                is_swallowed = await self._call_alone(call, error)
             except BaseException as raised:
                 if raised is not error and not isinstance(raised, (KeyboardInterrupt, SystemExit)):
                     raised = self._blamed(raised, is_stopping=True)
@@ -433,25 +422,41 @@ class HookList:
 
     def on_drop(self) -> None:
         """Call on_drop of those that have begun."""
-        for call in self._to_leave("on_drop"):
+        self._call_plainly("on_drop")
+
+    def _call_plainly(self, moment: str) -> None:
+        """Call a moment that is no coroutine, here and now; errors are logged."""
+        for call in self._to_leave(moment):
             try:
                 call.method()
             except Exception as error:
-                logger.error("A dropped session: %s failed: %r", call, error)
+                logger.error("%s failed: %r", call, error)
 
     def _to_leave(self, moment: str) -> list[HookCall]:
         """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
         joined = {place for place, _ in self._joined}
-        calls = self._calls(moment)
-        return [call for call in calls if call.place < self._num_returned or call.place in joined]
+        num_hooks = len(self.hooks)
+        return [
+            call
+            for call in self._calls(moment)
+            if call.place < self._num_returned or call.place in joined or call.place >= num_hooks
+        ]
 
     @holds_loop(culprit)
     async def _call(self, call: HookCall, *args: Any) -> None:
         self.current = call
+        await self._call_alone(call, *args)
+
+    async def _call_alone(self, call: HookCall, *args: Any) -> Any:
+        """Call one method, perhaps in a task of another session."""
         if call.is_async:
-            await call.method(*args)
-        else:
-            await self._call_group((call,), lambda call: call.method(*args))
+            return await call.method(*args)
+        results: list[Any] = []
+        kind = call.moment, call.place
+        pending = self.call_plain(lambda: results.append(call.method(*args)), kind, False)
+        if pending is not None:
+            await pending
+        return await results[0] if isinstance(results[0], Awaitable) else results[0]
 
     async def _call_group(
         self, group: Sequence[HookCall], fn: Callable[[HookCall], Any]

@@ -14,7 +14,8 @@ from .._hook import AnyHook, SessionRunHook
 from ..backends._creator import SessionCreator
 
 MOMENTS = ("begin", "after_create_session", "before_run", "after_run", "end", "on_error")
-FURTHER_MOMENTS = ("restore_model", "before_end", "after_close", "on_drop")
+_PLAIN_MOMENTS = ("on_cancelled_run", "on_drop")
+FURTHER_MOMENTS = ("restore_model", "before_end", "after_close", *_PLAIN_MOMENTS)
 """Moments that TensorFlow's hooks do not have: a method of that name there is no moment."""
 _METHODS = (*MOMENTS, *FURTHER_MOMENTS, "state_dict", "load_state_dict")
 _LETTERS = tuple((method.replace("_", ""), method) for method in _METHODS)
@@ -81,11 +82,12 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
             )
         if not _is_ours(hook):
             _check_bodies(hook, f"{name}[{place}]")
-            if is_async(getattr(hook, "on_drop", SessionRunHook.on_drop)):
-                raise TypeError(
-                    f"{name}[{place}] is {hook!r}, whose on_drop is a coroutine function; give a "
-                    "plain method: where a session is dropped nothing can be awaited"
-                )
+            for moment in _PLAIN_MOMENTS:
+                if is_async(getattr(hook, moment, SessionRunHook.on_drop)):
+                    raise TypeError(
+                        f"{name}[{place}] is {hook!r}, whose {moment} is a coroutine function; "
+                        "give a plain method: nothing can be awaited there"
+                    )
         if not isinstance(hook, SessionRunHook):
             _check_listeners(hook, f"{name}[{place}]")
     return listed

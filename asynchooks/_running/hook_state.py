@@ -49,20 +49,12 @@ def _named(hooks: Iterable[Any]) -> list[tuple[str, SessionRunHook]]:
 
 
 def save_hooks(hooks: Iterable[Any]) -> bytes:
-    """What the hooks' `state_dict` give, of those that give anything.
-
-    Raises:
-        CheckpointError: a state holds what is neither JSON nor an array (names the hook).
-    """
+    """What the hooks' `state_dict` give; CheckpointError for what is neither JSON nor an array."""
     return _as_bytes(_texts(_named(hooks), lambda hook: hook.state_dict()))
 
 
 def shared_states(hooks: Iterable[Any], names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Those states of hooks that other workers change as well, by the hook's name.
-
-    Args:
-        names: of the hooks that have one, where that is known: no other hook is asked.
-    """
+    """Those states that other workers change as well, by the hook's name; `names`: of these."""
 
     def state_of(hook: SessionRunHook) -> Mapping[str, Any] | None:
         state = hook.state_dict()
@@ -97,11 +89,11 @@ def _texts(
         try:
             if not isinstance(state, Mapping):
                 raise TypeError(f"expected a dict, got {state!r}")
-            if state and not _takes_back(hook):
+            is_taken_back = type(hook).load_state_dict is not SessionRunHook.load_state_dict
+            if state and not is_taken_back:
                 raise TypeError("it has a state_dict, and no load_state_dict; write that, too")
             if state:
                 json.dumps(state, default=_encoded)  # says first what cannot be walked through
-                _check_keys(state)
                 texts[name] = json.loads(json.dumps(_with_scalars(state), default=_encoded))
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
@@ -118,12 +110,7 @@ def have_more_than_timers(hooks: Iterable[Any]) -> bool:
 
 
 def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
-    """Give the hooks their states back; what does not fit is said in the log.
-
-    Raises:
-        DamagedCheckpointError: that is not what `save_hooks` gave.
-        CheckpointError: a hook cannot take its state (names the hook).
-    """
+    """Give the hooks their states back; states without a hook, and the reverse, are logged."""
     states = _read(saved)
     fresh = []
     for name, hook in _named(hooks):
@@ -173,25 +160,15 @@ def _read(saved: bytes) -> dict[str, dict[str, Any]]:
     return states
 
 
-def _check_keys(state: Any) -> None:
-    """Raise TypeError for keys that would come back as others."""
+def _with_scalars(state: Any) -> Any:
+    """The state, with NumPy scalars encoded that JSON would take for Python's numbers.
+
+    TypeError for keys that would come back as others.
+    """
     if isinstance(state, Mapping):
-        for key, each in state.items():
+        for key in state:
             if not isinstance(key, str) or key == _ARRAY:
                 raise TypeError(f"the key {key!r} cannot be kept; give texts as keys")
-            _check_keys(each)
-    elif isinstance(state, (list, tuple)):
-        for each in state:
-            _check_keys(each)
-
-
-def _takes_back(hook: SessionRunHook) -> bool:
-    return type(hook).load_state_dict is not SessionRunHook.load_state_dict
-
-
-def _with_scalars(state: Any) -> Any:
-    """The state, with NumPy scalars encoded that JSON would take for Python's numbers."""
-    if isinstance(state, Mapping):
         return {key: _with_scalars(each) for key, each in state.items()}
     if isinstance(state, (list, tuple)):
         return [_with_scalars(each) for each in state]

@@ -84,12 +84,12 @@ class MergedRun:
             return self._caller.fetches
         return (self._caller.fetches, *self._hook_fetches.values())
 
-    def finish_options(self, *, has_hooks: bool) -> Any:
+    def finish_options(self) -> Any:
         """The merged run options, if any; makes room for metadata that hooks see."""
         options, requests = self._caller.options, self._option_requests
         if requests:
             options = self._raw.merge_options([*([] if options is None else [options]), *requests])
-        if options is not None and has_hooks and self.run_metadata is None:
+        if options is not None and self._hooks and self.run_metadata is None:
             self.run_metadata = self._raw.new_run_metadata()
         self._options = options
         return options
@@ -100,7 +100,7 @@ class MergedRun:
         The fetches of the last run if they are the same: what a raw session has compiled for that
         object need not be looked for.
         """
-        options = self.finish_options(has_hooks=bool(self._hooks))
+        options = self.finish_options()
         fetches, last = self.fetches, last_fetches
         if type(last) is type(fetches) is tuple and len(last) == len(fetches):
             fetches = last if all(map(operator.is_, last, fetches)) else fetches
@@ -123,11 +123,11 @@ class MergedRun:
                 where = f"fetched in before_run of {type(hook).__name__}"
                 add_note(error, f"{where}, as {what}" if what else where)
 
-    def values(self, results: Any) -> SessionRunValues:
-        """What a hook is given after the run."""
+    def unasked(self) -> SessionRunValues:
+        """What a hook that fetched nothing is given after the run."""
         no_options, no_metadata = self._raw.no_options
         return SessionRunValues(
-            results,
+            None,
             no_options if self._options is None else self._options,
             no_metadata if self.run_metadata is None else self.run_metadata,
         )

@@ -62,14 +62,6 @@ class OneRun(Condition):
                 "them one model), and within a step_fn use step_context.run_with_hooks()"
             )
 
-    async def outlast(self, until: float) -> BaseException | None:
-        """Wait for another task's run to end, on the engine's clock; returns what interrupts."""
-        try:
-            await self.wait_until(lambda: not self.is_under_way, "another task's run", until)
-        except BaseException as interruption:
-            return interruption
-        return None
-
     def end(self) -> None:
         self.is_under_way = self.is_in_step_fn = False
         if self.slots:

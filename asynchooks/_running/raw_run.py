@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from .._engine.base import Engine, Sentinel
 from .._engine.stop import Stop
 from .._engine.sync import NO_LOCK, CallLock
-from .._engine.threads import INLINE_SECS, Outcome, Probe, StepRunner, StepTimes, close_unrun
+from .._engine.threads import (
+    INLINE_SECS,
+    Outcome,
+    Probe,
+    StepRunner,
+    StepTimes,
+    close_unrun,
+    is_async,
+)
 from .._errors import ModelRestored
 from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
-from .._step.waiters import Runs
 from ..backends._creator import SessionHandle
 from ..backends._raw_session import RawSession
-from .dispatch import HookList
+from .dispatch import HookList, StepInThread
 from .lifecycle import SessionLifecycle
 
 RunArguments = tuple[Any, Any, Any, Any]
@@ -31,13 +39,10 @@ NOT_HERE = Sentinel("NOT_HERE")
 
 
 class RawRuns:
-    """Runs the steps of one session, one at a time, and the plain methods of its hooks.
-
-    The session makes it when it opens.
-    """
+    """Runs the steps of one session, one at a time, and the plain methods of its hooks."""
 
     __slots__ = (
-        "_call_lock", "_engine", "_fetches", "_handle", "_is_outdated", "_lifecycle",
+        "_call_lock", "_engine", "_fetches", "_handle", "_hooks", "_is_outdated", "_lifecycle",
         "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
     )  # fmt: skip
 
@@ -48,13 +53,11 @@ class RawRuns:
         step: GlobalStep,
         handle: SessionHandle,
         lifecycle: SessionLifecycle,
+        hooks: HookList,
     ) -> None:
-        self._engine = engine
-        self._tick = engine.tick
-        self._runner = runner
-        self._step = step
-        self._handle = handle
-        self._lifecycle = lifecycle
+        self._engine, self._tick = engine, engine.tick
+        self._runner, self._step, self._handle = runner, step, handle
+        self._lifecycle, self._hooks = lifecycle, hooks
         self._plain_times: StepTimes | None = None  # of plain methods, once there is one
         self._thread = threading.get_ident()  # of the event loop
         self._raw: RawSession | None = None
@@ -70,15 +73,9 @@ class RawRuns:
         self._raw = self._fetches = None
         self._is_outdated = False
 
-    def outdate(self, one_run: Runs | None, hooks: HookList) -> None:
-        """Have a run that has not made its step raise `ModelRestored`; while no step runs."""
-        call = hooks.current
-        if (
-            one_run is not None
-            and one_run.is_under_way
-            and (call is None or call.moment != "after_run")
-        ):
-            self._is_outdated, self._raw = True, None  # without a raw one `here` looks at the flag
+    def outdate(self) -> None:
+        """Have the run under way raise `ModelRestored` instead of making its step."""
+        self._is_outdated, self._raw = True, None  # without a raw one `here` looks at the flag
 
     def here(self, raw: RawSession, args: RunArguments) -> Any:
         """Run the step on the event loop without waiting, if that can and should be done now.
@@ -158,8 +155,9 @@ class RawRuns:
             except BaseException:
                 admission.give_back(ticket)
                 raise
+        made = self._hooks.step_in_thread = StepInThread()
         try:
-            call = hold.around(lambda: _run(raw, args, step, ticket, self._lifecycle))
+            call = hold.around(lambda: _run(raw, args, step, ticket, made))
             outputs = await self._runner.run_probed(call, probe, loss, _give_up)
         except BaseException:
             if hold.abandon():
@@ -167,7 +165,7 @@ class RawRuns:
             else:
                 admission.give_back(ticket)
             raise
-        self._is_outdated = False  # since the step was made
+        self._hooks.step_in_thread, self._is_outdated = None, False  # since the step was made
         return outputs
 
     def _raise_if_outdated(self) -> None:
@@ -178,13 +176,7 @@ class RawRuns:
     def call_plain(
         self, fn: Callable[[], Any], kind: Hashable, ends_at_stop: bool = False
     ) -> Awaitable[Any] | None:
-        """Call plain methods where blocking steps run: here, and return None, or what to await.
-
-        Those of one kind take about the same time.
-
-        Args:
-            ends_at_stop: whether a stop ends the wait for another call by StopTraining.
-        """
+        """As `dispatch.CallPlain`."""
         stop = self._lifecycle.stops.run_stop if ends_at_stop else None
         raw = self._lifecycle.raw
         times = self._plain_times = self._plain_times or StepTimes(forgives=False)
@@ -211,10 +203,14 @@ class RawRuns:
                 self._runner.learn(probe, self._tick() - begun)
         return None if is_alone else self._call_alone(fn, probe, lock, raw, stop)
 
-    async def call_step_fn(self, raw: RawSession, fn: Callable[[], Any], kind: Hashable) -> Any:
-        """Call a sync step_fn where blocking steps run; a stop ends the wait for another call."""
-        probe = self._runner.probe(raw.step_times, kind)
-        return await self._call_alone(fn, probe, raw.call_lock, raw, self._lifecycle.stops.stop)
+    async def call_step_fn(self, raw: RawSession, step_fn: Callable[..., Any], arg: Any) -> Any:
+        """Call a step_fn, a sync one where steps run; a stop ends the wait for another call."""
+        if is_async(step_fn):
+            return await step_fn(arg)
+        kind: Any = getattr(step_fn, "__code__", type(step_fn))  # itself it may not be hashable
+        probe, stop = self._runner.probe(raw.step_times, kind), self._lifecycle.stops.stop
+        result = await self._call_alone(lambda: step_fn(arg), probe, raw.call_lock, raw, stop)
+        return await result if isinstance(result, Awaitable) else result
 
     async def _call_alone(
         self,
@@ -246,7 +242,7 @@ def _run(
     args: RunArguments,
     step: GlobalStep,
     ticket: Ticket,
-    lifecycle: SessionLifecycle,
+    made: StepInThread,
 ) -> Any:
     """Run the step in this thread; an `Unfinished` if it is a coroutine."""
     try:
@@ -266,31 +262,23 @@ def _run(
         raise
     if type(result) is not tuple:
         return Unfinished(raw, step, ticket, result)
-    lifecycle.has_run = True  # before others may stand alone with the model
+    made.is_made = True  # before others may be alone with the model
     step.admission.settle(ticket, result[1])
     raw.leave_run()
     return result[0]
 
 
+@dataclass(slots=True, eq=False)
 class Unfinished:
     """A step that turned out to be a coroutine, which the event loop goes on with.
 
     It keeps its ticket and its place in the raw session until it has finished.
     """
 
-    __slots__ = ("_raw", "_result", "_step", "_ticket")
-
-    def __init__(
-        self,
-        raw: RawSession,
-        step: GlobalStep,
-        ticket: Ticket,
-        result: Awaitable[tuple[Any, Any]],
-    ) -> None:
-        self._raw = raw
-        self._step = step
-        self._ticket = ticket
-        self._result = result
+    _raw: RawSession
+    _step: GlobalStep
+    _ticket: Ticket
+    _result: Awaitable[tuple[Any, Any]]
 
     async def finish(self) -> Any:
         """Go on with it here."""

@@ -9,12 +9,7 @@ from .._check import integer, number
 
 @dataclass(frozen=True)
 class Backoff:
-    """A number of attempts with pauses between them: none, then the first, doubled each time.
-
-    Raises:
-        TypeError: `max_attempts` is no integer.
-        ValueError: a bound is negative, or the longest pause is shorter than the first.
-    """
+    """A number of attempts with pauses between them: none, then the first, doubled each time."""
 
     max_attempts: int = 20
     first_pause_secs: float = 0.1
@@ -23,12 +18,9 @@ class Backoff:
     def __post_init__(self) -> None:
         integer("max_attempts", self.max_attempts, least=0)
         expected = "0 <= first_pause_secs <= longest_pause_secs"
-        number("longest_pause_secs", self.longest_pause_secs, finite=False, expected=expected)
-        most = self.longest_pause_secs
-        number(
-            "first_pause_secs", self.first_pause_secs, least=0, most=most, finite=False,
-            expected=expected,
-        )  # fmt: skip
+        first, most = self.first_pause_secs, self.longest_pause_secs
+        number("longest_pause_secs", most, finite=False, expected=expected)
+        number("first_pause_secs", first, least=0, most=most, finite=False, expected=expected)
 
     def pause_before(self, attempt: int) -> float:
         """Seconds to wait before the attempt with this number, counted from 1."""

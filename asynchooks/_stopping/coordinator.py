@@ -26,7 +26,7 @@ T = TypeVar("T")
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-class Owner:
+class CoordinatorOwner:
     """The session that a coordinator belongs to; this one does nothing of its own."""
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class Owner:
         return coroutine
 
 
-_NO_OWNER = Owner()
+_NO_OWNER = CoordinatorOwner()
 
 
 class Coordinator:
@@ -91,8 +91,8 @@ class Coordinator:
         self._owner = _NO_OWNER  # one object: a thousand sessions have a coordinator each
         self._is_detached = False
 
-    def attach(self, owner: Owner) -> None:
-        """Belong to a session, which gets each stop, and runs the side tasks."""
+    def attach(self, owner: CoordinatorOwner) -> None:
+        """Belong to a session, which is notified of each stop, and runs the side tasks."""
         self._owner = owner
 
     def detach(self) -> None:
@@ -157,19 +157,24 @@ class Coordinator:
         with self._lock:
             if self._joined and error is not None:
                 raise error
-            self._reason = self._reason or why
             if error is not None and self._error is None:
                 logger.info("Error reported to Coordinator: %s, %s", type(error).__name__, error)
-                self._error = error
             elif error is not None and error is not self._error:
                 assert self._error is not None
                 add_note(self._error, f"then, reported to the coordinator too: {error!r}")
-            self.stop.set()
-            self._notify()
+            self.record(error, why)
         if not self._is_detached:
             self._owner.stop_changed(True)
         if all_workers:
             self._owner.stop_all(why)
+
+    def record(self, error: BaseException | None, reason: StopReason) -> None:
+        """Stop, without notifying the session; the first error and the first reason stand."""
+        with self._lock:
+            self._reason = self._reason or reason
+            self._error = self._error or error
+            self.stop.set()
+            self._notify()
 
     def clear_stop(self) -> None:
         """Forget the stop and its error, so that the coordinator can be used again."""

@@ -1,72 +1,88 @@
-"""Stop requests and side tasks of one session, and the hold on its input.
+"""Stop requests and side tasks of one session, the error that leaves it, and the hold on its input.
 
-It knows nothing of raw sessions, nor of what happens after a stop.
+It knows nothing of raw sessions. Its calls go down: to the coordinator, to the side tasks, and to
+the other workers of the model. The coordinator reports the stops that others ask it for.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .._engine.base import Engine
-from .._engine.stop import Stop, StopReason
+from .._engine.stop import Loss, Stop, StopReason
 from .._engine.sync import Condition
-from .._errors import add_note
+from .._errors import StopTraining, add_note, is_preemption
+from .._step.global_step import GlobalStep
+from .._step.waiters import Worker
+from .coordinator import Coordinator, CoordinatorOwner
 from .tasks import SideTasks
 
+logger = logging.getLogger("asynchooks")
 
-class Owner(Protocol):
-    """The lifecycle of the session."""
 
-    has_run: bool  # whether a step in a thread has succeeded since this was set to False
+class Handle(Protocol):
+    """The session's hold on its creator."""
 
-    @property
-    def training(self) -> object: ...
-
-    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...
+    global_step: GlobalStep
 
     def add_input(self, each: SessionInput) -> None: ...
+
+    def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...
 
     def drive(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]: ...
 
-    def stop_coord(self, error: BaseException | None, reason: StopReason) -> None: ...
-
-    def stop_workers(self, reason: StopReason) -> StopReason: ...
+    def fail(self, reason: StopReason) -> None: ...
 
 
-class SessionStop:
+class SessionStop(CoordinatorOwner):
     """The stops of one `MonitoredSession`; its list of hooks makes it.
-
-    A stop that no recovery makes forgotten goes to `owner`, too, once there is one.
 
     Args:
         stop: what the session's waits end at: set by the caller and by the present coordinator.
     """
 
     __slots__ = (
-        "_tasks", "error", "failure", "input", "is_asked", "is_asked_by_hook", "is_ending",
-        "is_for_all", "is_over", "owner", "reason", "run_stop", "stop",
+        "_tasks", "coord", "error", "handle", "input", "is_asked", "is_asked_by_hook", "is_ending",
+        "is_for_all", "is_over", "ready", "reason", "recovers", "run_stop", "stop", "worker",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
-        self.owner: Owner | None = None
         # what waits in a run end at: also when a preemption is reported to the coordinator, by
         # which the run is to be made again
         self.run_stop = Stop()
+        self.handle: Handle | None = None  # the session sets it; hooks of Keras's fit have none
+        self.recovers = False  # whether a preemption is cured by recreating the raw session
+        self.worker: Worker | None = None  # there while the session is open
+        self.coord: Coordinator | None = None  # of the present raw session
+        # the raw session, if it is of use and there is neither a stop nor an error to look at
+        self.ready: Any = None
         self.is_asked = False  # for good
         self.is_asked_by_hook = False  # which a recovery makes forgotten
         self.is_for_all = False  # by this session, for all that share its model
         self.is_ending = False  # no further run begins
         self.is_over = False
-        self.error: BaseException | None = None  # that the caller gave with the stop
-        self.failure: BaseException | None = None  # the first of the session's own side tasks
+        self.error: BaseException | None = None  # the first of the caller's and the side tasks'
         self.reason: StopReason | None = None  # the first request to stop
         self._tasks: SideTasks | None = None
         self.input: SessionInput | None = None  # of loops in the block; closed at the end
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether a stop was asked for; not one that recreating the raw session makes forgotten."""
+        coord = self.coord
+        if self.is_asked or coord is None or self.is_curable(coord.error):
+            return self.is_asked
+        return self.is_asked_by_hook or coord.should_stop()
+
+    def is_curable(self, error: BaseException | None) -> bool:
+        return self.recovers and is_preemption(error)
 
     def request(
         self, error: BaseException | None, reason: StopReason, *, all_workers: bool = False
@@ -74,25 +90,50 @@ class SessionStop:
         """Stop for good: no recovery makes it forgotten; this session, or all of its model."""
         if all_workers:
             self.is_for_all = True  # first: it may be just opening
-            if self.owner is not None:
-                reason = self.owner.stop_workers(reason)
+            reason = self._stop_workers(reason)
         self.is_asked = True
+        if error is not None and (first := self._held) is not None and error is not first:
+            add_note(first, f"then, in {reason.who}: {error!r}")
         self.error = self.error or error
-        self.reason = self.reason or reason
+        self.note(reason)
+        self.ready = None
         self.stop.set()
         self.run_stop.set()
-        if self.owner is not None:
-            self.owner.stop_coord(error, reason)
+        self._stop_coord(error, reason)
+
+    def _stop_coord(self, error: BaseException | None, reason: StopReason) -> None:
+        """A preemption that came in another way says nothing of the coordinator's raw session."""
+        if self.coord is not None:
+            self.coord.record(None if self.is_curable(error) else error, reason)
+
+    def request_by_hook(self, reason: StopReason, all_workers: bool) -> None:
+        """Let no further run begin; the coordinator stops later."""
+        self.is_asked_by_hook = True
+        if all_workers:
+            self.is_asked = True
+            reason = self._stop_workers(reason)
+        self.note(reason)
+        self.ready = None
+
+    def stop_for(self, reason: StopReason) -> None:
+        """Stop for what stops another worker, without an error of one's own; from any thread."""
+        if not self.is_asked:
+            level = logging.INFO if reason.error is None else logging.WARNING
+            logger.log(level, "Stop requested, by %s", reason)
+        self.request(None, reason)
+
+    def stop_all(self, reason: StopReason) -> None:
+        self.request(None, reason, all_workers=True)
+
+    def _stop_workers(self, reason: StopReason) -> StopReason:
+        """Stop the others that share the model; returns the first reason, which stands."""
+        if self.handle is None:
+            return reason
+        return self.handle.global_step.stop_workers(reason, self.worker)
 
     def note(self, reason: StopReason | None) -> None:
         """The first reason stands."""
         self.reason = self.reason or reason
-
-    def set(self, *, for_runs_only: bool) -> None:
-        """The coordinator was asked to stop; a preemption stops only the run under way."""
-        if not for_runs_only:
-            self.stop.set()
-        self.run_stop.set()
 
     def forget(self) -> None:
         """Take back a stop that was not for good."""
@@ -101,42 +142,164 @@ class SessionStop:
             self.stop.clear()
             self.run_stop.clear()
 
+    def attach(self, coord: Coordinator) -> None:
+        """The coordinator of a new raw session."""
+        self.coord = coord
+        coord.attach(self)
+        if self.is_asked:
+            assert self.reason is not None
+            self._stop_coord(self.error, self.reason)
+
+    def stop_changed(self, is_set: bool) -> None:
+        self.ready = None  # the next run looks
+        coord = self.coord
+        if not is_set:
+            asked = self.reason if self.is_asked_by_hook else None
+            self.forget()
+            self.note(asked)
+        elif coord is None or not self.is_curable(coord.error):
+            self.note(None if coord is None else coord.stop_reason)
+            self.stop.set()
+        if is_set:
+            self.run_stop.set()
+
+    def open_worker(self, engine: Engine) -> Worker:
+        """Count as one of the workers that share the model, which may all be stopped already."""
+        assert self.handle is not None
+        step = self.handle.global_step
+        worker = self.worker = step.open_worker(engine, self)
+        if self.is_for_all and self.reason is not None:
+            self._stop_workers(self.reason)
+        elif step.stop_reason is not None:
+            self.stop_for(step.stop_reason)
+        return worker
+
+    def close_worker(self) -> None:
+        worker, self.worker = self.worker, None
+        if worker is not None and self.handle is not None:
+            self.handle.global_step.close_worker(worker)
+
+    def refusal(self) -> StopTraining:
+        """What a run raises that would begin after a stop."""
+        coord, reason = self.coord, self.reason
+        if reason is None and coord is not None:  # a thread is just asking
+            reason = coord.stop_reason
+        return StopTraining(f"no run begins after a stop, by {reason}")
+
+    def judge(self, error: BaseException, raised: BaseException) -> BaseException:
+        """The error that leaves a run: a preemption that the coordinator holds is its cause.
+
+        Where the coordinator holds another error than the run's preemption, that one leaves when
+        the session is dropped. Source: TensorFlow's `_CoordinatedSession.run`.
+
+        Args:
+            error: what came out of the run, explained.
+            raised: what was raised, which becomes the cause of another one.
+        """
+        held, leaving = None if self.coord is None else self.coord.error, error
+        if is_preemption(held) and isinstance(error, Exception) and not is_preemption(error):
+            # a preemption ends the waits of a run, and no other ones
+            ended_wait = self.run_stop.is_set and not self.stop.is_set
+            if isinstance(held, Exception) and (type(error) is not StopTraining or ended_wait):
+                leaving = held
+        if leaving is not raised and leaving.__cause__ is None:
+            leaving.__cause__ = raised
+        return leaving
+
+    @property
+    def _held(self) -> BaseException | None:
+        """What leaves before any other error; a preemption of the raw session does not."""
+        held = None if self.coord is None else self.coord.error
+        return self.error if held is None or self.is_curable(held) else held
+
+    def first_error(self, error: BaseException | None) -> BaseException | None:
+        """The error that leaves: one that is held goes first."""
+        held = self._held
+        if held is None or held is error:
+            return error
+        if error is not None:
+            held.__context__ = error
+        return held
+
+    def report(self, error: BaseException | None, engine: Engine) -> None:
+        """An error leaves the session: note it, and stop the workers that share its creator."""
+        if error is None or self.handle is None:
+            return
+        reason = StopReason("the block", repr(error), error)
+        self.note(reason)
+        if not isinstance(error, GeneratorExit) and engine.failure_in(error) is not None:
+            noted = self.reason
+            self.handle.fail(noted if noted is not None and noted.error is error else reason)
+
     @property
     def tasks(self) -> SideTasks:
         """The side tasks of the session, which outlive a lost raw session."""
         if self._tasks is None:
-            assert self.owner is not None
             self._tasks = SideTasks(
-                self.stop, self.owner.drive, self._fail,
+                self.stop, self.drive, self.request,
                 lambda: self.is_over, lambda: self.is_ending,
             )  # fmt: skip
         return self._tasks
 
-    def _fail(self, error: BaseException, reason: StopReason) -> None:
-        self.failure = self.failure or error
-        if error is not self.failure:
-            add_note(self.failure, f"then, in {reason.who}: {error!r}")
-        self.request(None, reason)
+    def drive(
+        self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
+    ) -> Awaitable[Any]:
+        return coroutine if self.handle is None else self.handle.drive(coroutine, culprit)
+
+    async def end_tasks(
+        self, error: BaseException | None, engine: Engine, grace_secs: float, loss: Loss | None
+    ) -> BaseException | None:
+        """Stop side tasks and threads, within the grace period; returns what leaves.
+
+        An error that is held goes before the one given; a preemption is only logged. However
+        often this task is cancelled meanwhile, it goes on to the end.
+        """
+        coord, until = self.coord, engine.now() + grace_secs
+        if coord is not None:
+            coord.detach()
+        if self._tasks is not None:
+            self.stop.set()
+        is_ended = coord is None and self._tasks is None
+        if error is None and not is_ended:
+            error = await interruption(self._end_tasks(engine, until, loss, cancel=False))
+            is_ended = error is None
+        is_cancelled = not isinstance(error, (Exception, type(None)))
+        for cancel in (is_cancelled, True):
+            if not is_ended:  # an anyio shield does not hold a native cancellation back
+                with engine.shielded(math.inf):
+                    again = await interruption(self._end_tasks(engine, until, loss, cancel=cancel))
+                error = error or again
+                is_ended = again is None
+        if coord is not None and self.is_curable(coord.error):
+            logger.error("A preemption was reported while the session ended: %r", coord.error)
+        return self.first_error(error)
+
+    async def _end_tasks(
+        self, engine: Engine, until: float, loss: Loss | None, *, cancel: bool
+    ) -> None:
+        """Those of the raw session and its threads, and the session's own."""
+        if self.coord is not None and not self.coord.joined:
+            await self.coord.end(engine, until, cancel_tasks=cancel, loss=loss)
+        if self._tasks is not None:
+            await self._tasks.end(engine, until, cancel=cancel)
 
     async def close_input(self, error: BaseException | None) -> BaseException | None:
         """The session has ended; returns what leaves it."""
-        if self.input is not None:
-            try:
-                await self.input.close()
-            except BaseException as closing:
-                if error is not None:
-                    add_note(error, f"then, closing the input: {closing!r}")
-                error = error or closing
+        closing = None if self.input is None else await interruption(self.input.close())
+        if closing is not None and error is not None:
+            add_note(error, f"then, closing the input: {closing!r}")
+        return error or closing
+
+
+async def interruption(awaitable: Awaitable[object]) -> BaseException | None:
+    """Await it; returns what it raised."""
+    try:
+        await awaitable
+    except GeneratorExit:  # the coroutine is being thrown away: nothing can be awaited any more
+        raise
+    except BaseException as error:
         return error
-
-    @property
-    def has_tasks(self) -> bool:
-        return self._tasks is not None
-
-    async def end_tasks(self, engine: Engine, until: float, *, cancel: bool) -> None:
-        """As `SideTasks.end`."""
-        if self._tasks is not None:
-            await self._tasks.end(engine, until, cancel=cancel)
+    return None
 
 
 class SessionInput(Protocol):

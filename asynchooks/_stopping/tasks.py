@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, TypeVar
 
@@ -44,33 +45,20 @@ class OnFailure(Enum):
     """The error is logged, and training goes on without the task."""
 
 
+@dataclass(slots=True, eq=False)
 class SideTasks:
-    """The side tasks of one session, or of one coordinator, which makes it and ends it.
+    """The side tasks of one session, or of one coordinator, which makes it and ends it."""
 
-    Args:
-        stop: what every wait of asynchooks in them ends at.
-        drive: what surrounds the tasks.
-        fail: gets an error that stops the session, and the reason that it is.
-        is_over: whether the session has ended, so that an error can only be logged.
-        is_ending: whether it is about to ask for a stop, so that a task may leave by StopTraining.
-    """
-
-    __slots__ = ("drive", "fail", "is_ending", "is_over", "running", "stop")
-
-    def __init__(
-        self,
-        stop: Stop,
-        drive: Drive,
-        fail: Callable[[BaseException, StopReason], None],
-        is_over: Callable[[], bool],
-        is_ending: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.stop = stop
-        self.drive = drive
-        self.fail = fail
-        self.is_over = is_over
-        self.is_ending = is_ending
-        self.running: dict[_Task, None] = {}  # in order of their starts
+    stop: Stop
+    """What every wait of asynchooks in them ends at."""
+    drive: Drive
+    fail: Callable[[BaseException, StopReason], None]
+    """Gets an error that stops the session, and the reason that it is."""
+    is_over: Callable[[], bool]
+    """Whether the session has ended, so that an error can only be logged."""
+    is_ending: Callable[[], bool] = lambda: False
+    """Whether it is about to ask for a stop, so that a task may leave by StopTraining."""
+    running: dict[_Task, None] = field(default_factory=dict)  # in order of their starts
 
     def start(
         self,
@@ -91,7 +79,7 @@ class SideTasks:
         )  # fmt: skip
         task = _Task(self, current_engine(), name or name_of(fn))
         self.running[task] = None
-        task.start(fn, args, on_failure)
+        task.engine_task = task.engine.start(task.run, fn, args, on_failure)
 
     async def end(self, engine: Engine, until: float, *, cancel: bool) -> None:
         """Wait for all until then, on the engine's clock, and cancel them; at once if `cancel`.
@@ -122,36 +110,31 @@ class SideTasks:
             )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class _Task:
     """One side task; there from its start to its end."""
 
-    __slots__ = ("_engine", "_engine_task", "_tasks", "name")
-
-    def __init__(self, tasks: SideTasks, engine: Engine, name: str) -> None:
-        self._tasks = tasks
-        self._engine = engine
-        self.name = name
-        self._engine_task: EngineTask | None = None
+    tasks: SideTasks
+    engine: Engine
+    name: str
+    engine_task: EngineTask | None = None
 
     def __str__(self) -> str:
         return f"the side task {self.name!r}"
 
-    def start(self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart) -> None:
-        self._engine_task = self._engine.start(self._run, fn, args, on_failure)
-
     async def wait(self, until: float) -> bool:
-        return self._engine_task is None or await self._engine_task.wait(until)
+        return self.engine_task is None or await self.engine_task.wait(until)
 
     def cancel(self) -> None:
-        if self._engine_task is not None:
-            self._engine_task.cancel()
+        if self.engine_task is not None:
+            self.engine_task.cancel()
 
     @holds_loop(str)
-    async def _run(
+    async def run(
         self, fn: SideTask, args: tuple[Any, ...], on_failure: OnFailure | Restart
     ) -> None:
         """Run it, again after a failure that allows it; no error goes to the event loop."""
-        surrounding_stop.set(self._tasks.stop)
+        surrounding_stop.set(self.tasks.stop)
         num_failures = 0
         try:
             while (error := await self._failure_of(fn, args)) is not None:
@@ -169,11 +152,11 @@ class _Task:
                     self._fail(error)
                 return
         finally:
-            self._tasks.running.pop(self, None)
+            self.tasks.running.pop(self, None)
 
     async def _failure_of(self, fn: SideTask, args: tuple[Any, ...]) -> BaseException | None:
         """Run it once; returns what it raised, unless that was StopTraining at a stop."""
-        tasks = self._tasks
+        tasks = self.tasks
         try:
             await tasks.drive(_call(fn, args), self.__str__)
         except StopTraining as error:
@@ -184,7 +167,7 @@ class _Task:
                 )  # fmt: skip
             return None
         except BaseException as error:
-            failure = self._engine.failure_in(error)
+            failure = self.engine.failure_in(error)
             if failure is None:
                 raise
             if is_input_end(failure):  # it could pass for the clean end of a session around this
@@ -194,10 +177,10 @@ class _Task:
         return None
 
     def _fail(self, error: BaseException) -> None:
-        if self._tasks.is_over():
+        if self.tasks.is_over():
             logger.error("A side task failed after its session had ended", exc_info=error)
         else:
-            self._tasks.fail(error, StopReason(str(self), repr(error), error))
+            self.tasks.fail(error, StopReason(str(self), repr(error), error))
 
     async def _may_restart(self, error: Exception, num_failures: int, restart: Restart) -> bool:
         if num_failures > restart.max_attempts:
@@ -210,9 +193,9 @@ class _Task:
             "The side task %s failed (%s: %s); restarting it, attempt %d of %d, in %g s",
             self.name, type(error).__name__, error, num_failures, restart.max_attempts, pause,
         )  # fmt: skip
-        slot = Slot(self._engine, f"the next attempt of the side task {self.name}")
-        with EndsAtStop(slot, self._tasks.stop):
-            return await self._engine.park(slot, self._engine.now() + pause) is not STOPPED
+        slot = Slot(self.engine, f"the next attempt of the side task {self.name}")
+        with EndsAtStop(slot, self.tasks.stop):
+            return await self.engine.park(slot, self.engine.now() + pause) is not STOPPED
 
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from .._engine.base import Engine
 from .._engine.stop import StopReason
 from .._engine.sync import CallLock, Condition, Lock
 from .._errors import add_note
-from .._stopping.coordinator import Coordinator, Owner
+from .._stopping.coordinator import Coordinator, CoordinatorOwner
 from .._stopping.session_stop import InputHold, SessionInput
 from ._creator import (
     PATIENCE_SECS,
@@ -87,7 +87,7 @@ class SharedSessionCreator(SessionCreator):
         return f"{type(self).__name__}({self._creator!r}{workers})"
 
 
-class _Common(Owner):
+class _Common(CoordinatorOwner):
     """What the workers share; only tasks of their event loop touch it."""
 
     def __init__(self, handle: SessionHandle) -> None:

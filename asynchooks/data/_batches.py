@@ -11,7 +11,7 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import Condition
 from .._errors import StopTraining, add_note
-from .._hook import SessionRunContext, SessionRunValues
+from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._step.global_step import GlobalStep
 from .._stopping.session_stop import SessionStop
 from ._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
@@ -45,8 +45,8 @@ class Batches(Generic[T]):
         if loops is None:
             loops = stops.input = Loops(stops)
             watch_runs(loops)
-            if stops.owner is not None:
-                stops.owner.add_input(loops)
+            if stops.handle is not None:
+                stops.handle.add_input(loops)
         assert isinstance(loops, Loops)
         self._loops = loops
         self._consumer = loops.join(consumers, weakref.ref(self))
@@ -82,7 +82,7 @@ class Batches(Generic[T]):
         await self._loops.leave(self._consumer)
 
 
-class Loops:
+class Loops(SessionRunHook):
     """All loops over `session.batches` of one session; a run uses the items that they have.
 
     The session holds this, not the loops, which are to be collected when the program leaves them.
@@ -113,10 +113,9 @@ class Loops:
         self._run.begin(run_context)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.after_step()
+        self.on_cancelled_run()
 
-    def after_step(self) -> None:
-        """The run behind the items has made its step."""
+    def on_cancelled_run(self) -> None:
         self._run.end()
         for consumer in self.with_item:
             consumer.use()

@@ -18,7 +18,7 @@ from .._engine.sync import Lock
 from .._errors import InputError
 from .._hook import SessionRunContext
 from .._step.global_step import GlobalStep
-from .._stopping.session_stop import Owner, SessionStop
+from .._stopping.session_stop import Handle, SessionStop
 from ._prefetch import Buffered, Prefetch
 from ._source_stage import fingerprint
 from ._sources import stage_of
@@ -74,24 +74,18 @@ class CurrentRun:
         self._context: SessionRunContext | None = None
 
     @property
-    def owner(self) -> Owner | None:
-        return None if self.stops is None else self.stops.owner
+    def handle(self) -> Handle | None:
+        return None if self.stops is None else self.stops.handle
 
     def begin(self, context: SessionRunContext | None) -> None:
         self._context = context
-        if self.owner is not None:
-            self.owner.has_run = False
 
     def end(self) -> None:
         self.begin(None)
 
     def has_ended(self) -> bool:
         """Whether its step has ended, though not yet for all hooks."""
-        if self.owner is not None and self.owner.has_run:  # in a thread; its task is not back yet
-            return True
-        hooks = None if self._context is None else self._context.called_by
-        call = None if hooks is None else hooks.current
-        return call is not None and call.moment == "after_run"
+        return self._context is not None and self._context.step_is_made
 
 
 class Taken(NamedTuple):
@@ -169,12 +163,13 @@ class Consumers:
 
     def _is_kept_for_others(self, consumer: Consumer) -> bool:
         """Whether sessions that share the creator of this consumer's may still come to take."""
-        owner, reader = consumer.run.owner, self._reader
-        if self.members or owner is None or reader is None or self.stage._num_users > 1:
+        handle, reader = consumer.run.handle, self._reader
+        if self.members or handle is None or reader is None or self.stage._num_users > 1:
             return False
         if reader._phase is not Phase.OPEN:
             return False
-        return owner.training is not self._ended_in and owner.keep_open(self.close_unused)
+        training = handle.global_step.training
+        return training is not self._ended_in and handle.keep_open(self.close_unused)
 
     async def close_unused(self) -> None:
         """Close the pipeline, unless it has a consumer."""

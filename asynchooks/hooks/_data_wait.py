@@ -40,7 +40,7 @@ class DataWaitHook(TimedOutputHook):
         hooks = [FeedHook(source, "images"), DataWaitHook(source, output_dir="logs")]
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (("source", "_consumers.stage"),)
 
     def __init__(

@@ -55,7 +55,7 @@ class EarlyStoppingHook(SessionRunHook):
         hooks = [EarlyStoppingHook("loss", patience=10, min_delta=1e-3)]
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _fetches_are = "the metric"
     _shown = (("metric", "_metric"), ("patience", "_patience"), ("mode", "_mode"))
 
@@ -78,7 +78,7 @@ class EarlyStoppingHook(SessionRunHook):
         )
         self._mode = _check.instance("mode", mode, Mode, "Mode.MIN or Mode.MAX")
         self._restores_best = restore_best
-        self._looks_at_default_graph = callable(metric)  # which is the user's
+        self.uses_default_graph = callable(metric)  # which is the user's
         self._saver: CheckpointSaverHook | None = None
         self._forget()
 

@@ -100,7 +100,7 @@ class EvaluationHook(SessionRunHook):
     """
 
     needs_global_step = True
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (
         ("evaluate", "_fn"),
         ("every_n_steps", "_timer._every_steps"),
@@ -149,7 +149,7 @@ class EvaluationHook(SessionRunHook):
         self.followers: list[Callable[[int, Mapping[str, float]], Awaitable[None]]] = []
         """Awaited with the step and the results of each concurrent evaluation that has ended."""
         # an exclusive evaluation runs in a run; a side task has the graph around it anyhow
-        self._looks_at_default_graph = self._is_exclusive
+        self.uses_default_graph = self._is_exclusive
 
     @property
     def latest(self) -> Mapping[str, float] | None:

@@ -50,7 +50,7 @@ class FeedHook(SessionRunHook):
         hooks = [FeedHook(prefetch(batch(records, 32), 2), ["images", "labels"])]
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (("source", "_consumers.stage"), ("names", "_names"))
 
     def __init__(self, source: Any, names: Any = None) -> None:
@@ -80,7 +80,6 @@ class FeedHook(SessionRunHook):
                 "same source, and list it once"
             )
         shared = SessionHooks.of(self)
-        shared.after_step.append(self._use)
         self._is_by_hand = shared.is_by_hand
         self._run.stops, self._end = shared.stops, None
         graph = begin_graph.get()
@@ -105,9 +104,9 @@ class FeedHook(SessionRunHook):
         return self._end
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self._use()
+        self.on_cancelled_run()
 
-    def _use(self) -> None:
+    def on_cancelled_run(self) -> None:
         self._run.end()
         if self._consumer is not None:
             self._consumer.use()

@@ -36,8 +36,7 @@ class FinalOpsHook(SessionRunHook):
         print(final.final_ops_values)
     """
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (("final_ops", "_final_ops"),)
 
     def __init__(

@@ -37,7 +37,7 @@ class InputPositionHook(SessionRunHook):
                 await session.run("loss", {"images": images})
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (("source", "_consumers.stage"),)
 
     def __init__(self, source: Stage[Any]) -> None:

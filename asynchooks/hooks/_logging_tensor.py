@@ -49,8 +49,7 @@ class LoggingTensorHook(SessionRunHook):
         hooks = [LoggingTensorHook({"loss": "loss"}, every_n_iter=100)]
     """
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (
         ("tensors", "_tags"),
         ("every_n_iter", "_timer._every_steps"),
@@ -87,7 +86,7 @@ class LoggingTensorHook(SessionRunHook):
         )
         self._at_end = at_end
         self._formatter = formatter
-        self._looks_at_default_graph = formatter is not None  # which is the user's
+        self.uses_default_graph = formatter is not None  # which is the user's
 
     async def begin(self) -> None:
         if self._timer is not None:

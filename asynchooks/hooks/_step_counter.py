@@ -38,8 +38,7 @@ class StepCounterHook(TimedOutputHook):
         hooks = [StepCounterHook(every_n_steps=50, output_dir="logs")]
     """
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (("every_n_steps", "_timer._every_steps"), ("every_n_secs", "_timer._every_secs"))
 
     def __init__(

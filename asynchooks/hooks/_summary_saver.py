@@ -40,8 +40,7 @@ class SummarySaverHook(TimedOutputHook):
         hooks = [SummarySaverHook(save_steps=100, output_dir="logs", summary_op="summary")]
     """
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (("save_steps", "_timer._every_steps"), ("save_secs", "_timer._every_secs"))
 
     def __init__(

@@ -31,8 +31,7 @@ class GlobalStepWaiterHook(SessionRunHook):
     """
 
     needs_global_step = True
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (("wait_until_step", "_wait_until_step"),)
 
     def __init__(self, wait_until_step: int) -> None:

@@ -50,7 +50,7 @@ class ProtocolHook(SessionRunHook):
                 await session.run("loss")
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (("server", "_server"), ("worker", "_worker"))
 
     def __init__(

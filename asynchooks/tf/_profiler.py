@@ -48,7 +48,7 @@ class ProfilerHook(SessionRunHook):
     """
 
     needs_global_step = True
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (
         ("save_steps", "_timer._every_steps"),
         ("save_secs", "_timer._every_secs"),

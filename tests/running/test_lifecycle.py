@@ -17,7 +17,7 @@ from asynchooks import (
 )
 from asynchooks._running.lifecycle import TRANSITIONS, State
 
-from ..support.helpers import counting_creator
+from ..support.helpers import counting_creator, raises_at
 
 pytestmark = pytest.mark.anyio
 
@@ -41,11 +41,11 @@ def test_the_table_of_transitions() -> None:
 @pytest.mark.parametrize("state", State)
 def test_only_the_transitions_of_the_table_are_taken(state: State, to: State) -> None:
     lifecycle = MonitoredSession([], counting_creator())._lifecycle
-    lifecycle._state, lifecycle.ready = state, object()  # type: ignore[assignment]
+    lifecycle._state, lifecycle.stops.ready = state, object()
     if to in TRANSITIONS[state]:
         lifecycle.enter(to)
         assert lifecycle.state is to
-        assert lifecycle.ready is None
+        assert lifecycle.stops.ready is None
         return
     match = "was closed while" if state is State.CLOSED else f"is {state.name} became {to.name}"
     with pytest.raises(RuntimeError, match=match):
@@ -131,11 +131,7 @@ async def test_a_creation_that_fails(error: Exception, between: str) -> None:
 
 
 async def test_a_session_that_was_never_created_is_closed() -> None:
-    class Refuses(SessionRunHook):
-        async def begin(self) -> None:
-            raise ValueError("no")
-
-    life = Life(hooks=(Refuses(),))
+    life = Life(hooks=(raises_at("begin", ValueError("no")),))
     with pytest.raises(ValueError, match="no"):
         async with life.session:
             pass

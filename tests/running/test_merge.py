@@ -67,7 +67,7 @@ def test_without_hooks_everything_goes_through_untouched() -> None:
     merged = MergedRun(ScriptedSession(), SessionRunArgs(fetches, feeds, options), metadata)
     assert merged.fetches is fetches
     assert merged.feed_dict is feeds
-    assert merged.finish_options(has_hooks=False) is options
+    assert merged.finish_options() is options
     assert merged.run_metadata is metadata
 
 

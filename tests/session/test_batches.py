@@ -1,15 +1,22 @@
-"""session.batches: what ends the loop, what it leaves behind, and its errors."""
+"""session.batches: what ends the loop, several loops over one source, and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import anyio
 import pytest
 
-from asynchooks import InputPositionHook, MonitoredSession, SharedSessionCreator, StopAtStepHook
+from asynchooks import (
+    InputError,
+    InputPositionHook,
+    MonitoredSession,
+    SharedSessionCreator,
+    StopAtStepHook,
+)
 from asynchooks.data import batch, prefetch
 
 from ..hooks.inputs import SHORT_SECS, Counted, Diary, FromFunction, gated
@@ -92,7 +99,7 @@ async def test_a_stop_ends_the_wait_of_a_loop(how: str) -> None:
             if how == "request_stop":
                 session.request_stop()
             else:
-                session._lifecycle.coord.request_stop()  # type: ignore[union-attr]
+                session._stops.coord.request_stop()  # type: ignore[union-attr]
     assert (diary.items, after) == ([0, 1], [True])
 
 
@@ -205,3 +212,100 @@ async def test_a_loop_of_a_side_task_ends_with_the_session() -> None:
             session.start_soon(read)
             await settle()
     assert seen == [0]
+
+
+async def test_a_loop_that_was_closed_early_is_closed_once() -> None:
+    source = Counted()
+    async with MonitoredSession([], Diary().creator) as session:
+        batches = session.batches(source)
+        assert await anext(batches) == 0
+        await batches.aclose()
+        assert source.log == ["open", "closed"]
+        await batches.aclose()
+    assert source.log == ["open", "closed"]
+
+
+async def test_a_loop_that_is_left_early_lets_go_of_its_source_where_it_is_told_to() -> None:
+    source, diary = Counted(), Diary()
+    async with MonitoredSession([], diary.creator) as session:
+        async with aclosing(session.batches(source)) as batches:
+            async for item in batches:
+                await session.run([], {"x": item})
+                if item == 2:
+                    break
+            assert source.log == ["open"]
+        assert source.log == ["open", "closed"]
+    assert diary.items == [0, 1, 2]
+
+
+async def test_what_a_session_took_out_stays_its_own_when_another_begins_a_loop() -> None:
+    source = prefetch(range(5), 2)
+    creator = SharedSessionCreator(Diary().creator)
+    hook = InputPositionHook(source)
+    async with MonitoredSession([hook], creator) as a, MonitoredSession([], creator) as b:
+        item = await anext(a.batches(source))  # it keeps no iterator
+        gc.collect()
+        assert await anext(b.batches(source)) == 1
+        await a.run([], {"x": item})
+        assert hook.state_dict() == {"stage": "sequence", "items": 1}
+
+
+async def test_a_second_loop_leaves_the_first_its_item() -> None:
+    source, diary = prefetch(range(4), 2), Diary()
+    async with MonitoredSession([], diary.creator) as session:
+        first, second = session.batches(source), session.batches(source)
+        item = await anext(first)
+        third = session.batches(source)
+        await session.run([], {"x": await anext(third)})
+        await session.run([], {"x": await anext(second)})
+        await session.run([], {"x": item})
+        assert [each async for each in first] == [3]
+    assert diary.items == [1, 2, 0]
+
+
+async def test_errors_of_the_source_leave_the_loop_as_themselves() -> None:
+    failure = ZeroDivisionError("in the source")
+    source, diary = Counted(2, failure), Diary()
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with MonitoredSession([], diary.creator) as session:
+            async for item in session.batches(source):
+                await session.run([], {"x": item})
+    assert caught.value is failure
+    assert diary.items == [0, 1]
+    assert source.log == ["open", "closed"]
+
+
+async def test_an_error_in_closing_the_source_leaves_or_is_noted() -> None:
+    def fails() -> Iterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            raise OSError("cannot close")
+
+    with pytest.raises(OSError, match="cannot close"):
+        async with MonitoredSession([], Diary().creator) as session:
+            await anext(session.batches(fails()))
+    with pytest.raises(KeyError) as caught:
+        async with MonitoredSession([], Diary().creator) as session:
+            await anext(session.batches(fails()))
+            raise KeyError("first")
+    assert caught.value.__notes__ == ["then, closing the input: OSError('cannot close')"]
+
+
+async def test_an_empty_source_is_an_error() -> None:
+    async with MonitoredSession([], Diary().creator) as session:
+        with pytest.raises(InputError, match="a list of 0 has no items"):
+            await anext(session.batches([]))
+
+
+async def test_it_needs_an_open_session() -> None:
+    session = MonitoredSession([], Diary().creator)
+    with pytest.raises(RuntimeError, match=r"batches\(\) before the session was opened"):
+        session.batches([1])
+    async with session:
+        for nonsense in (5, "text", None, {"a": 1}):
+            with pytest.raises(TypeError, match="give a stage, an iterable or async iterable"):
+                session.batches(nonsense)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"batches\(\) after the session was closed"):
+        session.batches([1])

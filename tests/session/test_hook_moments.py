@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from asynchooks import (
     StopTraining,
 )
 
-from ..support.helpers import counting_creator
+from ..support.helpers import counting_creator, raises_at
 
 pytestmark = pytest.mark.anyio
 NOW = Recovery(first_pause_secs=0)
@@ -226,13 +227,11 @@ async def test_an_error_in_restoring_leaves_with_the_hooks_name(tmp_path: Path) 
     assert saver.log == ["begin", "closed, JSONDecodeError"]
 
 
-async def test_the_end_of_an_iterator_in_restoring_is_no_clean_end() -> None:
-    class Ends(SessionRunHook):
-        async def restore_model(self, session: Any) -> int:
-            raise StopAsyncIteration
-
-    with pytest.raises(RuntimeError, match="restore_model of Ends, raised StopAsyncIteration"):
-        await train(Model(), [Ends()], 1)
+@pytest.mark.parametrize("error", [StopAsyncIteration(), StopTraining("a bug")])
+async def test_what_ends_training_elsewhere_is_a_bug_in_restoring(error: Exception) -> None:
+    match = f"restore_model of Raises,? raised {type(error).__name__}"
+    with pytest.raises(RuntimeError, match=match):
+        await train(Model(), [raises_at("restore_model", error)], 1)
 
 
 async def test_the_phases_of_the_end_of_a_run_come_in_order() -> None:
@@ -305,10 +304,10 @@ async def test_what_after_close_raises_leaves_the_session() -> None:
             raise OSError("the file is gone")
 
     first, second = Raises(), Raises()
-    with pytest.raises(OSError, match="the file is gone"):
+    with pytest.raises(OSError, match="the file is gone") as caught:
         await train(Model(), [first, second], 1)
-    assert seen[0] is None
-    assert isinstance(seen[1], OSError)
+    assert seen == [None, caught.value.__context__]
+    assert caught.value.__notes__ == ["in after_close of Raises"]
 
 
 async def test_a_hook_whose_begin_failed_is_not_called_after_the_close() -> None:
@@ -387,29 +386,49 @@ async def test_what_is_no_step_is_refused_where_it_is_restored(wrong: object) ->
         await train(Model(), [Restoring(wrong)], 1)
 
 
-async def test_a_stop_that_restoring_raises_is_no_clean_end() -> None:
-    class Stops(SessionRunHook):
-        async def restore_model(self, session: Any) -> int:
-            raise StopTraining("a bug")
-
-    with pytest.raises(RuntimeError, match="restore_model of Stops raised StopTraining"):
-        await train(Model(), [Stops()], 1)
+@pytest.mark.parametrize("moment", ["on_drop", "on_cancelled_run"])
+def test_a_coroutine_where_nothing_can_be_awaited_is_refused(moment: str) -> None:
+    hook = raises_at(moment, ValueError)
+    with pytest.raises(TypeError, match=f"{moment} is a coroutine function; give a plain method"):
+        MonitoredSession([hook], FunctionSessionCreator(dict))
 
 
-async def test_an_error_after_the_close_names_its_hook() -> None:
-    class Fails(SessionRunHook):
-        async def after_close(self, exception: BaseException | None) -> None:
-            raise ValueError("the file is gone")
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_a_run_cancelled_behind_its_step_says_so_to_its_hooks(is_made: bool) -> None:
+    begun, may_end, log = threading.Event(), threading.Event(), list[str]()
 
-    with pytest.raises(ValueError, match="the file is gone") as caught:
-        await train(Model(), [Fails()], 1)
-    assert caught.value.__notes__ == ["in after_close of Fails"]
+    class Notes(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            self.run_context = run_context
+            log.append("before_run")
 
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            log.append(f"after_run, {run_context.step_is_made}")
 
-def test_a_coroutine_for_dropped_sessions_is_refused() -> None:
-    class Awaits(SessionRunHook):
-        async def on_drop(self) -> None:  # type: ignore[override]
-            pass
+        def on_cancelled_run(self) -> None:
+            log.append("on_cancelled_run")
+            raise ValueError("only logged")
 
-    with pytest.raises(TypeError, match="on_drop is a coroutine function; give a plain method"):
-        MonitoredSession([Awaits()], FunctionSessionCreator(dict))
+    def step() -> dict[str, int]:
+        begun.set()
+        may_end.wait(30)
+        if not is_made:
+            raise ValueError("no step")
+        return {}
+
+    hooks = [Notes(), Notes()]
+    creator = FunctionSessionCreator(step)
+    async with MonitoredSession(hooks, creator, step_runner="thread") as session:
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, [])
+            await anyio.to_thread.run_sync(begun.wait)
+            assert not hooks[0].run_context.step_is_made
+            group.cancel_scope.cancel()
+            may_end.set()
+        assert log == ["before_run"] * 2 + ["on_cancelled_run"] * 2 * is_made
+        assert session.global_step.value == is_made
+        assert not hooks[0].run_context.step_is_made
+        log.clear()
+        if is_made:
+            await session.run([])
+            assert log == ["before_run"] * 2 + ["after_run, True"] * 2

@@ -93,17 +93,6 @@ async def test_the_first_error_of_side_tasks_leaves_and_later_ones_become_notes(
     ]
 
 
-async def test_the_error_of_a_side_task_goes_before_the_error_of_the_block() -> None:
-    error = ValueError("cause")
-    with pytest.raises(ValueError, match="cause") as caught:
-        async with MonitoredSession([], counting_creator()) as session:
-            session.start_soon(Failing(session, error))
-            await settle()
-            raise RuntimeError("consequence")
-    assert caught.value is error
-    assert str(error.__context__) == "consequence"
-
-
 async def test_side_tasks_are_told_of_a_clean_end_and_have_ended_after_the_block() -> None:
     async with MonitoredSession([], counting_creator()) as session:
         task = Failing(session)
@@ -378,8 +367,8 @@ async def test_tasks_that_have_ended_are_not_kept() -> None:
         for _ in range(100):
             session.start_soon(nothing)
         await settle()
-        assert session._lifecycle.stops._tasks is not None
-        assert not session._lifecycle.stops._tasks.running
+        assert session._stops._tasks is not None
+        assert not session._stops._tasks.running
 
 
 async def test_a_side_task_may_start_another_one() -> None:

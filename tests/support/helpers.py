@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from asynchooks import FunctionSessionCreator
+from asynchooks import Coordinator, FunctionSessionCreator, SessionRunHook
 
 
 def counting_step() -> tuple[Callable[[], dict[str, int]], list[int]]:
@@ -29,6 +29,36 @@ def counting_creator() -> FunctionSessionCreator:
 async def settle() -> None:
     """Let every task that can run do so until it waits."""
     await anyio.wait_all_tasks_blocked()
+
+
+class KeepsCoord(SessionRunHook):
+    """Has the coordinators of all its raw sessions; `coord` is that of the present one."""
+
+    def __init__(self) -> None:
+        self.coords: list[Coordinator] = []
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self.coords.append(coord)
+
+    @property
+    def coord(self) -> Coordinator:
+        return self.coords[-1]
+
+
+def raises_at(
+    moment: str, error: BaseException | type[BaseException], *, is_plain: bool = False
+) -> SessionRunHook:
+    """A hook, of the class `Raises`, that raises the error at one moment."""
+
+    def plain(hook: SessionRunHook, *_: object) -> None:
+        raise error
+
+    async def coroutine(hook: SessionRunHook, *_: object) -> None:
+        raise error
+
+    method = plain if is_plain else coroutine
+    hook: SessionRunHook = type("Raises", (SessionRunHook,), {moment: method})()
+    return hook
 
 
 class Box:

@@ -211,7 +211,7 @@ async def test_only_evaluations_between_steps_have_runs_enter_the_graph() -> Non
     class Looks(Moments):
         """Ours, and so known not to look at the default graph; this one does, to tell."""
 
-        _looks_at_default_graph = False
+        uses_default_graph = False
 
     for mode in Evaluate:
         model = counting_model()

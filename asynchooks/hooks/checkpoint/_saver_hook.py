@@ -100,7 +100,7 @@ class CheckpointSaverHook(SessionRunHook):
     """
 
     needs_global_step = True
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _fetches_are = "the metric"
     _shown = (
         ("checkpoint_dir", "_directory"),

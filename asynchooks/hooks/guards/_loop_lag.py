@@ -90,8 +90,7 @@ class LoopLagHook(SessionRunHook):
             print(lag)
     """
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (("max_lag_secs", "_max_lag_secs"),)
 
     def __init__(self, max_lag_secs: float = 0.1) -> None:

@@ -53,7 +53,7 @@ class NanTensorHook(SessionRunHook):
         hooks = [NanTensorHook("loss", fail_on_nan_loss=False)]
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _fetches_are = "the loss"
     _shown = (("loss_tensor", "_args.fetches"),)
 

@@ -76,7 +76,7 @@ class PreemptionHook(SessionRunHook):
         hooks = [PreemptionHook(deadline_secs=20), StopAtStepHook(last_step=100)]
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (("signals", "_signals"),)
 
     def __init__(

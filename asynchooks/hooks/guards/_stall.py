@@ -70,7 +70,7 @@ class StallHook(SessionRunHook):
             await session.run("loss")
     """
 
-    _looks_at_default_graph = False
+    uses_default_graph = False
     _shown = (("secs", "_secs"),)
 
     def __init__(self, secs: float, on_stall: OnStall = OnStall.STOP) -> None:

@@ -38,8 +38,7 @@ class TimeLimitHook(SessionRunHook):
         print(session.stop_reason)  # TimeLimitHook: 0.01 s have passed
     """
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
     _shown = (("secs", "_secs"),)
 
     def __init__(self, secs: float) -> None:

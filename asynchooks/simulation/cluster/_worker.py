@@ -350,8 +350,7 @@ class Worker:
 class _OpenedHook(SessionRunHook):
     """Reports to the cluster that the session of its worker is open."""
 
-    _looks_at_default_graph = False
-    _joins_session = False
+    uses_default_graph = False
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -16,7 +16,7 @@ from ..._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ..._running.dispatch import HookList, values_of
 from ..._running.merge import MergedRun
 from ..._step.global_step import GlobalStep
-from ..._stopping.coordinator import Coordinator, Owner
+from ..._stopping.coordinator import Coordinator, CoordinatorOwner
 from ...backends._function import pick
 from ...backends._raw_session import RawSession
 from ._portal import BlockingPortal, HookPortal
@@ -134,7 +134,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     await hooks.before_run_of_group(group, self._context, self._raw, self._merged)
                 elif (request := await method(self._context)) is not None:
                     self._merged.add(call.place, call.hook, request)
-        self._merged.finish_options(has_hooks=True)
+        self._merged.finish_options()
         if self._merged.feed_dict:
             raise ValueError(
                 f"a hook feeds {sorted(map(str, self._merged.feed_dict))}, but Keras feeds its "
@@ -150,7 +150,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._merged.blame(error)
             raise
         _, results = self._merged.split(outputs)
-        hooks, values = self._hooks, self._merged.values(None)
+        hooks, values = self._hooks, self._merged.unasked()
         with self._blaming():
             for call, method, group in hooks.after_runs:
                 hooks.current = call
@@ -210,7 +210,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return self._step.is_at_limit
 
 
-class _Fit(Owner):
+class _Fit(CoordinatorOwner):
     """Keras's `fit`, as the coordinator of the hooks sees it."""
 
     __slots__ = ("_callback",)

@@ -20,7 +20,7 @@ from ..._hook import (
     begin_graph,
 )
 from ..._step.global_step import GlobalStep
-from ..._stopping.coordinator import Coordinator, Owner
+from ..._stopping.coordinator import Coordinator, CoordinatorOwner
 from ...backends._raw_session import RawSession
 from ..graph._default_graph import Driven, step_name
 from ..graph._session import GraphCoordinator, GraphSession
@@ -60,7 +60,7 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
     return _SyncHook(hook, HookPortal(portal))
 
 
-class _SyncHook(v1.train.SessionRunHook, Owner):  # type: ignore[misc, name-defined]
+class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc, name-defined]
     """The hook as TensorFlow's session calls it; to its coordinator, it is the session."""
 
     def __init__(self, hook: SessionRunHook, portal: HookPortal) -> None:
