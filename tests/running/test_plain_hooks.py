@@ -12,14 +12,12 @@ import pytest
 from asynchooks import (
     FunctionSessionCreator,
     MonitoredSession,
-    PreemptionError,
     SessionRunArgs,
     SessionRunHook,
-    StopTraining,
 )
 from asynchooks.testing import RecordingHook
 
-from ..support.helpers import counting_creator
+from ..support.helpers import counting_creator, raises_at
 
 pytestmark = pytest.mark.anyio
 
@@ -139,63 +137,13 @@ async def test_what_a_plain_method_returns_to_be_awaited_is_awaited_in_its_place
     assert log == ["a called", "a done", "b called", "b done"]
 
 
-@pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_the_end_of_an_iterator_in_a_plain_before_run_ends_training(
-    step_runner: Any,
-) -> None:
-    class Input(SessionRunHook):
-        def __init__(self) -> None:
-            self.batches = iter([1, 2])
-
-        def before_run(self, run_context: Any) -> Any:
-            return SessionRunArgs(None, {"batch": next(self.batches)})
-
-    seen: list[int] = []
-
-    def step(batch: int) -> dict[str, int]:
-        seen.append(batch)
-        return {}
-
-    other = RecordingHook("b")
-    hooks, creator = [Input(), other], FunctionSessionCreator(step)
-    async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
-        with pytest.raises(StopTraining, match="the input ended in before_run of Input"):
-            for _ in range(3):
-                await session.run([])
-    assert seen == [1, 2]
-    assert other.log[-1] == ("b", "end")
-
-
 @pytest.mark.parametrize("moment", ["begin", "after_create_session", "before_run", "after_run"])
 async def test_an_error_of_a_plain_hook_names_it_and_the_moment(moment: str) -> None:
-    class Faulty(SessionRunHook):
-        pass
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
-    setattr(Faulty, moment, lambda self, *_: fail())
+    hooks = [Plain("a", []), raises_at(moment, ZeroDivisionError, is_plain=True)]
     with pytest.raises(ZeroDivisionError) as caught:
-        async with MonitoredSession([Plain("a", []), Faulty()], counting_creator()) as session:
+        async with MonitoredSession(hooks, counting_creator()) as session:
             await session.run([])
-    assert f"in {moment} of Faulty" in caught.value.__notes__
-
-
-async def test_a_plain_hook_s_preemption_recovers_the_session() -> None:
-    errors = iter([PreemptionError("lost"), None, None])
-
-    class Lossy(SessionRunHook):
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            error = next(errors)
-            if error is not None:
-                raise error
-
-    other = Plain("b", [])
-    async with MonitoredSession([Lossy(), other], counting_creator()) as session:
-        await session.run([])
-    moments = [moment for moment, _ in other.threads]
-    assert moments.count("after_create_session") == 2
-    assert moments.count("begin") == 1
+    assert f"in {moment} of Raises" in caught.value.__notes__
 
 
 async def test_a_plain_hook_may_stop_training() -> None:

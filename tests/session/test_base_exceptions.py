@@ -20,9 +20,7 @@ from asynchooks import (
     MonitoredSession,
     OnFailure,
     Restart,
-    SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
     SharedSessionCreator,
 )
 from asynchooks._engine.base import Slot
@@ -36,7 +34,7 @@ from asynchooks.testing import RecordingHook
 from ..hooks.savers import Cell, CopyingSaver, PlainSaver, saved
 from ..simulation.engines import on_every_engine
 from ..support.afterwards import nothing_left
-from ..support.helpers import counting_creator
+from ..support.helpers import counting_creator, raises_at
 
 pytestmark = pytest.mark.anyio
 
@@ -77,6 +75,19 @@ class Place:
         self.is_raised = True
         raise self.error
 
+    async def fails_later(self, item: int) -> int:
+        return item if item < 3 else await self.fail()
+
+    async def source(self) -> AsyncIterator[int]:
+        yield 0
+        await self.fail()
+
+    async def beside(self, fn: Callable[..., Awaitable[Any]], **options: Any) -> None:
+        """Wait for a stop beside a side task."""
+        async with MonitoredSession([self.hook], counting_creator()) as session:
+            session.start_soon(fn, **options)
+            await session.or_stop(for_ever)
+
     async def train(self, *hooks: Any, creator: Any = None, source: Any = None) -> None:
         """Run steps until a stop, fed by the source, if there is one."""
         creator = creator or counting_creator()
@@ -90,15 +101,11 @@ class Place:
 
 
 async def side_task(place: Place) -> None:
-    async with MonitoredSession([place.hook], counting_creator()) as session:
-        session.start_soon(place.fail)
-        await session.or_stop(for_ever)
+    await place.beside(place.fail)
 
 
 async def side_task_that_is_only_logged(place: Place) -> None:
-    async with MonitoredSession([place.hook], counting_creator()) as session:
-        session.start_soon(place.fail, on_failure=OnFailure.LOG)
-        await session.or_stop(for_ever)
+    await place.beside(place.fail, on_failure=OnFailure.LOG)
 
 
 async def restarted_side_task(place: Place) -> None:
@@ -111,37 +118,31 @@ async def restarted_side_task(place: Place) -> None:
         has_failed = True
         raise ValueError
 
-    async with MonitoredSession([place.hook], counting_creator()) as session:
-        session.start_soon(fail, on_failure=Restart(first_pause_secs=0.0))
-        await session.or_stop(for_ever)
+    await place.beside(fail, on_failure=Restart(first_pause_secs=0.0))
 
 
 async def side_task_at_the_end(place: Place) -> None:
-    has_begun = Slot(current_engine(), "the side task")
-
-    async def fail() -> None:
-        has_begun.wake()
-        try:
-            await session.global_step.wait_for(10**9)
-        finally:
-            place.fail_here()
-
-    async with MonitoredSession([place.hook], counting_creator()) as session:
-        session.start_soon(fail)
-        await current_engine().park(has_begun)
+    await end_beside(place, lambda session: session.global_step.wait_for(10**9), 120)
 
 
 async def side_task_that_is_cancelled(place: Place) -> None:
+    await end_beside(place, lambda session: for_ever(), 0.01)
+
+
+async def end_beside(
+    place: Place, wait: Callable[[MonitoredSession], Awaitable[Any]], grace_secs: float
+) -> None:
+    """End a session whose side task fails when it is told, or cancelled, in its wait."""
     has_begun = Slot(current_engine(), "the side task")
 
     async def fail() -> None:
         has_begun.wake()
         try:
-            await for_ever()
+            await wait(session)
         finally:
             place.fail_here()
 
-    async with MonitoredSession([place.hook], counting_creator(), 0.01) as session:
+    async with MonitoredSession([place.hook], counting_creator(), grace_secs) as session:
         session.start_soon(fail)
         await current_engine().park(has_begun)
 
@@ -157,9 +158,7 @@ async def side_task_in_a_task_group(place: Place) -> None:
                 group.cancel_scope.cancel()
         raise place.error
 
-    async with MonitoredSession([place.hook], counting_creator()) as session:
-        session.start_soon(fail)
-        await session.or_stop(for_ever)
+    await place.beside(fail)
 
 
 class Starts(SessionRunHook):
@@ -201,10 +200,7 @@ async def or_stop_of_a_coordinator(place: Place) -> None:
 
 
 async def map_in_tasks(place: Place) -> None:
-    async def fn(item: int) -> int:
-        return item if item < 3 else await place.fail()
-
-    await place.train(source=map_concurrent(fn, range(9), 2))
+    await place.train(source=map_concurrent(place.fails_later, range(9), 2))
 
 
 async def map_in_threads(place: Place) -> None:
@@ -215,29 +211,18 @@ async def map_in_threads(place: Place) -> None:
 
 
 async def unordered_map(place: Place) -> None:
-    async def fn(item: int) -> int:
-        return item if item < 3 else await place.fail()
-
-    await place.train(source=map_concurrent(fn, range(9), 2, ordered=False))
+    await place.train(source=map_concurrent(place.fails_later, range(9), 2, ordered=False))
 
 
 async def source_below_prefetch(place: Place) -> None:
-    async def source() -> AsyncIterator[int]:
-        yield 0
-        await place.fail()
-
-    await place.train(source=prefetch(source(), 2))
+    await place.train(source=prefetch(place.source(), 2))
 
 
 async def source_below_a_map(place: Place) -> None:
-    async def source() -> AsyncIterator[int]:
-        yield 0
-        await place.fail()
-
     async def fn(item: int) -> int:
         return item
 
-    await place.train(source=map_concurrent(fn, source(), 2))
+    await place.train(source=map_concurrent(fn, place.source(), 2))
 
 
 async def source_in_a_thread(place: Place) -> None:
@@ -287,19 +272,17 @@ async def evaluation_between_steps(place: Place) -> None:
 
 
 async def save_in_the_background(place: Place) -> None:
-    cell = Cell()
-    saver = CopyingSaver(cell, None, place.error)
-    hook = CheckpointSaverHook(place.path, save_steps=2, saver=saver, background=True)
-    try:
-        await place.train(hook, creator=FunctionSessionCreator(cell.step))
-    finally:
-        place.is_raised = not saver.errors
+    await save_failing(place, CopyingSaver, background=True)
 
 
 async def save_in_a_run(place: Place) -> None:
+    await save_failing(place, PlainSaver, background=False)
+
+
+async def save_failing(place: Place, kind: type[Any], *, background: bool) -> None:
     cell = Cell()
-    saver = PlainSaver(cell, None, place.error)
-    hook = CheckpointSaverHook(place.path, save_steps=2, saver=saver)
+    saver = kind(cell, None, place.error)
+    hook = CheckpointSaverHook(place.path, save_steps=2, saver=saver, background=background)
     try:
         await place.train(hook, creator=FunctionSessionCreator(cell.step))
     finally:
@@ -337,11 +320,8 @@ async def step_in_a_thread(place: Place) -> None:
 
 
 async def after_run(place: Place) -> None:
-    class Fails(SessionRunHook):
-        async def after_run(self, context: SessionRunContext, values: SessionRunValues) -> None:
-            await place.fail()
-
-    await place.train(Fails())
+    place.is_raised = True
+    await place.train(raises_at("after_run", place.error))
 
 
 PLACES = [
@@ -528,29 +508,18 @@ async def test_the_last_write_in_the_background_leaves_the_end_of_the_block(
     assert caught.value is error
 
 
-class FailsAtEnd(SessionRunHook):
-    """Its end raises an error."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    async def end(self, session: Any) -> None:
-        await current_engine().checkpoint()
-        raise self.error
-
-
 @pytest.mark.parametrize("kind", ["own", "skip", "cancelled"])
 async def test_what_one_end_raises_keeps_no_other_from_its_save(kind: str, tmp_path: Path) -> None:
     cell, error, later = Cell(), KINDS[kind](), ValueError("later")
     saver = CheckpointSaverHook(tmp_path, save_steps=10, saver=PlainSaver(cell))
-    hooks = [FailsAtEnd(error), FailsAtEnd(later), saver]
+    hooks = [raises_at("end", error), raises_at("end", later), saver]
     with pytest.raises(type(error)) as caught:
         async with MonitoredSession(hooks, FunctionSessionCreator(cell.step)) as session:
             await session.run([])
     assert caught.value is error
     assert error.__notes__ == [
-        "in end of FailsAtEnd",
-        "then, in end of FailsAtEnd: ValueError('later')",
+        "in end of Raises",
+        "then, in end of Raises: ValueError('later')",
     ]
     assert saved(tmp_path) == {0: "0", 1: "1"}
 
@@ -559,7 +528,7 @@ async def test_what_one_end_raises_keeps_no_other_from_its_save(kind: str, tmp_p
 async def test_an_exit_in_an_end_leaves_before_the_others(kind: str, tmp_path: Path) -> None:
     cell, error = Cell(), KINDS[kind]()
     saver = CheckpointSaverHook(tmp_path, save_steps=10, saver=PlainSaver(cell))
-    hooks = [FailsAtEnd(ValueError("first")), FailsAtEnd(error), saver]
+    hooks = [raises_at("end", ValueError("first")), raises_at("end", error), saver]
     with pytest.raises(type(error)) as caught:
         async with MonitoredSession(hooks, FunctionSessionCreator(cell.step)) as session:
             await session.run([])

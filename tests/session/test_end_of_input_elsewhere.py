@@ -34,22 +34,15 @@ async def left_of_a_save_in_the_background(fault: Fault, directory: pathlib.Path
     return None
 
 
+@pytest.mark.parametrize("kind", [Kind.INPUT_ENDS, Kind.ERROR])
 @pytest.mark.parametrize("place", ["write", "listener's after_save"])
-async def test_a_write_that_fails_by_an_end_of_input_fails_the_next_run(
-    place: str, tmp_path: pathlib.Path
+async def test_a_write_that_fails_in_the_background_fails_the_next_run(
+    place: str, kind: Kind, tmp_path: pathlib.Path
 ) -> None:
-    fault = Fault(place, Kind.INPUT_ENDS, nth=IN_A_RUN)
+    fault = Fault(place, kind, nth=IN_A_RUN)
     left = await left_of_a_save_in_the_background(fault, tmp_path)
     assert fault.num_played == 1
-    assert isinstance(left, RuntimeError)
-
-
-@pytest.mark.parametrize("place", ["write", "listener's after_save"])
-async def test_a_write_that_fails_by_an_error_fails_the_next_run(
-    place: str, tmp_path: pathlib.Path
-) -> None:
-    fault = Fault(place, Kind.ERROR, nth=IN_A_RUN)
-    assert await left_of_a_save_in_the_background(fault, tmp_path) is fault.error
+    assert left is fault.error if kind is Kind.ERROR else isinstance(left, RuntimeError)
 
 
 async def test_an_end_of_input_in_a_side_task_ends_no_session_around_it() -> None:

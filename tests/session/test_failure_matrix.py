@@ -1,8 +1,6 @@
-"""Whatever fails, wherever: the right error leaves, every hook is told, nothing stays open."""
+"""A fault at each place of a session, alone and among eight workers that share the model."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -10,156 +8,119 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks import (
-    Coordinator,
-    MonitoredSession,
-    SessionCreator,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-    SharedSessionCreator,
-    StopTraining,
-)
-from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
+from asynchooks import MonitoredSession, SessionCreator, SharedSessionCreator
+from asynchooks.testing import ScriptedSession
 
-from ..support.faults import EXCEPTIONS, LOOPS, Kind, covering
+from ..support.afterwards import check_gate, check_others, nothing_left
+from ..support.faults import (
+    EXCEPTIONS,
+    LOOPS,
+    Fault,
+    Kind,
+    Start,
+    Witness,
+    Worker,
+    covering,
+    current_worker,
+    play,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
-MOMENTS = ["begin", "after_create_session", "before_run", "step", "after_run", "end", "side task"]
+STEPS = ["inline step", "step in a thread", "async step"]
+SIDE_TASKS = ["side task of coord", "side task of the session"]
+MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "finish_with", "end"]
+PLACES = [*MOMENTS, *STEPS, *SIDE_TASKS]
+READS_INPUT = ["before_run", *STEPS]
 
 
-class Faulty(SessionRunHook):
-    """Fails, or is cancelled, at one moment, and counts what it is told."""
-
-    def __init__(self, moment: str, fault: Kind, scope: anyio.CancelScope) -> None:
-        self.moment = moment
-        self.fault = fault
-        self.scope = scope
-        self.begun = self.ended = self.told = 0
-        self.has_struck = False
-        self.error = fault.new_error(moment)
-
-    async def at(self, moment: str) -> None:
-        await anyio.lowlevel.checkpoint()
-        if moment != self.moment:
-            return
-        self.has_struck = True
-        if self.fault.is_error:
-            raise self.error
-        if self.fault is Kind.INPUT_ENDS:
-            raise StopAsyncIteration
-        self.scope.cancel()
-        await anyio.lowlevel.checkpoint()
-
-    async def begin(self) -> None:
-        self.begun += 1
-        await self.at("begin")
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        if self.moment == "side task":
-            coord.start_soon(self.at, "side task")
-        await self.at("after_create_session")
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        await self.at("before_run")
-        return None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self.at("after_run")
-
-    async def end(self, session: Any) -> None:
-        self.ended += 1
-        await self.at("end")
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.told += 1
+def check_what_left(fault: Fault, worker: Worker) -> None:
+    """The right error left the worker of the fault, and its hooks were told, each once."""
+    left, place = worker.left, fault.place
+    faults = [hook.fault for hook in worker.hooks if isinstance(hook, Witness)]
+    until_fault = [int(nth <= faults.index(fault)) for nth in range(3)]
+    if fault.kind is Kind.INPUT_ENDS and place in READS_INPUT:
+        assert left is None
+        assert (worker.begun, worker.ended, worker.told) == ([1, 1, 1], [1, 1, 1], [0, 0, 0])
+        return
+    if fault.kind.is_error:
+        assert left is fault.error
+        if place in MOMENTS:
+            moment = "after_run" if place == "finish_with" else place
+            assert f"in {moment} of Witness" in left.__notes__
+    elif fault.kind is Kind.CANCEL:
+        assert worker.is_cancelled
+        assert fault.scope.cancelled_caught
+    elif place in SIDE_TASKS:
+        assert isinstance(left, (StopAsyncIteration, RuntimeError))
+    else:
+        moment = "after_run" if place == "finish_with" else place
+        assert isinstance(left, RuntimeError)
+        assert f"{moment} of Witness raised" in str(left)
+    assert not isinstance(left, BaseExceptionGroup)
+    assert worker.begun == (until_fault if place == "begin" else [1, 1, 1])
+    assert worker.told == worker.begun
+    if place == "end":  # all are called, also after one that failed, but for an interruption
+        is_cut = fault.kind in (Kind.CANCEL, Kind.INTERRUPT, Kind.EXIT)
+        assert worker.ended == (until_fault if is_cut else [1, 1, 1])
+    elif place in SIDE_TASKS and fault.kind is not Kind.CANCEL:
+        assert worker.ended == [1, 1, 1]  # the body itself ended cleanly
+    else:
+        assert worker.ended == [0, 0, 0]
 
 
-async def train(hooks: list[Faulty], creator: Any, scope: anyio.CancelScope) -> Any:
-    """Train for three steps; returns (what left, whether the block was left cleanly)."""
-    try:
-        with scope:
-            async with MonitoredSession(hooks, creator, 5) as session:
-                for _ in range(3):
-                    await session.run([])
-                await anyio.lowlevel.checkpoint()
-            return None, True
-    except BaseException as error:
-        if not isinstance(error, Exception) and all(error is not each.error for each in hooks):
-            raise
-        return error, False
-    return None, False
-
-
-def script_of(moment: str, fault: Kind, error: BaseException) -> list[Any]:
-    if moment != "step" or fault is Kind.CANCEL:
-        return []
-    return [{}, error if fault.is_error else StopAsyncIteration()]
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("fault", EXCEPTIONS)
-@pytest.mark.parametrize("place", [0, 1, 2])
-async def test_one_fault_at_one_moment(moment: str, fault: Kind, place: int) -> None:
-    await check(moment, fault, place)
+@pytest.mark.parametrize(("num_workers", "nth_hook"), [(1, 0), (1, 1), (1, 2), (8, 1)])
+@pytest.mark.parametrize("kind", EXCEPTIONS)
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_right_error_leaves_and_nothing_stays(
+    place: str, kind: Kind, num_workers: int, nth_hook: int
+) -> None:
+    await check(place, kind, num_workers, num_workers // 2, nth_hook, Start.TOGETHER)
 
 
 @pytest.mark.parametrize(
-    ("moment", "fault", "place", "anyio_backend"), covering(MOMENTS, Kind, [0, 1, 2], LOOPS)
+    ("place", "kind", "num_workers", "nth_worker", "nth_hook", "start", "anyio_backend"),
+    covering(PLACES, Kind, [1, 2, 8], [0, 1, 7], [0, 1, 2], Start, LOOPS, strength=3),
 )
-async def test_one_fault_of_any_kind_at_one_moment(moment: str, fault: Kind, place: int) -> None:
-    await check(moment, fault, place)
+async def test_an_error_of_any_kind_leaves_so_in_any_order_of_workers(
+    place: str, kind: Kind, num_workers: int, nth_worker: int, nth_hook: int, start: Start
+) -> None:
+    await check(place, kind, num_workers, nth_worker % num_workers, nth_hook, start)
 
 
-async def check(moment: str, fault: Kind, place: int) -> None:
-    scope = anyio.CancelScope()
-    hooks = [Faulty(moment if i == place else "", fault, scope) for i in range(3)]
-    boom = hooks[place].error
-    raw = ScriptedSession(script_of(moment, fault, boom))
-    creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
-    error, is_clean = await train(hooks, creator, scope)
-    if moment == "step" and fault is Kind.CANCEL:
-        assert is_clean  # nothing in this program cancels there
-    elif fault.is_error:
-        assert error is boom
-    elif fault is Kind.CANCEL:
-        assert scope.cancelled_caught or moment == "side task"
-    elif moment in ("before_run", "step"):
-        assert is_clean
-    elif moment == "side task":
-        assert type(error) is StopAsyncIteration or isinstance(error, RuntimeError)
-    else:
-        assert isinstance(error, RuntimeError)
-        assert f"{moment} of Faulty raised" in str(error)
-    begun = [hook.begun for hook in hooks]
-    assert begun == [1] * sum(begun) + [0] * (3 - sum(begun))
-    if is_clean:
-        assert [hook.ended for hook in hooks] == [1, 1, 1]
-        assert [hook.told for hook in hooks] == [0, 0, 0]
-    else:
-        assert [hook.told for hook in hooks] == begun
-    assert raw.is_closed or moment == "begin"
-    statistics = creator.handle().global_step.statistics()
-    assert (statistics.tickets, statistics.workers_open) == (0, 0)
+async def check(
+    place: str, kind: Kind, num_workers: int, worker: int, nth_hook: int, start: Start
+) -> None:
+    nth = 2 if place in ("before_run", "after_run", "finish_with", *STEPS) else 1
+    fault = Fault(place, kind, worker, nth)
+    workers = [Worker([Witness(), Witness(), Witness()]) for _ in range(num_workers)]
+    faulty = workers[fault.worker]
+    faulty.hooks[nth_hook] = Witness(fault)
+    is_clean = kind is Kind.CANCEL or (kind is Kind.INPUT_ENDS and place in READS_INPUT)
+    async with nothing_left():
+        creator = await play(fault, workers, num_steps=4, waits_for_stop=not is_clean, start=start)
+    assert fault.num_played == 1
+    check_what_left(fault, faulty)
+    check_others(faulty, workers)
+    check_gate(creator)
+    assert creator._common is not None
+    assert creator._common.raw is None, "it was closed"
 
 
 @pytest.mark.parametrize("anyio_backend", LOOPS)
 @given(
-    faults=st.lists(
+    plans=st.lists(
         st.tuples(
-            st.sampled_from(MOMENTS),
-            st.sampled_from([None, *(kind for kind in Kind if kind is not Kind.INPUT_ENDS)]),
+            st.sampled_from(["nowhere", *MOMENTS, "side task of coord"]),
+            st.sampled_from([kind for kind in Kind if kind is not Kind.INPUT_ENDS]),
             st.one_of(st.just(0), st.integers(0, 40)),
         ),
         min_size=1,
         max_size=8,
     )
 )
-async def test_many_workers_with_many_faults(faults: list[tuple[str, Kind | None, int]]) -> None:
-    """Each with the moment and the kind of its fault, and turns of the loop until it opens."""
+async def test_many_workers_with_many_faults(plans: list[tuple[str, Kind, int]]) -> None:
+    """Each with the place and the kind of its fault, and turns of the loop until it opens."""
     raws: list[ScriptedSession] = []
 
     class Creator(SessionCreator):
@@ -168,42 +129,39 @@ async def test_many_workers_with_many_faults(faults: list[tuple[str, Kind | None
             return raws[-1]
 
     creator = SharedSessionCreator(Creator())
-    all_hooks: list[list[Faulty]] = []
-    outcomes: list[Any] = []
+    outcomes: list[tuple[Fault, Worker, bool]] = []
 
-    async def worker(moment: str, fault: Kind | None, num_turns: int) -> None:
+    async def train(number: int, place: str, kind: Kind, num_turns: int) -> None:
         for _ in range(num_turns):
             await anyio.lowlevel.checkpoint()
-        scope = anyio.CancelScope()
-        hooks = [
-            Faulty("", Kind.ERROR, scope),
-            Faulty(moment if fault else "", fault or Kind.ERROR, scope),
-        ]
-        all_hooks.append(hooks)
-        outcomes.append((hooks[1], await train(hooks, creator, scope)))
+        current_worker.set(number)
+        fault, is_clean = Fault(place, kind, number), False
+        worker = Worker([Witness(), Witness(fault)])
+        try:
+            with fault.scope:
+                async with MonitoredSession(worker.hooks, creator, 5) as session:
+                    for _ in range(3):
+                        await session.run([])
+                    await anyio.lowlevel.checkpoint()
+                is_clean = True
+        except BaseException as error:
+            if not isinstance(error, Exception) and error is not fault.error:
+                raise
+            worker.left = error
+        outcomes.append((fault, worker, is_clean))
 
     async with anyio.create_task_group() as group:
-        for each in faults:
-            group.start_soon(worker, *each)
-    for hook, (error, is_clean) in outcomes:
-        assert error is (hook.error if hook.has_struck and hook.fault.is_error else None)
+        for number, plan in enumerate(plans):
+            group.start_soon(train, number, *plan)
+    for fault, worker, is_clean in outcomes:
+        assert worker.left is (fault.error if fault.num_played and fault.kind.is_error else None)
         # others that fail may stop a worker before its first run
-        must_strike = hook.moment in ("begin", "after_create_session")
-        assert hook.has_struck or not must_strike
-        assert is_clean or hook.moment not in ("", "step")
-    for hooks in all_hooks:
-        for hook in hooks:
-            assert hook.ended <= 1
-            assert hook.told <= hook.begun == 1 or hook.begun == 0
-            assert hook.told + hook.ended >= hook.begun
+        assert fault.num_played or fault.place not in ("begin", "after_create_session")
+        assert is_clean or fault.place != "nowhere"
+        for begun, ended, told in zip(worker.begun, worker.ended, worker.told, strict=True):
+            assert ended <= 1
+            assert told <= begun == 1 or begun == 0
+            assert told + ended >= begun
+    assert len(outcomes) == len(plans)
     assert all(raw.is_closed for raw in raws)
-    statistics = creator.handle().global_step.statistics()
-    assert (statistics.tickets, statistics.workers_open) == (0, 0)
-
-
-async def test_a_stop_by_step_fn_is_no_fault() -> None:
-    hook = Faulty("", Kind.ERROR, anyio.CancelScope())
-    creator = ScriptedSessionCreator([ScriptedSession()])
-    async with MonitoredSession([hook], creator):
-        raise StopTraining
-    assert (hook.ended, hook.told) == (1, 0)
+    check_gate(creator)

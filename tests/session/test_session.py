@@ -21,7 +21,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import KeepsCoord, counting_creator, raises_at, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -103,17 +103,14 @@ async def test_a_subclass_of_what_ends_training_is_an_error() -> None:
 
 
 async def test_end_of_later_hooks_runs_when_an_earlier_end_fails() -> None:
-    class FailsAtEnd(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            raise ValueError("in end")
-
+    fails = raises_at("end", ValueError("in end"))
     hook, raw = RecordingHook("a"), ScriptedSession()
     with pytest.raises(ValueError, match="in end") as caught:
-        async with MonitoredSession([FailsAtEnd(), hook], ScriptedSessionCreator([raw])):
+        async with MonitoredSession([fails, hook], ScriptedSessionCreator([raw])):
             pass
     assert ("a", "end") in hook.log
     assert raw.is_closed
-    assert "in end of FailsAtEnd" in caught.value.__notes__
+    assert "in end of Raises" in caught.value.__notes__
 
 
 async def test_close_in_the_block_ends_once() -> None:
@@ -143,12 +140,9 @@ async def test_in_end_the_session_is_still_open() -> None:
 
 
 async def test_a_hook_s_stop_completes_its_run_and_refuses_the_next() -> None:
-    class Stops(SessionRunHook):
+    class Stops(KeepsCoord):
         async def before_run(self, run_context: SessionRunContext) -> None:
             run_context.request_stop()
-
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            self.coord = coord
 
     stops, later = Stops(), RecordingHook("later")
     async with MonitoredSession([stops, later], counting_creator()) as session:
@@ -159,22 +153,6 @@ async def test_a_hook_s_stop_completes_its_run_and_refuses_the_next() -> None:
             await session.run("calls")
         assert later.log[-1] == ("later", "after_run")
     assert stops.coord.should_stop()
-
-
-async def test_a_stop_of_the_coordinator_refuses_runs_until_it_is_cleared() -> None:
-    class Keeps(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            self.coord = coord
-
-    hook = Keeps()
-    async with MonitoredSession([hook], counting_creator()) as session:
-        hook.coord.request_stop()
-        assert session.should_stop()
-        with pytest.raises(StopTraining, match="no run begins after a stop, by the coordinator"):
-            await session.run("calls")
-        hook.coord.clear_stop()
-        assert not session.should_stop()
-        assert await session.run("calls") == 1
 
 
 async def test_the_same_context_goes_to_before_run_and_after_run() -> None:
@@ -200,17 +178,13 @@ async def test_the_same_context_goes_to_before_run_and_after_run() -> None:
 
 
 async def test_a_failing_before_run_or_step_calls_no_after_run() -> None:
-    class Fails(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            raise ValueError("in before_run")
-
-    hook = RecordingHook("a")
-    async with MonitoredSession([hook, Fails()], counting_creator()) as session:
+    hook, fails = RecordingHook("a"), raises_at("before_run", ValueError("in before_run"))
+    async with MonitoredSession([hook, fails], counting_creator()) as session:
         with pytest.raises(ValueError, match="in before_run") as caught:
             await session.run("calls")
         assert not session.should_stop()
     assert ("a", "after_run") not in hook.log
-    assert "in before_run of Fails" in caught.value.__notes__
+    assert "in before_run of Raises" in caught.value.__notes__
     script = [ValueError("in the step")]
     raw = ScriptedSession(script)
     async with MonitoredSession([hook], ScriptedSessionCreator([raw])) as session:
@@ -222,9 +196,7 @@ async def test_a_failing_before_run_or_step_calls_no_after_run() -> None:
 
 async def test_a_failing_after_run_skips_later_ones_and_loses_the_stop() -> None:
     class Fails(SessionRunHook):
-        async def after_run(
-            self, run_context: SessionRunContext, run_values: SessionRunValues
-        ) -> None:
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
             run_context.request_stop()
             raise ValueError("in after_run")
 
@@ -236,37 +208,12 @@ async def test_a_failing_after_run_skips_later_ones_and_loses_the_stop() -> None
     assert ("a", "after_run") not in hook.log
 
 
-class Raises(SessionRunHook):
-    """Raises at one moment."""
-
-    def __init__(self, moment: str, error: type[Exception]) -> None:
-        self.moment = moment
-        self.error = error
-
-    async def _at(self, moment: str) -> None:
-        if moment == self.moment:
-            raise self.error
-
-    async def begin(self) -> None:
-        await self._at("begin")
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        await self._at("after_create_session")
-
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        await self._at("before_run")
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self._at("after_run")
-
-    async def end(self, session: Any) -> None:
-        await self._at("end")
-
-
 @pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, StopTraining])
 async def test_input_that_ends_in_before_run_ends_training_cleanly(error: type[Exception]) -> None:
     hook = RecordingHook("a")
-    async with MonitoredSession([hook, Raises("before_run", error)], counting_creator()) as session:
+    async with MonitoredSession(
+        [hook, raises_at("before_run", error)], counting_creator()
+    ) as session:
         with pytest.raises(StopTraining):
             await session.run("calls")
         await session.run("calls")
@@ -281,7 +228,7 @@ async def test_the_end_of_an_input_where_none_is_read_is_that_hook_s_bug(
     moment: str, error: type[Exception]
 ) -> None:
     with pytest.raises(RuntimeError, match=f"{moment} of Raises raised .*no input is read there"):
-        async with MonitoredSession([Raises(moment, error)], counting_creator()) as session:
+        async with MonitoredSession([raises_at(moment, error)], counting_creator()) as session:
             await session.run("calls")
 
 
@@ -328,13 +275,6 @@ async def test_request_stop_ends_waits_and_lets_run_work() -> None:
             await anyio.to_thread.run_sync(session.request_stop, "enough")
         assert session.should_stop()
         assert await session.run("calls") == 1
-
-
-async def test_request_stop_before_opening_holds() -> None:
-    session = MonitoredSession([], counting_creator())
-    session.request_stop()
-    async with session:
-        assert session.should_stop()
 
 
 async def test_or_stop_returns_raises_or_ends_with_the_stop() -> None:
@@ -389,39 +329,58 @@ async def test_or_stop_passes_a_cancellation_on_to_what_it_waits_for() -> None:
     assert ended == [True]
 
 
-async def test_an_error_in_a_side_task_stops_the_session_and_leaves_as_itself() -> None:
-    error = ValueError("in a side task")
+async def fail_by_the_coordinator(session: MonitoredSession, coord: Coordinator) -> None:
+    coord.request_stop(ValueError("first"))
 
-    class Starts(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(self.fail)
 
-        async def fail(self) -> None:
-            raise error
+async def fail_in_a_task_of_the_coordinator(session: MonitoredSession, coord: Coordinator) -> None:
+    coord.start_soon(raise_first)
+    await settle()
 
-    hook = RecordingHook("a")
-    session = MonitoredSession([Starts(), hook], counting_creator())
-    with pytest.raises(ValueError, match="in a side task") as caught:
-        async with session:
+
+async def fail_in_a_task_of_the_session(session: MonitoredSession, coord: Coordinator) -> None:
+    session.start_soon(raise_first)
+    await settle()
+
+
+async def raise_first() -> None:
+    raise ValueError("first")
+
+
+FAILURES = pytest.mark.parametrize(
+    "fail",
+    [
+        fail_by_the_coordinator, fail_in_a_task_of_the_coordinator, fail_in_a_task_of_the_session,
+    ],
+)  # fmt: skip
+
+
+@FAILURES
+async def test_an_error_beside_the_block_ends_its_waits_and_leaves_after_every_end(
+    fail: Any,
+) -> None:
+    keeps, hook = KeepsCoord(), RecordingHook("a")
+    with pytest.raises(ValueError, match="first") as caught:
+        async with MonitoredSession([keeps, hook], counting_creator()) as session:
+            await fail(session, keeps.coord)
             with pytest.raises(StopTraining):
                 await session.or_stop(anyio.sleep_forever)
             assert session.should_stop()
-            assert await session.run("calls") == 1
-    assert caught.value is error
-    assert ("a", "end") in hook.log
+            with pytest.raises(StopTraining, match="no run begins after a stop"):
+                await session.run("calls")
+    assert [moment for _, moment in hook.log[-2:]] == ["end", "on_error"]
+    assert hook.errors == [caught.value]
 
 
-async def test_the_coordinator_s_error_leaves_with_the_body_s_as_its_context() -> None:
-    class Keeps(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            self.coord = coord
-
-    hook, body = Keeps(), KeyError("body")
-    with pytest.raises(ValueError, match="coordinator") as caught:
-        async with MonitoredSession([hook], counting_creator()):
-            hook.coord.request_stop(ValueError("coordinator"))
+@FAILURES
+async def test_an_error_beside_the_block_goes_before_that_of_the_body(fail: Any) -> None:
+    keeps, hook, body = KeepsCoord(), RecordingHook("a"), KeyError("body")
+    with pytest.raises(ValueError, match="first") as caught:
+        async with MonitoredSession([keeps, hook], counting_creator()) as session:
+            await fail(session, keeps.coord)
             raise body
     assert caught.value.__context__ is body
+    assert hook.errors == [caught.value]
 
 
 async def test_sessions_open_and_close_in_any_order() -> None:

@@ -32,7 +32,7 @@ from asynchooks import (
 from asynchooks.data import map_concurrent
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import counting_creator, raises_at, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -446,11 +446,7 @@ async def test_a_step_fn_need_not_be_hashable() -> None:
 
 
 async def test_a_stop_does_not_excuse_a_stop_training_out_of_end() -> None:
-    class Raises(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            raise StopTraining
-
-    session = MonitoredSession([Raises()], counting_creator())
+    session = MonitoredSession([raises_at("end", StopTraining)], counting_creator())
     with pytest.raises(RuntimeError, match="end of Raises raised"):
         async with session:
             session.request_stop()
@@ -586,23 +582,6 @@ async def test_a_run_cancelled_while_it_recreates_leaves_the_session_usable() ->
         assert not session.should_stop()
         may_create.set()
         assert await session.run([]) == []
-
-
-async def test_on_error_is_told_the_error_that_leaves() -> None:
-    class Fails(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(self.fail)
-
-        async def fail(self) -> None:
-            raise ValueError("in a side task")
-
-    hook = RecordingHook("a")
-    with pytest.raises(ValueError, match="in a side task") as caught:
-        async with MonitoredSession([hook, Fails()], counting_creator()):
-            await settle()
-            raise KeyError("body")
-    assert hook.errors == [caught.value]
-    assert isinstance(caught.value.__context__, KeyError)
 
 
 async def test_a_side_task_s_foreign_wait_ends_at_once_through_or_stop() -> None:

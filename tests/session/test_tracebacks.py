@@ -56,56 +56,24 @@ async def train(session: MonitoredSession, num_runs: int = 3) -> None:
             await session.run("loss")
 
 
-class Fails(SessionRunHook):
-    """Raises at one moment."""
+def fails_at(moment: str) -> SessionRunHook:
+    """A hook that raises at one moment."""
 
-    def __init__(self, moment: str) -> None:
-        self.moment = moment
+    async def fail(hook: SessionRunHook, *_: object) -> None:
+        raise_it()
 
-    def act(self, moment: str) -> None:
-        if moment == self.moment:
-            raise_it()
-
-    async def begin(self) -> None:
-        self.act("begin")
-
-    async def after_create_session(self, session: Any, coord: Any) -> None:
-        self.act("after_create_session")
-
-    async def before_run(self, run_context: Any) -> None:
-        self.act("before_run")
-
-    async def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.act("after_run")
-
-    async def end(self, session: Any) -> None:
-        self.act("end")
+    hook: SessionRunHook = type("Fails", (SessionRunHook,), {moment: fail})()
+    return hook
 
 
-class PlainFails(SessionRunHook):
-    """The same with plain methods."""
+def plain_fails_at(moment: str) -> SessionRunHook:
+    """As `fails_at`, with a plain method."""
 
-    def __init__(self, moment: str) -> None:
-        self.moment = moment
+    def fail(hook: SessionRunHook, *_: object) -> None:
+        raise_it()
 
-    def act(self, moment: str) -> None:
-        if moment == self.moment:
-            raise_it()
-
-    def begin(self) -> None:
-        self.act("begin")
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self.act("after_create_session")
-
-    def before_run(self, run_context: Any) -> None:
-        self.act("before_run")
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.act("after_run")
-
-    def end(self, session: Any) -> None:
-        self.act("end")
+    hook: SessionRunHook = type("PlainFails", (SessionRunHook,), {moment: fail})()
+    return hook
 
 
 def raise_it() -> None:
@@ -154,7 +122,7 @@ async def test_an_error_in_a_step_shows_two_frames_of_ours(
 
 @RUNNERS
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("kind", [Fails, PlainFails])
+@pytest.mark.parametrize("kind", [fails_at, plain_fails_at])
 async def test_an_error_in_a_hook_shows_three_frames_of_ours_at_most(
     step_runner: Any, moment: str, kind: Any
 ) -> None:
@@ -167,7 +135,7 @@ async def test_an_error_in_a_hook_shows_three_frames_of_ours_at_most(
 
 async def test_the_line_of_ours_is_the_call_though_recovery_has_looked_at_the_error() -> None:
     with pytest.raises(ValueError, match="diverged") as raised:
-        await train(MonitoredSession([Fails("after_run")], good_creator()))
+        await train(MonitoredSession([fails_at("after_run")], good_creator()))
     ours = [
         frame
         for frame in traceback.extract_tb(raised.value.__traceback__)

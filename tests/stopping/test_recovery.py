@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -18,7 +21,6 @@ from asynchooks import (
     Restart,
     SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
     SharedSessionCreator,
     StepContext,
     StopAtStepHook,
@@ -26,7 +28,7 @@ from asynchooks import (
 from asynchooks._errors import leave_as_itself
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import KeepsCoord, counting_creator, raises_at, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -34,17 +36,9 @@ LOST = PreemptionError("the machine went away")
 AT_ONCE = Recovery(first_pause_secs=0, longest_pause_secs=0)
 
 
-class KeepsCoordinators(SessionRunHook):
-    def __init__(self) -> None:
-        self.coords: list[Coordinator] = []
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self.coords.append(coord)
-
-
 async def test_a_lost_session_is_recreated_and_the_run_repeated_hooks_included() -> None:
     raws = [ScriptedSession([LOST]), ScriptedSession()]
-    hook, coords = RecordingHook("a"), KeepsCoordinators()
+    hook, coords = RecordingHook("a"), KeepsCoord()
     async with MonitoredSession([hook, coords], ScriptedSessionCreator(raws)) as session:
         assert await session.run([]) == []
         assert session.raw_session() is raws[1]
@@ -58,28 +52,8 @@ async def test_a_lost_session_is_recreated_and_the_run_repeated_hooks_included()
     assert coords.coords[0].joined
 
 
-async def test_a_preemption_from_after_run_repeats_the_run_too() -> None:
-    class FailsOnce(SessionRunHook):
-        def __init__(self) -> None:
-            self.runs = 0
-
-        async def after_run(
-            self, run_context: SessionRunContext, run_values: SessionRunValues
-        ) -> None:
-            self.runs += 1
-            if self.runs == 1:
-                raise LOST
-
-    hook = FailsOnce()
-    raws = [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
-        await session.run([])
-    assert hook.runs == 2
-    assert [raw.num_runs for raw in raws] == [1, 1]
-
-
 async def test_preemption_while_creating_is_retried_with_a_new_coordinator_each_time() -> None:
-    class FailsTwice(KeepsCoordinators):
+    class FailsTwice(KeepsCoord):
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
             await super().after_create_session(session, coord)
             if len(self.coords) < 3:
@@ -93,12 +67,8 @@ async def test_preemption_while_creating_is_retried_with_a_new_coordinator_each_
 
 
 async def test_a_preemption_from_begin_leaves() -> None:
-    class Fails(SessionRunHook):
-        async def begin(self) -> None:
-            raise LOST
-
     with pytest.raises(PreemptionError, match="the machine went away"):
-        async with MonitoredSession([Fails()], counting_creator()):
+        async with MonitoredSession([raises_at("begin", LOST)], counting_creator()):
             raise AssertionError("not reached")
 
 
@@ -110,23 +80,6 @@ async def test_another_error_while_recreating_leaves_and_the_next_run_tries_agai
         assert session.should_stop()
         assert await session.run([]) == []
         assert not session.should_stop()
-
-
-async def test_recreating_is_bounded_and_success_starts_the_count_anew() -> None:
-    lost = PreemptionError("the machine went away")  # with notes of its own
-    raws: list[Any] = [
-        ScriptedSession([lost]),
-        ScriptedSession([{}, lost]),
-        ScriptedSession([lost]),
-        lost,
-    ]
-    recovery = Recovery(max_attempts=2, first_pause_secs=0)
-    async with MonitoredSession([], ScriptedSessionCreator(raws), recovery=recovery) as session:
-        await session.run([])
-        with pytest.raises(PreemptionError) as caught:
-            await session.run([])
-        assert "given up after 2 attempts" in "".join(caught.value.__notes__)
-        assert session.should_stop()
 
 
 async def test_a_stop_that_a_hook_asked_for_is_forgotten_when_the_session_is_lost() -> None:
@@ -146,12 +99,10 @@ async def test_a_stop_that_a_hook_asked_for_is_forgotten_when_the_session_is_los
 
 
 async def test_a_stop_of_a_hook_is_forgotten_with_a_preemption_found_before_the_next_run() -> None:
-    coords = KeepsCoordinators()
+    coords = KeepsCoord()
 
     class StopsOnce(SessionRunHook):
-        async def after_run(
-            self, run_context: SessionRunContext, run_values: SessionRunValues
-        ) -> None:
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
             if len(coords.coords) == 1:
                 run_context.request_stop()
 
@@ -159,10 +110,11 @@ async def test_a_stop_of_a_hook_is_forgotten_with_a_preemption_found_before_the_
     async with MonitoredSession([coords, StopsOnce()], ScriptedSessionCreator(raws)) as session:
         await session.run([])
         assert session.should_stop()
-        coords.coords[0].request_stop(LOST)
+        coords.coord.request_stop(LOST)
         assert not session.should_stop()
         await session.run([])
         assert not session.should_stop()
+        assert session.stop_reason is None
 
 
 async def test_recovering_ends_no_wait_of_the_session() -> None:
@@ -180,16 +132,8 @@ async def test_recovering_ends_no_wait_of_the_session() -> None:
     assert reached == [1]
 
 
-async def test_a_stop_that_the_caller_asked_for_is_kept() -> None:
-    raws = [ScriptedSession([LOST]), ScriptedSession()]
-    async with MonitoredSession([], ScriptedSessionCreator(raws)) as session:
-        session.request_stop("enough")
-        await session.run([])
-        assert session.should_stop()
-
-
 async def test_a_run_error_while_the_coordinator_holds_a_preemption_recovers() -> None:
-    hook = KeepsCoordinators()
+    hook = KeepsCoord()
 
     class Reports(SessionRunHook):
         async def before_run(self, run_context: SessionRunContext) -> None:
@@ -204,17 +148,19 @@ async def test_a_run_error_while_the_coordinator_holds_a_preemption_recovers() -
 
 
 async def test_a_preemption_held_by_the_coordinator_recovers_at_the_next_run() -> None:
-    hook = KeepsCoordinators()
+    hook = KeepsCoord()
     raws = [ScriptedSession(), ScriptedSession()]
     async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
         hook.coords[0].request_stop(LOST)
         assert not session.should_stop()
         await session.run([])
         assert session.raw_session() is raws[1]
+        assert raws[1].global_step.value == session.global_step.value == 1
+        assert not session.should_stop()
 
 
 async def test_a_preemption_while_the_coordinator_holds_another_error_is_replaced_by_it() -> None:
-    hook = KeepsCoordinators()
+    hook = KeepsCoord()
     error = ValueError("the cause")
     session = MonitoredSession([hook], ScriptedSessionCreator([ScriptedSession([LOST])]))
     with pytest.raises(ValueError, match="the cause") as caught:
@@ -225,7 +171,7 @@ async def test_a_preemption_while_the_coordinator_holds_another_error_is_replace
 
 
 async def test_any_other_run_error_stands_whatever_the_coordinator_holds() -> None:
-    hook = KeepsCoordinators()
+    hook = KeepsCoord()
     raw = ScriptedSession([KeyError("of the run")])
     with pytest.raises(ValueError, match="held"):
         async with MonitoredSession([hook], ScriptedSessionCreator([raw])) as session:
@@ -239,7 +185,7 @@ async def test_any_other_run_error_stands_whatever_the_coordinator_holds() -> No
 async def test_a_preemption_held_at_the_end_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hook, recording = KeepsCoordinators(), RecordingHook("a")
+    hook, recording = KeepsCoord(), RecordingHook("a")
     with caplog.at_level(logging.ERROR, "asynchooks"):
         async with MonitoredSession([hook, recording], counting_creator()):
             hook.coords[0].request_stop(LOST)
@@ -278,7 +224,7 @@ async def test_a_shared_session_is_recreated_once_for_all_workers() -> None:
     script: list[Any] = [{}] * 6 + [LOST]
     raws = [ScriptedSession(script), ScriptedSession()]
     creator = SharedSessionCreator(ScriptedSessionCreator(raws))
-    coords = KeepsCoordinators()
+    coords = KeepsCoord()
 
     async def worker() -> None:
         async with MonitoredSession([coords, StopAtStepHook(last_step=20)], creator) as session:
@@ -362,18 +308,6 @@ def test_a_number_of_attempts_is_whole(kind: Any) -> None:
         kind(max_attempts=2.5)
 
 
-async def test_a_run_after_recovery_was_given_up_recreates_the_session() -> None:
-    lost, good = ScriptedSession([PreemptionError("lost")]), ScriptedSession([{"x": 1}])
-    creator = ScriptedSessionCreator([lost, good])
-    async with MonitoredSession([], creator, recovery=Recovery(max_attempts=0)) as session:
-        with pytest.raises(PreemptionError):
-            await session.run("x")
-        assert session.should_stop()
-        assert await session.run("x") == 1
-        assert session.raw_session() is good
-        assert not session.should_stop()
-
-
 async def test_a_subclass_s_run_surrounds_all_attempts_and_no_nested_run() -> None:
     calls: list[Any] = []
 
@@ -431,3 +365,111 @@ async def test_an_error_that_happened_elsewhere_is_not_taken_for_the_loss_of_the
             assert caught.value is error
         await session.run([])
         assert session.global_step.value == 1
+
+
+class Model:
+    """Counts its steps; one that is asked to wait does so before or after it has counted."""
+
+    def __init__(self, *, moves_first: bool) -> None:
+        self.num_steps = 0
+        self.may_go_on = anyio.Event()
+        self.is_under_way = anyio.Event()
+        self._thread_may_go_on = threading.Event()
+        self._moves_first = moves_first
+        self._token = anyio.lowlevel.current_token()
+
+    async def step_async(self, waits: bool = False) -> dict[str, Any]:
+        self.num_steps += self._moves_first
+        if waits:
+            self.is_under_way.set()
+            await self.may_go_on.wait()
+        self.num_steps += not self._moves_first
+        return {"loss": 0.5}
+
+    def step(self, waits: bool = False) -> dict[str, Any]:
+        self.num_steps += self._moves_first
+        if waits:
+            anyio.from_thread.run_sync(self.is_under_way.set, token=self._token)
+            assert self._thread_may_go_on.wait(5.0)
+        self.num_steps += not self._moves_first
+        return {"loss": 0.5}
+
+    def go_on(self) -> None:
+        self.may_go_on.set()
+        self._thread_may_go_on.set()
+
+
+@pytest.fixture(params=["async", "in a thread"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def creator_of(model: Model, how: str) -> SharedSessionCreator:
+    if how == "async":
+        return SharedSessionCreator(FunctionSessionCreator(model.step_async))
+    return SharedSessionCreator(FunctionSessionCreator(model.step, thread_safe=True))
+
+
+@pytest.mark.parametrize("moves_first", [True, False])
+async def test_a_step_that_outlives_its_raw_session_counts(how: str, moves_first: bool) -> None:
+    model, preempts = Model(moves_first=moves_first), KeepsCoord()
+    creator = creator_of(model, how)
+    waits = MonitoredSession([], creator, step_runner="thread")
+    loses = MonitoredSession([preempts], creator, step_runner="thread")
+    with anyio.fail_after(20.0):
+        async with waits, loses, anyio.create_task_group() as group:
+            group.start_soon(waits.run, "loss", {"waits": True})
+            await model.is_under_way.wait()
+            lost = preempts.coord
+            lost.request_stop(PreemptionError("lost"))
+            await loses.run("loss")
+            assert preempts.coord is not lost, "the raw session was replaced"
+            model.go_on()
+            await waits.global_step.wait_for(2, timeout=10.0)
+    assert model.num_steps == 2
+
+
+async def test_a_step_that_outlives_its_raw_session_is_one_of_those_below_the_limit(
+    how: str,
+) -> None:
+    model, preempts = Model(moves_first=False), KeepsCoord()
+    creator = creator_of(model, how)
+    waits = MonitoredSession([StopAtStepHook(last_step=2)], creator, step_runner="thread")
+    loses = MonitoredSession([preempts], creator, step_runner="thread")
+
+    async def train() -> None:
+        async with loses:
+            while not loses.should_stop():
+                await loses.run("loss")
+
+    with anyio.fail_after(20.0):
+        async with anyio.create_task_group() as group, waits:
+            await waits.run("loss")
+            group.start_soon(waits.run, "loss", {"waits": True})
+            await model.is_under_way.wait()
+            group.start_soon(train)
+            await settle()
+            preempts.coord.request_stop(PreemptionError("lost"))
+            await settle()
+            model.go_on()
+            await waits.global_step.wait_for(2)
+    assert model.num_steps == waits.global_step.value == 2
+
+
+async def test_exclusive_waits_for_a_step_that_outlives_its_raw_session(how: str) -> None:
+    model, preempts = Model(moves_first=True), KeepsCoord()
+    creator = creator_of(model, how)
+    waits = MonitoredSession([], creator, step_runner="thread")
+    loses = MonitoredSession([preempts], creator, step_runner="thread")
+    with anyio.fail_after(20.0):
+        async with waits, loses, anyio.create_task_group() as group:
+            group.start_soon(waits.run, "loss", {"waits": True})
+            await model.is_under_way.wait()
+            preempts.coord.request_stop(PreemptionError("lost"))
+            await loses.run("loss")
+            with pytest.raises(TimeoutError):
+                async with loses.global_step.exclusive(timeout=0.0):
+                    pass
+            model.go_on()
+            async with loses.global_step.exclusive():
+                assert loses.global_step.value == 2

@@ -17,13 +17,12 @@ from asynchooks import (
     SessionRunHook,
     SessionRunValues,
     SharedSessionCreator,
-    StopAtStepHook,
     StopReason,
     StopTraining,
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import KeepsCoord, counting_creator, raises_at, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -64,14 +63,6 @@ async def test_a_reason_that_is_none_is_a_typed_error() -> None:
     with pytest.raises(TypeError, match="give a text, an exception, or nothing"):
         async with MonitoredSession([Stops(3)], counting_creator()) as session:
             await session.run([])
-
-
-async def test_the_limit_is_the_reason_where_nobody_asked() -> None:
-    hooks = [StopAtStepHook(last_step=2)]
-    async with MonitoredSession(hooks, counting_creator()) as session:
-        while not session.should_stop():
-            await session.run([])
-        assert str(session.stop_reason) == "the limit: global_step is at 2 of 2"
 
 
 async def test_the_caller_is_named_with_the_first_reason() -> None:
@@ -122,11 +113,7 @@ async def test_the_end_of_the_input_is_the_reason() -> None:
 
 
 async def test_a_reason_that_a_recovery_forgets_with_its_stop_is_gone() -> None:
-    class StopsOnce(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            self.coord = coord
-
-    hook = StopsOnce()
+    hook = KeepsCoord()
     raws = [ScriptedSession([PreemptionError("lost")]), ScriptedSession()]
     async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
         hook.coord.request_stop(reason="of the first")
@@ -187,31 +174,16 @@ async def test_a_worker_that_opens_after_another_has_failed_is_told_at_once() ->
         assert not fourth.should_stop()
 
 
-async def test_a_failing_begin_reaches_the_others() -> None:
-    class Fails(SessionRunHook):
-        async def begin(self) -> None:
-            raise ValueError("in begin")
-
+@pytest.mark.parametrize("moment", ["begin", "end"])
+async def test_a_failing_hook_of_one_worker_reaches_the_others(moment: str) -> None:
     creator = SharedSessionCreator(counting_creator())
     async with MonitoredSession([], creator) as session:
-        with pytest.raises(ValueError, match="in begin"):
-            async with MonitoredSession([Fails()], creator):
-                pass
-        with pytest.raises(StopTraining):
-            await session.global_step.wait_for(5)
-
-
-async def test_a_failing_end_reaches_the_others() -> None:
-    class Fails(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            raise ValueError("in end")
-
-    creator = SharedSessionCreator(counting_creator())
-    async with MonitoredSession([], creator) as session:
-        with pytest.raises(ValueError, match="in end"):
-            async with MonitoredSession([Fails()], creator):
+        with pytest.raises(ValueError, match="wrong"):
+            async with MonitoredSession([raises_at(moment, ValueError("wrong"))], creator):
                 pass
         assert session.should_stop()
+        with pytest.raises(StopTraining):
+            await session.global_step.wait_for(5)
 
 
 async def test_a_cancelled_worker_has_not_failed() -> None:

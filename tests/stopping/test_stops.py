@@ -30,7 +30,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, counting_step, settle
+from ..support.helpers import KeepsCoord, counting_creator, counting_step, settle
 from ..support.stop_requests import AT, ERROR, REASON, WAYS, Asks, Training, call_in_thread
 
 pytestmark = pytest.mark.anyio
@@ -138,17 +138,13 @@ async def test_the_refusal_says_why() -> None:
                 await session.run([])
 
 
-class Keeps(SessionRunHook):
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self.coord = coord
-
-
 async def test_runs_go_on_when_the_coordinator_s_stop_is_cleared() -> None:
-    hook = Keeps()
+    hook = KeepsCoord()
     async with MonitoredSession([hook], counting_creator()) as session:
         for _ in range(2):
             hook.coord.request_stop()
-            with pytest.raises(StopTraining):
+            assert session.should_stop()
+            with pytest.raises(StopTraining, match="after a stop, by the coordinator"):
                 await session.run([])
             hook.coord.clear_stop()
             assert not session.should_stop()
@@ -156,7 +152,7 @@ async def test_runs_go_on_when_the_coordinator_s_stop_is_cleared() -> None:
 
 
 async def test_a_hook_s_stop_outlasts_one_of_the_coordinator_that_is_cleared() -> None:
-    class Stops(Keeps):
+    class Stops(KeepsCoord):
         async def before_run(self, run_context: SessionRunContext) -> None:
             run_context.request_stop("enough")
 
@@ -174,6 +170,7 @@ async def test_a_stop_before_opening_lets_no_run_begin() -> None:
     session = MonitoredSession([RecordingHook("a", log)], counting_creator())
     session.request_stop(REASON)
     async with session:
+        assert session.should_stop()
         await session.run([])
     assert [moment for _, moment in log] == ["begin", "after_create_session", "end"]
     assert session.stop_reason is REASON
@@ -286,18 +283,8 @@ async def test_a_refused_run_with_hooks_may_be_caught_in_the_step_fn() -> None:
 NO_PAUSE = Recovery(max_attempts=3, first_pause_secs=0.0)
 
 
-async def test_a_preemption_that_the_coordinator_holds_is_no_stop() -> None:
-    hook = Keeps()
-    raws = [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
-        hook.coord.request_stop(PreemptionError("lost"))
-        await session.run([])
-        assert raws[1].global_step.value == session.global_step.value
-        assert not session.should_stop()
-
-
 async def test_a_stop_that_was_asked_for_for_good_needs_no_recovery_first() -> None:
-    hook = Keeps()
+    hook = KeepsCoord()
     raws = [ScriptedSession(), ScriptedSession()]
     creator = ScriptedSessionCreator(raws)
     async with MonitoredSession([hook], creator) as session:
@@ -328,28 +315,8 @@ async def test_a_run_that_is_lost_after_a_stop_is_not_made_again_once_recreated(
     assert session.stop_reason is REASON
 
 
-async def test_a_hook_s_stop_for_one_worker_is_forgotten_by_a_recovery() -> None:
-    class StopsOnce(Keeps):
-        asked = False
-
-        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-            if not self.asked:
-                self.asked = True
-                run_context.request_stop(REASON)
-
-    hook = StopsOnce()
-    raws = [ScriptedSession(), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
-        await session.run([])
-        assert session.should_stop()
-        hook.coord.request_stop(PreemptionError("lost"))
-        await session.run([])
-        assert not session.should_stop()
-        assert session.stop_reason is None
-
-
 async def test_a_hook_s_stop_for_all_is_forgotten_by_no_recovery() -> None:
-    class Stops(Keeps):
+    class Stops(KeepsCoord):
         async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
             run_context.request_stop(REASON, all_workers=True)
 
@@ -400,7 +367,7 @@ async def test_a_side_task_s_stop_for_all_holds_while_its_raw_session_is_replace
 async def test_a_hook_s_stop_for_all_reaches_its_own_coordinator_after_end() -> None:
     seen: list[bool] = []
 
-    class Stops(Keeps):
+    class Stops(KeepsCoord):
         async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
             run_context.request_stop(REASON, all_workers=True)
 
@@ -412,16 +379,6 @@ async def test_a_hook_s_stop_for_all_reaches_its_own_coordinator_after_end() -> 
         assert session.should_stop()
         await session.run([])
     assert seen == [False]
-
-
-async def test_a_stop_and_an_error_that_the_coordinator_holds_leave_as_the_error() -> None:
-    hook, log = Keeps(), RecordingHook("a")
-    with pytest.raises(OSError, match="gone") as caught:
-        async with MonitoredSession([hook, log], counting_creator()) as session:
-            hook.coord.request_stop(ERROR)
-            await session.run([])
-    assert caught.value is ERROR
-    assert [moment for _, moment in log.log[-2:]] == ["end", "on_error"]
 
 
 async def test_a_worker_that_opens_while_a_stop_for_all_holds_ends_at_once() -> None:
@@ -578,16 +535,6 @@ async def test_a_stop_for_all_from_a_thread_is_seen_by_workers_in_threads(runner
                 group.start_soon(work, i)
     assert sum(ran) == len(calls)
     assert {each.stop_reason for each in sessions} == {REASON}
-
-
-async def test_an_error_of_one_worker_is_worded_in_one_way() -> None:
-    creator = SharedSessionCreator(counting_creator())
-    sessions = [MonitoredSession([], creator) for _ in range(3)]
-    async with sessions[0], sessions[1]:
-        with pytest.raises(OSError, match="gone"):
-            async with sessions[2]:
-                raise ERROR
-    assert {str(each.stop_reason) for each in sessions} == {f"the block: {ERROR!r}"}
 
 
 async def test_a_side_task_that_fails_is_named_to_all_workers() -> None:

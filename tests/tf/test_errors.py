@@ -33,9 +33,9 @@ from asynchooks.tf.graph._session import GraphSession
 from ..session.test_tracebacks import (
     MOMENTS,
     RUNNERS,
-    Fails,
-    PlainFails,
+    fails_at,
     functions,
+    plain_fails_at,
     raise_it,
     rows_of_ours,
 )
@@ -531,7 +531,7 @@ async def test_an_error_in_a_graphs_step_shows_few_frames(
 @pytest.mark.exhaustive
 @RUNNERS
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("kind", [Fails, PlainFails, TensorFlowsFails])
+@pytest.mark.parametrize("kind", [fails_at, plain_fails_at, TensorFlowsFails])
 async def test_an_error_in_a_hook_of_a_graph_session_shows_few_frames(
     step_runner: Any, moment: str, kind: Any
 ) -> None:
