@@ -397,7 +397,8 @@ class MonitoredSession(AsyncOnly):
         """
         self._check_ends(fn)
         self._phase.check_open("or_stop", in_opening=True)
-        return await or_stop(self._engine, self._stops.stop, self._handle.drive, fn, *args)
+        in_context = self._handle.in_session_context
+        return await or_stop(self._engine, self._stops.stop, in_context, fn, *args)
 
     def _check_ends(self, fn: object) -> None:
         if self._phase is Phase.CLOSING:  # a side task that has not ended yet
@@ -447,7 +448,7 @@ class MonitoredSession(AsyncOnly):
         context = StepContext(raw.exposed, self._run_in_step_fn)
         call = self._raw_runs.call_step_fn(raw, step_fn, context)
         try:
-            return await self._handle.drive(call, lambda: f"the step_fn {step_fn!r}")
+            return await self._handle.in_session_context(call, lambda: f"the step_fn {step_fn!r}")
         except BaseException as error:
             if is_input_end(error):
                 raise StopTraining(f"the input ended in {step_fn!r}") from error

@@ -236,7 +236,7 @@ class SessionLifecycle:
 
     def call_hooks(self, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """What calls hooks, in what surrounds the session."""
-        return self._handle.drive(coroutine, self._hooks.culprit)
+        return self._handle.in_session_context(coroutine, self._hooks.culprit)
 
     async def create(self) -> RawSession:
         """Have a raw session with a coordinator, of use to all hooks."""

@@ -37,7 +37,7 @@ class CoordinatorOwner:
     def stop_all(self, reason: StopReason) -> None:
         """All workers that share the model are to stop; in any thread."""
 
-    def drive(
+    def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
         """The coroutine of a side task, in what surrounds the session; its name is for errors."""
@@ -229,7 +229,8 @@ class Coordinator:
             StopTraining: a stop was requested; `fn` was cancelled.
             BaseException: what `fn` raised.
         """
-        return await or_stop(current_engine(), self.stop, self._owner.drive, fn, *args)
+        in_context = self._owner.in_session_context
+        return await or_stop(current_engine(), self.stop, in_context, fn, *args)
 
     def register_thread(self, thread: threading.Thread) -> None:
         """Have `join` wait for this thread, too."""
@@ -334,8 +335,9 @@ class Coordinator:
                 "start side tasks while the session is open"
             )
         if self._tasks is None:
+            in_context = self._owner.in_session_context
             fail = lambda error, reason: self.request_stop(error, reason=reason)  # noqa: E731
-            self._tasks = SideTasks(self.stop, self._owner.drive, fail, lambda: self._joined)
+            self._tasks = SideTasks(self.stop, in_context, fail, lambda: self._joined)
         self._tasks.start(fn, args, on_failure, name)
 
     def _change(self) -> threading.Condition:

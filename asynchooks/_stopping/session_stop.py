@@ -33,7 +33,7 @@ class Handle(Protocol):
 
     def keep_open(self, close: Callable[[], Awaitable[None]]) -> bool: ...
 
-    def drive(
+    def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]: ...
 
@@ -236,15 +236,16 @@ class SessionStop(CoordinatorOwner):
         """The side tasks of the session, which outlive a lost raw session."""
         if self._tasks is None:
             self._tasks = SideTasks(
-                self.stop, self.drive, self.request,
+                self.stop, self.in_session_context, self.request,
                 lambda: self.is_over, lambda: self.is_ending,
             )  # fmt: skip
         return self._tasks
 
-    def drive(
+    def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
-        return coroutine if self.handle is None else self.handle.drive(coroutine, culprit)
+        handle = self.handle
+        return coroutine if handle is None else handle.in_session_context(coroutine, culprit)
 
     async def end_tasks(
         self, error: BaseException | None, engine: Engine, grace_secs: float, loss: Loss | None

@@ -29,7 +29,7 @@ _PATIENCE_SECS = 1.0
 """How long the end of a session waits for side tasks without a warning."""
 
 SideTask = Callable[..., Awaitable[Any]]
-Drive = Callable[[Coroutine[Any, Any, Any], Callable[[], str]], Awaitable[Any]]
+InContext = Callable[[Coroutine[Any, Any, Any], Callable[[], str]], Awaitable[Any]]
 """Gives what to await for a coroutine, in what surrounds a session; the name is for errors."""
 
 
@@ -51,7 +51,7 @@ class SideTasks:
 
     stop: Stop
     """What every wait of asynchooks in them ends at."""
-    drive: Drive
+    in_context: InContext
     fail: Callable[[BaseException, StopReason], None]
     """Gets an error that stops the session, and the reason that it is."""
     is_over: Callable[[], bool]
@@ -158,7 +158,7 @@ class _Task:
         """Run it once; returns what it raised, unless that was StopTraining at a stop."""
         tasks = self.tasks
         try:
-            await tasks.drive(_call(fn, args), self.__str__)
+            await tasks.in_context(_call(fn, args), self.__str__)
         except StopTraining as error:
             if not (tasks.stop.is_set or tasks.is_ending()):
                 logger.warning(
@@ -233,7 +233,7 @@ class SlotCall:
 async def or_stop(
     engine: Engine,
     stop: Stop,
-    drive: Drive,
+    in_context: InContext,
     fn: Callable[..., Awaitable[T]],
     *args: Any,
 ) -> T:
@@ -242,7 +242,7 @@ async def or_stop(
     Cancellation cancels it, too; in both cases it has ended when this returns.
 
     Args:
-        drive: what surrounds the session.
+        in_context: what surrounds the session.
 
     Raises:
         StopTraining: a stop came first, or had come before.
@@ -253,7 +253,7 @@ async def or_stop(
         raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
     slot = Slot(engine, f"{name_of(fn)} or a stop")
     call = SlotCall(engine, slot)
-    task = engine.start(call.run, lambda: drive(_call(fn, args), lambda: name_of(fn)))
+    task = engine.start(call.run, lambda: in_context(_call(fn, args), lambda: name_of(fn)))
     try:
         with EndsAtStop(slot, stop):
             await engine.park(slot)

@@ -373,10 +373,10 @@ class _SharedHandle(SessionHandle):
         if self._has_opened:
             self._common.handle.close()
 
-    def drive(
+    def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
-        return self._common.handle.drive(coroutine, culprit)
+        return self._common.handle.in_session_context(coroutine, culprit)
 
     def fail(self, reason: StopReason) -> None:
         if self._common.failure is None:

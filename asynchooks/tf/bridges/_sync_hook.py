@@ -173,7 +173,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         if self._context.stop_requested or is_at_limit:
             run_context.request_stop()
 
-    def drive(
+    def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
         return Driven(coroutine, self._graph, self._name)

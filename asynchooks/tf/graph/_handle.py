@@ -303,7 +303,7 @@ class GraphHandle(SessionHandle):
         is_late = threading.Event()
         try:
             if is_async(make):
-                session = await self.drive(make(), lambda: "create_session")
+                session = await self.in_session_context(make(), lambda: "create_session")
                 make = lambda: session  # noqa: E731
             created: tuple[RawSession, int] = await run_blocking(
                 engine,
@@ -387,7 +387,7 @@ class GraphHandle(SessionHandle):
         if self._state.num_users == 0 and not self._state.was_finalized and self.graph.finalized:
             self.graph._unsafe_unfinalize()
 
-    def drive(
+    def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]
     ) -> Awaitable[Any]:
         return Driven(coroutine, self.graph, culprit)
