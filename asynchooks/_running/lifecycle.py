@@ -344,11 +344,7 @@ class SessionLifecycle:
         await self._handle.release(raw, self.engine, self._grace_secs)
 
     async def _drop(self) -> None:
-        """Let go of a lost raw session: join its threads and side tasks first.
-
-        Raises:
-            BaseException: the coordinator holds an error that is no preemption.
-        """
+        """Join its threads and side tasks; raise what the coordinator holds, if no preemption."""
         self.enter(State.LOST)
         coord = self.stops.coord
         if coord is not None:

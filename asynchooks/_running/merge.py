@@ -40,12 +40,7 @@ class MergedRun:
         self.run_metadata = run_metadata
 
     def add(self, place: int, hook: Any, request: Any) -> None:
-        """Add what the hook at this place in the list asks for.
-
-        Raises:
-            TypeError: the request is no SessionRunArgs.
-            RuntimeError: it feeds what the caller or another hook feeds.
-        """
+        """Add what the hook at this place in the list asks for."""
         if not isinstance(request, SessionRunArgs):
             request = _converted(request, type(hook).__name__)
         if request.fetches is not None:
@@ -97,8 +92,7 @@ class MergedRun:
     def finish(self, last_fetches: Any) -> tuple[Any, Any, Any, Any]:
         """What to run: (fetches, feed_dict, options, run_metadata).
 
-        The fetches of the last run if they are the same: what a raw session has compiled for that
-        object need not be looked for.
+        The last run's fetches if they are the same: a raw session may have compiled that object.
         """
         options = self.finish_options()
         fetches, last = self.fetches, last_fetches

@@ -80,11 +80,8 @@ class RawRuns:
     def here(self, raw: RawSession, args: RunArguments) -> Any:
         """Run the step on the event loop without waiting, if that can and should be done now.
 
-        The raw session is not retired meanwhile: only tasks of its event loop do that. No hold of
-        the call lock is taken: see `CallLock`.
-
-        Returns:
-            What was fetched, or `NOT_HERE`.
+        Else `NOT_HERE`. The raw session is not retired meanwhile: only tasks of its event loop do
+        that. No hold of the call lock is taken: see `CallLock`.
         """
         if args[0] is not self._fetches or raw is not self._raw:
             if self._is_outdated:
@@ -125,8 +122,7 @@ class RawRuns:
     async def anywhere(self, raw: RawSession, args: RunArguments) -> Any:
         """Run the step where the runner wants it; waits for its turn, a ticket, a thread.
 
-        Returns:
-            What was fetched, or an `Unfinished` step.
+        Returns what was fetched, or an `Unfinished` step.
         """
         self._raise_if_outdated()
         engine, step, probe = self._engine, self._step, self._probe
@@ -158,7 +154,7 @@ class RawRuns:
         made = self._hooks.step_in_thread = StepInThread()
         try:
             call = hold.around(lambda: _run(raw, args, step, ticket, made))
-            outputs = await self._runner.run_probed(call, probe, loss, _give_up)
+            outputs = await self._runner.run_probed(call, probe, loss, Unfinished.give_up)
         except BaseException:
             if hold.abandon():
                 admission.abandon(ticket)
@@ -295,14 +291,11 @@ class Unfinished:
             self._raw.leave_run()
         return outputs
 
-    def give_up(self) -> None:
-        """Close it unrun: the task that was to go on with it has left."""
-        self._step.admission.settle(self._ticket)
-        self._raw.leave_run()
-        close_unrun(self._result)
-
-
-def _give_up(outcome: Outcome) -> None:
-    """The caller of a step in a thread has left before it ended."""
-    if type(outcome.value) is Unfinished:
-        outcome.value.give_up()
+    @staticmethod
+    def give_up(outcome: Outcome) -> None:
+        """Close it unrun, if it is one: the task that was to go on with it has left."""
+        step = outcome.value
+        if type(step) is Unfinished:
+            step._step.admission.settle(step._ticket)
+            step._raw.leave_run()
+            close_unrun(step._result)

@@ -206,8 +206,7 @@ class Coordinator:
 
         Unlike `wait_stopped`, this is for threads: it would block an event loop.
         """
-        with self._lock:
-            return self._change().wait_for(self.should_stop, timeout)
+        return self._wait_until(self.should_stop, timeout)
 
     async def wait_stopped(self, timeout: float | None = None) -> bool:
         """Suspend until a stop, `timeout` seconds at most; returns whether it came.
@@ -258,8 +257,7 @@ class Coordinator:
         with self._lock:
             waited = [t for t in {*self._threads, *(threads or ())} if t.is_alive()]
         ended = when_ended(waited, self._notify)
-        with self._lock:
-            self._change().wait_for(lambda: self.should_stop() or ended.is_set())
+        self._wait_until(lambda: self.should_stop() or ended.is_set())
         ended.wait(max(0.0, stop_grace_period_secs))
         self.finish_join(waited)
         self.raise_requested_exception()
@@ -273,15 +271,15 @@ class Coordinator:
     async def end(
         self, engine: Engine, until: float, *, cancel_tasks: bool, loss: Loss | None = None
     ) -> None:
-        """Stop, then wait for all threads and side tasks, on the engine's clock until `until`.
+        """Stop, then wait for threads and side tasks on the engine's clock, until then at most.
 
-        What `join` is for threads, for a session. Side tasks that live on are cancelled then (at
-        once with `cancel_tasks`); what lives on after that is logged and left. Threads are waited
-        for until `loss` at most: they block on what will never answer.
-        Cancellation leaves at once; call it again, shielded, to finish.
+        Side tasks that live on are cancelled then, at once with `cancel_tasks`. Threads are waited
+        for until `loss` at most: they block on what will never answer. Cancellation leaves at once;
+        call it again, shielded, to finish.
         """
         self.request_stop(reason=StopReason("the session", "it ends, or replaces what was lost"))
-        await self._end_tasks(engine, until, cancel_tasks)
+        if self._tasks is not None:
+            await self._tasks.end(engine, until, cancel=cancel_tasks)
         with self._lock:
             waited = [t for t in self._threads if t.is_alive()]
         if waited and engine.is_virtual:
@@ -292,12 +290,9 @@ class Coordinator:
             if loss is not None:
                 loss.add(slot)
             await engine.park(slot, until)
-        await self._end_tasks(engine, until, cancel_tasks)  # those that were started meanwhile
-        self.finish_join(waited)
-
-    async def _end_tasks(self, engine: Engine, until: float, cancel_tasks: bool) -> None:
-        if self._tasks is not None:
+        if self._tasks is not None:  # those that were started meanwhile
             await self._tasks.end(engine, until, cancel=cancel_tasks)
+        self.finish_join(waited)
 
     def finish_join(self, waited: Iterable[threading.Thread]) -> None:
         """Take note that the threads were waited for; errors are raised at the reporter now."""
@@ -340,14 +335,15 @@ class Coordinator:
             self._tasks = SideTasks(self.stop, in_context, fail, lambda: self._joined)
         self._tasks.start(fn, args, on_failure, name)
 
-    def _change(self) -> threading.Condition:
-        self._changed = self._changed or threading.Condition(self._lock)
-        return self._changed
-
     def _notify(self) -> None:
         with self._lock:
             if self._changed is not None:
                 self._changed.notify_all()
+
+    def _wait_until(self, is_so: Callable[[], bool], timeout: float | None = None) -> bool:
+        with self._lock:
+            self._changed = self._changed or threading.Condition(self._lock)
+            return self._changed.wait_for(is_so, timeout)
 
 
 def when_ended(threads: list[threading.Thread], callback: Callable[[], object]) -> threading.Event:

@@ -201,18 +201,14 @@ class _Task:
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class SlotCall:
-    """A call in a task of its own, whose end wakes a slot, where the caller waits.
+    """A call in a task of its own, whose end wakes a slot, where the caller waits."""
 
-    The outcome is None where its task was cancelled after the slot was woken.
-    """
-
-    __slots__ = ("_engine", "_slot", "outcome")
-
-    def __init__(self, engine: Engine, slot: Slot) -> None:
-        self._engine = engine
-        self._slot = slot
-        self.outcome: Outcome | None = None
+    _engine: Engine
+    _slot: Slot
+    outcome: Outcome | None = None
+    """None where its task was cancelled after the slot was woken."""
 
     async def run(self, fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """What the task runs."""
@@ -237,16 +233,9 @@ async def or_stop(
     fn: Callable[..., Awaitable[T]],
     *args: Any,
 ) -> T:
-    """Run `fn(*args)` in a task of its own until it ends, or cancel it at a stop.
+    """Run `fn(*args)` in a task of its own; StopTraining at a stop, which cancels it.
 
     Cancellation cancels it, too; in both cases it has ended when this returns.
-
-    Args:
-        in_context: what surrounds the session.
-
-    Raises:
-        StopTraining: a stop came first, or had come before.
-        BaseException: what `fn` raised.
     """
     function("fn", fn, "an async function, then its arguments")
     if stop.is_set:

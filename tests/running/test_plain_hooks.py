@@ -146,16 +146,6 @@ async def test_an_error_of_a_plain_hook_names_it_and_the_moment(moment: str) -> 
     assert f"in {moment} of Raises" in caught.value.__notes__
 
 
-async def test_a_plain_hook_may_stop_training() -> None:
-    class Stop(SessionRunHook):
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            run_context.request_stop()
-
-    async with MonitoredSession([Stop()], counting_creator()) as session:
-        await session.run([])
-        assert session.should_stop()
-
-
 async def test_a_plain_hook_that_blocks_at_first_does_not_hold_the_event_loop() -> None:
     released = threading.Event()
 

@@ -336,17 +336,14 @@ async def test_on_error_is_shielded_but_not_for_ever() -> None:
             await self.wait()
             log.append("told")
 
-    hooks = [Slow(anyio.lowlevel.checkpoint), Slow(anyio.sleep_forever), Slow(settle_once)]
+    turn = anyio.lowlevel.checkpoint
+    hooks = [Slow(turn), Slow(anyio.sleep_forever), Slow(turn)]
     with anyio.CancelScope() as scope:
         async with MonitoredSession(hooks, counting_creator(), 0.05):
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert log[:1] == ["told"]
-
-
-async def settle_once() -> None:
-    await anyio.lowlevel.checkpoint()
 
 
 @pytest.mark.anyio

@@ -63,14 +63,16 @@ class JsonSaver(SessionRunHook):
         self.log.append("begin")
 
     async def restore_model(self, session: Any) -> int | None:
+        return self.restore()
+
+    def restore(self) -> int | None:
         if not self.path.exists():
             self.log.append("nothing to restore")
             return None
-        saved = json.loads(self.path.read_text())
+        saved: dict[str, int] = json.loads(self.path.read_text())
         self.model.weight = saved["weight"]
         self.log.append(f"restored {saved['step']}")
-        step: int = saved["step"]
-        return step
+        return saved["step"]
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if run_context.global_step.value % self.every == 0:
@@ -105,13 +107,7 @@ class PlainSaver(JsonSaver):
     """Its further moments are plain methods."""
 
     def restore_model(self, session: Any) -> int | None:  # type: ignore[override]
-        if not self.path.exists():
-            return None
-        saved = json.loads(self.path.read_text())
-        self.model.weight = saved["weight"]
-        self.log.append(f"restored {saved['step']}")
-        step: int = saved["step"]
-        return step
+        return self.restore()
 
     def before_end(self, session: Any) -> None:  # type: ignore[override]
         self.log.append("before the end")

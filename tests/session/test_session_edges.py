@@ -61,6 +61,22 @@ async def self_release(event: anyio.Event) -> None:
     event.set()
 
 
+class RecreatesLate(ScriptedSessionCreator):
+    """Makes its second raw session only when it may."""
+
+    def __init__(self, raws: list[ScriptedSession]) -> None:
+        super().__init__(raws)
+        self.raws = raws
+        self.may_create = anyio.Event()
+
+    async def create_session(self) -> Any:  # type: ignore[override]
+        raw = super().create_session()
+        if raw is self.raws[1]:
+            with anyio.CancelScope(shield=True):
+                await self.may_create.wait()
+        return raw
+
+
 async def test_a_run_while_the_session_opens_is_told() -> None:
     may_begin = anyio.Event()
 
@@ -100,20 +116,10 @@ async def test_leaving_waits_for_another_task_s_run() -> None:
 
 
 async def test_a_run_that_outlives_its_session_brings_no_raw_session_back() -> None:
-    may_create = threading.Event()
     raws = [ScriptedSession([LOST]), ScriptedSession()]
-
-    class Creates(ScriptedSessionCreator):
-        async def create_session(self) -> Any:  # type: ignore[override]
-            raw = super().create_session()
-            if raw is raws[1]:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(may_create.wait, 30)
-            return raw
-
-    errors = []
+    creator, errors = RecreatesLate(raws), []
     async with anyio.create_task_group() as group:
-        async with MonitoredSession([], Creates(raws), 0.05) as session:
+        async with MonitoredSession([], creator, 0.05) as session:
 
             async def run() -> None:
                 with pytest.raises(RuntimeError, match="closed while a run recreated it") as caught:
@@ -122,7 +128,7 @@ async def test_a_run_that_outlives_its_session_brings_no_raw_session_back() -> N
 
             group.start_soon(run)
             await settle()
-        may_create.set()
+        creator.may_create.set()
     assert len(errors) == 1
     assert [raw.is_closed for raw in raws] == [True, True]
 
@@ -179,17 +185,18 @@ async def test_a_side_task_started_by_another_at_the_end_does_not_outlive_the_se
     assert log == ["second ended"]
 
 
-async def test_should_stop_stays_false_while_a_lost_session_is_let_go_of() -> None:
-    may_end = anyio.Event()
+@pytest.mark.parametrize("place", ["a side task that is waited for", "after_create_session"])
+async def test_a_run_cancelled_while_it_recovers_leaves_the_session_usable(place: str) -> None:
+    may_go_on = anyio.Event()
 
     class Holds(SessionRunHook):
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(self.hold)
+            if place == "a side task that is waited for":
+                coord.start_soon(may_go_on.wait)
+            elif session is not raws[0]:
+                await may_go_on.wait()
 
-        async def hold(self) -> None:
-            await may_end.wait()
-
-    raws = [ScriptedSession([LOST]), ScriptedSession()]
+    raws = [ScriptedSession([LOST]), ScriptedSession(), ScriptedSession()]
     creator = ScriptedSessionCreator(raws)
     async with MonitoredSession([Holds()], creator, step_runner="inline") as session:
         with anyio.CancelScope() as scope:
@@ -199,9 +206,9 @@ async def test_should_stop_stays_false_while_a_lost_session_is_let_go_of() -> No
                 assert not session.should_stop()
                 scope.cancel()
         assert not session.should_stop()
-        may_end.set()
+        may_go_on.set()
         assert await session.run([]) == []
-        assert session.raw_session() is raws[1]
+        assert session.raw_session() in raws[1:]
 
 
 async def test_a_session_whose_hooks_were_not_all_told_is_never_handed_out() -> None:
@@ -516,17 +523,9 @@ async def test_leaving_does_not_hold_the_event_loop_for_a_step_in_a_thread() -> 
 
 
 async def test_a_shared_session_is_given_back_once_though_a_run_outlives_its_worker() -> None:
-    may_create = anyio.Event()
     raws = [ScriptedSession([LOST]), ScriptedSession()]
-
-    class Creates(ScriptedSessionCreator):
-        async def create_session(self) -> Any:  # type: ignore[override]
-            raw = super().create_session()
-            if raw is raws[1]:
-                await may_create.wait()
-            return raw
-
-    creator = SharedSessionCreator(Creates(raws))
+    late = RecreatesLate(raws)
+    creator = SharedSessionCreator(late)
     leaving = MonitoredSession([], creator, 0.01, step_runner="inline")
     async with MonitoredSession([], creator, step_runner="inline") as staying:
         async with anyio.create_task_group() as group:
@@ -539,7 +538,7 @@ async def test_a_shared_session_is_given_back_once_though_a_run_outlives_its_wor
             group.start_soon(run)
             await settle()
             await leaving.__aexit__(None, None, None)
-            may_create.set()
+            late.may_create.set()
         assert not raws[1].is_closed
         assert await staying.run([]) == []
         assert staying.raw_session() is raws[1]
@@ -560,28 +559,6 @@ async def test_end_gets_the_successor_of_a_shared_session_that_another_replaced(
             await session.run([])
             await other.run([])
     assert seen == [(raws[1], False)]
-
-
-async def test_a_run_cancelled_while_it_recreates_leaves_the_session_usable() -> None:
-    may_create = anyio.Event()
-    raws = [ScriptedSession([LOST]), ScriptedSession()]
-
-    class Slow(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            if session is not raws[0]:
-                await may_create.wait()
-
-    raws.append(ScriptedSession())
-    creator = ScriptedSessionCreator(raws)
-    async with MonitoredSession([Slow()], creator, step_runner="inline") as session:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(session.run, [])
-                await settle()
-                scope.cancel()
-        assert not session.should_stop()
-        may_create.set()
-        assert await session.run([]) == []
 
 
 async def test_a_side_task_s_foreign_wait_ends_at_once_through_or_stop() -> None:

@@ -69,15 +69,6 @@ async def test_an_error_in_a_side_task_ends_a_wait_for_a_step() -> None:
             await session.global_step.wait_for(5)
 
 
-async def test_a_loop_that_looks_at_should_stop_ends_by_a_failed_side_task() -> None:
-    with pytest.raises(ValueError, match="wrong"):
-        async with MonitoredSession([], counting_creator()) as session:
-            session.start_soon(Failing(session, ValueError("wrong")))
-            while not session.should_stop():
-                await session.run([])
-                await anyio.lowlevel.checkpoint()
-
-
 async def test_the_first_error_of_side_tasks_leaves_and_later_ones_become_notes() -> None:
     first, second = ValueError("first"), KeyError("second")
     with pytest.raises(ValueError, match="first") as caught:
@@ -371,29 +362,17 @@ async def test_tasks_that_have_ended_are_not_kept() -> None:
         assert not session._stops._tasks.running
 
 
-async def test_a_side_task_may_start_another_one() -> None:
-    ran = []
-
-    async def outer() -> None:
-        session.start_soon(inner)
-
-    async def inner() -> None:
-        ran.append(True)
-
-    async with MonitoredSession([], counting_creator()) as session:
-        session.start_soon(outer)
-        await settle()
-    assert ran == [True]
-
-
-async def test_a_task_may_be_started_by_a_hook_while_the_session_opens() -> None:
+async def test_a_side_task_may_be_started_in_begin_and_start_another_one() -> None:
     ran = []
 
     class Starts(SessionRunHook):
         async def begin(self) -> None:
-            session.start_soon(self.task)
+            session.start_soon(self.outer)
 
-        async def task(self) -> None:
+        async def outer(self) -> None:
+            session.start_soon(self.inner)
+
+        async def inner(self) -> None:
             ran.append(True)
 
     session = MonitoredSession([Starts()], counting_creator())

@@ -39,24 +39,21 @@ class StopsLater(Stops):
     """Another one, who asks second."""
 
 
-async def test_nobody_has_stopped_a_session_whose_block_just_ends() -> None:
+async def test_a_session_whose_block_just_ends_has_no_reason() -> None:
     async with MonitoredSession([], counting_creator()) as session:
         await session.run([])
         assert session.stop_reason is None
     assert session.stop_reason is None
 
 
-async def test_the_hook_that_asked_is_named_with_its_reason() -> None:
-    hooks = [Stops("enough"), StopsLater("too late")]
+@pytest.mark.parametrize(("given", "why"), [("enough", "enough"), (None, "no reason given")])
+async def test_the_hook_that_asked_first_is_named_with_its_reason(
+    given: str | None, why: str
+) -> None:
+    hooks = [Stops(given), StopsLater("too late")]
     async with MonitoredSession(hooks, counting_creator()) as session:
         await session.run([])
-        assert session.stop_reason == StopReason("after_run of Stops", "enough")
-
-
-async def test_a_hook_need_not_give_a_reason() -> None:
-    async with MonitoredSession([Stops()], counting_creator()) as session:
-        await session.run([])
-    assert str(session.stop_reason) == "after_run of Stops: no reason given"
+        assert session.stop_reason == StopReason("after_run of Stops", why)
 
 
 async def test_a_reason_that_is_none_is_a_typed_error() -> None:
@@ -70,13 +67,6 @@ async def test_the_caller_is_named_with_the_first_reason() -> None:
         session.request_stop("the user has pressed a key")
         session.request_stop("again")
     assert session.stop_reason == StopReason("session.request_stop", "the user has pressed a key")
-
-
-async def test_a_reason_of_ones_own_making_is_kept_as_it_is() -> None:
-    reason = StopReason("the scheduler", "its slot is needed")
-    async with MonitoredSession([], counting_creator()) as session:
-        session.request_stop(reason)
-    assert session.stop_reason is reason
 
 
 async def test_a_thread_that_asks_is_named() -> None:
