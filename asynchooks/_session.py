@@ -481,10 +481,10 @@ class MonitoredSession(AsyncOnly):
         self._step = None  # that one knows nothing of the worker
         self._run_step = self._handle.global_step.bound(self._stops.run_stop, worker)
         self._raw_runs = RawRuns(
-            self._engine, self._runner, self._run_step, self._handle, self._lifecycle, self._hooks
+            self._engine, self._runner, self._run_step, self._handle, self._lifecycle
         )
         self._hooks.call_plain = self._raw_runs.call_plain
-        self._lifecycle.outdate_run = self._raw_runs.outdate
+        self._lifecycle.raw_runs = self._raw_runs
         self._enters_graph = self._hooks.needs_graph_entered and self._handle.graph is not None
         try:
             async with self._handle.opening(self._engine, self._grace_secs):

@@ -95,10 +95,9 @@ def _in_groups(calls: Iterable[HookCall]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _needs_graph_entered(hook: Any) -> bool:
-    """Whether its coroutines may use the default graph: a subclass has to say so itself."""
-    is_used = vars(type(hook)).get("uses_default_graph", True)
-    return bool(is_used or getattr(hook, "uses_default_graph", True))
+def _needs(hook: Any, what: str) -> bool:
+    """Whether it needs this: unless its own class, and not a base of it, says that it does not."""
+    return bool(vars(type(hook)).get(what, True) or getattr(hook, what, True))
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +139,7 @@ class HookList:
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
         self.hooks = checked(hooks)
         warn_of_misspelt(self.hooks)
-        self.needs_graph_entered = any(_needs_graph_entered(hook) for hook in self.hooks)
+        self.needs_graph_entered = any(_needs(hook, "uses_default_graph") for hook in self.hooks)
         self.call_plain: CallPlain  # the session sets it when it opens
         self.stops = SessionStop(stop)
         self.session: Any = None  # the raw session, once it is ready, as hooks see it
@@ -240,7 +239,7 @@ class HookList:
                         "`with graph.as_default():`"
                     )
                 if place in begins:  # a plain one, too, on the event loop: it builds a graph
-                    with self._joining():
+                    with self._joining(hook):
                         is_here = call.is_async or call_begin is None
                         result = call.method() if is_here else await call_begin(call.method)  # type: ignore[misc]
                         if isinstance(result, Awaitable):
@@ -253,8 +252,11 @@ class HookList:
                 check()
 
     @contextmanager
-    def _joining(self) -> Iterator[None]:
+    def _joining(self, hook: Any) -> Iterator[None]:
         """Within the block the hook may join this session; tasks that it starts no longer."""
+        if not _needs(hook, "needs_session_in_begin"):
+            yield
+            return
         begin = Begin(self)
         token = begin_session.set(begin)
         try:
@@ -296,7 +298,9 @@ class HookList:
         with self._blaming():
             for call in self._calls("after_create_session"):
                 await self._call(call, raw.exposed, coord)
-                if _needs_graph_entered(call.hook):  # the hooks after it count from the step
+                if _needs(
+                    call.hook, "uses_default_graph"
+                ):  # the hooks after it count from the step
                     await raw.take_up_step()
         self.current = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.stop import EndsAtStop, Loss, StopReason
@@ -62,6 +62,12 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 """Which state may follow which; any other change is a bug of asynchooks."""
 
 
+class Outdated(Protocol):
+    """The runs of the session, which may have to start over."""
+
+    def outdate(self) -> None: ...
+
+
 class SessionLifecycle:
     """The raw session of one `MonitoredSession`, which makes it.
 
@@ -70,8 +76,8 @@ class SessionLifecycle:
     """
 
     __slots__ = (
-        "_grace_secs", "_handle", "_hooks", "_lost", "_recovery", "_state", "_thread", "engine",
-        "outdate_run", "raw", "stops",
+        "_grace_secs", "_handle", "_lost", "_state", "_thread", "engine", "hooks", "raw",
+        "raw_runs", "stops",
     )  # fmt: skip
 
     def __init__(
@@ -79,18 +85,17 @@ class SessionLifecycle:
     ) -> None:
         self._handle = handle
         handle.listener = self
-        self._hooks = hooks
-        self._recovery = recovery
+        self.hooks = hooks
         self._grace_secs = grace_secs
         self._state = State.ABSENT
         self.engine: Engine  # the session sets it when it opens
         self.raw: RawSession | None = None  # from the state CREATING on, until it is let go of
         self._thread = 0  # in which the raw session's call lock was joined
         self._lost: RawSession | None = None  # what the next raw session replaces
-        self.outdate_run: Callable[[], None] | None = None  # has the next step refused; once open
+        self.raw_runs: Outdated | None = None  # from opening on
         self.stops = hooks.stops
         self.stops.handle = handle
-        self.stops.recovers = recovery is not None
+        self.stops.recovery = recovery
 
     @property
     def state(self) -> State:
@@ -167,7 +172,7 @@ class SessionLifecycle:
     async def _drop_lost(self) -> None:
         """Let go of a lost raw session, so that `create` makes a new one."""
         coord = self.stops.coord
-        if self._recovery is None or coord is None:
+        if self.stops.recovery is None or coord is None:
             return
         if self._state is not State.READY or self._was_replaced or is_preemption(coord.error):
             await self._drop()
@@ -183,7 +188,7 @@ class SessionLifecycle:
         """
         if type(error) is ModelRestored:
             return failures
-        recovery, lost = self._recovery, error
+        recovery, lost = self.stops.recovery, error
         if recovery is None:
             raise error
         if not is_preemption(error):
@@ -222,7 +227,7 @@ class SessionLifecycle:
         if self.raw is not None:
             return self.raw
         lost, self._lost = self._lost, None
-        restore = self._hooks.restore
+        restore = self.hooks.restore
         raw = await self._handle.acquire(
             self.engine, self._grace_secs, lost,
             None if restore is None else lambda raw: self.call_hooks(restore(raw)),
@@ -236,7 +241,7 @@ class SessionLifecycle:
 
     def call_hooks(self, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """What calls hooks, in what surrounds the session."""
-        return self._handle.in_session_context(coroutine, self._hooks.culprit)
+        return self._handle.in_session_context(coroutine, self.hooks.culprit)
 
     async def create(self) -> RawSession:
         """Have a raw session with a coordinator, of use to all hooks."""
@@ -249,14 +254,14 @@ class SessionLifecycle:
             coord = self._handle.new_coordinator()
             self.stops.attach(coord)
             self._handle.start_threads(raw, coord)
-            await self.call_hooks(self._hooks.after_create_session(raw, coord))
+            await self.call_hooks(self.hooks.after_create_session(raw, coord))
         except BaseException as error:
             if isinstance(error, Exception) and not is_preemption(error):
                 self._break()
             raise
         self.enter(State.READY)
-        self._hooks.session = raw.exposed
-        self._hooks.unasked = SessionRunValues(None, *raw.no_options)
+        self.hooks.session = raw.exposed
+        self.hooks.unasked = SessionRunValues(None, *raw.no_options)
         self._look_again()
         return raw
 
@@ -299,7 +304,7 @@ class SessionLifecycle:
             if raw is not None:
                 raw.enter_run()  # no worker that shares it closes it meanwhile
             try:
-                first = await self.call_hooks(self._hooks.end(session))
+                first = await self.call_hooks(self.hooks.end(session))
             finally:
                 if raw is not None and raw.leave():
                     await close_raw(raw, self.engine, self._grace_secs)
@@ -313,15 +318,15 @@ class SessionLifecycle:
         """Call on_error of hooks, if there is an error; returns what interrupted that."""
         if error is None:
             return None
-        calls = self._hooks.on_error(session, error, self.engine, self._grace_secs)
+        calls = self.hooks.on_error(session, error, self.engine, self._grace_secs)
         return await interruption(self.call_hooks(calls))
 
     def model_restored(self) -> None:
         """Another worker has restored the model: a run that has not made its step starts over."""
         runs = None if self.stops.worker is None else self.stops.worker.runs
         is_under_way = runs is not None and runs.is_under_way
-        if is_under_way and self.outdate_run is not None and not self._hooks.step_is_made:
-            self.outdate_run()
+        if is_under_way and self.raw_runs is not None and not self.hooks.step_is_made:
+            self.raw_runs.outdate()
 
     @property
     def input(self) -> SessionInput | None:
@@ -338,7 +343,7 @@ class SessionLifecycle:
         if self._state is not State.CLOSED:
             self.enter(State.CLOSED)
         self._leave_call_lock()
-        self.raw = self._lost = self.stops.coord = self._hooks.session = None
+        self.raw = self._lost = self.stops.coord = self.hooks.session = None
         self.stops.is_over = True
         self._handle.listener = None
         await self._handle.release(raw, self.engine, self._grace_secs)

@@ -28,7 +28,7 @@ from .._step.gate import Ticket
 from .._step.global_step import GlobalStep
 from ..backends._creator import SessionHandle
 from ..backends._raw_session import RawSession
-from .dispatch import HookList, StepInThread
+from .dispatch import StepInThread
 from .lifecycle import SessionLifecycle
 
 RunArguments = tuple[Any, Any, Any, Any]
@@ -42,7 +42,7 @@ class RawRuns:
     """Runs the steps of one session, one at a time, and the plain methods of its hooks."""
 
     __slots__ = (
-        "_call_lock", "_engine", "_fetches", "_handle", "_hooks", "_is_outdated", "_lifecycle",
+        "_call_lock", "_engine", "_fetches", "_handle", "_is_outdated", "_lifecycle",
         "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
     )  # fmt: skip
 
@@ -53,11 +53,10 @@ class RawRuns:
         step: GlobalStep,
         handle: SessionHandle,
         lifecycle: SessionLifecycle,
-        hooks: HookList,
     ) -> None:
         self._engine, self._tick = engine, engine.tick
-        self._runner, self._step, self._handle = runner, step, handle
-        self._lifecycle, self._hooks = lifecycle, hooks
+        self._runner, self._step = runner, step
+        self._handle, self._lifecycle = handle, lifecycle
         self._plain_times: StepTimes | None = None  # of plain methods, once there is one
         self._thread = threading.get_ident()  # of the event loop
         self._raw: RawSession | None = None
@@ -151,7 +150,7 @@ class RawRuns:
             except BaseException:
                 admission.give_back(ticket)
                 raise
-        made = self._hooks.step_in_thread = StepInThread()
+        made = self._lifecycle.hooks.step_in_thread = StepInThread()
         try:
             call = hold.around(lambda: _run(raw, args, step, ticket, made))
             outputs = await self._runner.run_probed(call, probe, loss, Unfinished.give_up)
@@ -161,7 +160,10 @@ class RawRuns:
             else:
                 admission.give_back(ticket)
             raise
-        self._hooks.step_in_thread, self._is_outdated = None, False  # since the step was made
+        self._lifecycle.hooks.step_in_thread, self._is_outdated = (
+            None,
+            False,
+        )  # since the step was made
         return outputs
 
     def _raise_if_outdated(self) -> None:

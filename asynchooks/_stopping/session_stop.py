@@ -18,6 +18,7 @@ from .._engine.sync import Condition
 from .._errors import StopTraining, add_note, is_preemption
 from .._step.global_step import GlobalStep
 from .._step.waiters import Worker
+from .backoff import Recovery
 from .coordinator import Coordinator, CoordinatorOwner
 from .tasks import SideTasks
 
@@ -49,7 +50,7 @@ class SessionStop(CoordinatorOwner):
 
     __slots__ = (
         "_tasks", "coord", "error", "handle", "input", "is_asked", "is_asked_by_hook", "is_ending",
-        "is_for_all", "is_over", "ready", "reason", "recovers", "run_stop", "stop", "worker",
+        "is_for_all", "is_over", "ready", "reason", "recovery", "run_stop", "stop", "worker",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
@@ -58,7 +59,7 @@ class SessionStop(CoordinatorOwner):
         # which the run is to be made again
         self.run_stop = Stop()
         self.handle: Handle | None = None  # the session sets it; hooks of Keras's fit have none
-        self.recovers = False  # whether a preemption is cured by recreating the raw session
+        self.recovery: Recovery | None = None  # whether, and how, a lost raw session is recreated
         self.worker: Worker | None = None  # there while the session is open
         self.coord: Coordinator | None = None  # of the present raw session
         # the raw session, if it is of use and there is neither a stop nor an error to look at
@@ -82,7 +83,7 @@ class SessionStop(CoordinatorOwner):
         return self.is_asked_by_hook or coord.should_stop()
 
     def is_curable(self, error: BaseException | None) -> bool:
-        return self.recovers and is_preemption(error)
+        return self.recovery is not None and is_preemption(error)
 
     def request(
         self, error: BaseException | None, reason: StopReason, *, all_workers: bool = False

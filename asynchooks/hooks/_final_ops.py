@@ -37,6 +37,7 @@ class FinalOpsHook(SessionRunHook):
     """
 
     uses_default_graph = False
+    needs_session_in_begin = False
     _shown = (("final_ops", "_final_ops"),)
 
     def __init__(

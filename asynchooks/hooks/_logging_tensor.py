@@ -50,6 +50,7 @@ class LoggingTensorHook(SessionRunHook):
     """
 
     uses_default_graph = False
+    needs_session_in_begin = False
     _shown = (
         ("tensors", "_tags"),
         ("every_n_iter", "_timer._every_steps"),

@@ -41,6 +41,7 @@ class SummarySaverHook(TimedOutputHook):
     """
 
     uses_default_graph = False
+    needs_session_in_begin = False
     _shown = (("save_steps", "_timer._every_steps"), ("save_secs", "_timer._every_secs"))
 
     def __init__(

@@ -32,6 +32,7 @@ class GlobalStepWaiterHook(SessionRunHook):
 
     needs_global_step = True
     uses_default_graph = False
+    needs_session_in_begin = False
     _shown = (("wait_until_step", "_wait_until_step"),)
 
     def __init__(self, wait_until_step: int) -> None:

@@ -55,7 +55,7 @@ def test_numpys_numbers_come_back_as_numpys_where_they_are_pythons_too() -> None
     assert type(found[2]["n"]) is np.float64
 
 
-def test_a_state_that_nobody_takes_back_is_refused() -> None:
+def test_a_state_without_load_state_dict_is_refused() -> None:
     class OneWay(SessionRunHook):
         def state_dict(self) -> dict[str, Any]:
             return {"count": 1}
@@ -157,14 +157,14 @@ def test_what_would_not_come_back_as_it_was_is_refused(value: Any) -> None:
         save_hooks([Holds({"value": value})])
 
 
-def test_hooks_of_one_class_are_told_apart_by_their_order() -> None:
+def test_hooks_of_one_class_are_distinguished_by_their_order() -> None:
     text = save_hooks([Holds({"n": 1}), Other({"n": 2}), Holds({}), Holds({"n": 3}), object()])
     hooks = [Other(), Holds(), Holds(), Holds()]
     load_hooks(hooks, text)
     assert [each.loaded for each in hooks] == [{"n": 2}, {"n": 1}, None, {"n": 3}]
 
 
-def test_states_without_hooks_are_told_and_hooks_without_states_left_alone(
+def test_states_without_hooks_are_logged_and_hooks_without_states_left_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hook = Holds()

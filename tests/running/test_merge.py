@@ -88,7 +88,7 @@ def test_hooks_that_compare_equal_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("request_", ["a", ("a", None, None), 3])
-def test_a_request_of_another_type_is_told(request_: Any) -> None:
+def test_a_request_of_another_type_is_a_typed_error(request_: Any) -> None:
     merged = MergedRun(ScriptedSession(), SessionRunArgs("a"), None)
     with pytest.raises(TypeError, match=r"SessionRunHook.before_run returned .* expected"):
         merged.add(0, SessionRunHook(), request_)

@@ -253,7 +253,7 @@ async def test_the_caller_s_feeds_and_the_hooks_are_merged_in_each_run_anew() ->
 
 
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_every_step_runs_where_the_session_was_told_to(step_runner: Any) -> None:
+async def test_every_step_runs_where_the_session_says(step_runner: Any) -> None:
     threads: list[int] = []
 
     def step() -> dict[str, int]:

@@ -554,7 +554,7 @@ async def test_a_note_names_the_method_of_the_listener_that_raised(
 
 
 @kinds
-async def test_workers_that_share_a_model_are_told_what_has_left_one_of_them(kind: str) -> None:
+async def test_workers_that_share_a_model_are_stopped_by_what_leaves_one_of_them(kind: str) -> None:
     error, creator = KINDS[kind](), SharedSessionCreator(counting_creator())
     async with MonitoredSession([], creator) as other:
         with pytest.raises(type(error)):

@@ -225,7 +225,7 @@ async def test_a_loop_that_was_closed_early_is_closed_once() -> None:
     assert source.log == ["open", "closed"]
 
 
-async def test_a_loop_that_is_left_early_lets_go_of_its_source_where_it_is_told_to() -> None:
+async def test_a_loop_that_is_left_early_closes_its_source_where_it_is_closed() -> None:
     source, diary = Counted(), Diary()
     async with MonitoredSession([], diary.creator) as session:
         async with aclosing(session.batches(source)) as batches:

@@ -107,7 +107,7 @@ class WaitsBeforeItsRun(SessionRunHook):
 
 
 @pytest.mark.parametrize("num_workers", [None, 2])
-async def test_who_waits_for_its_steps_ends(num_workers: int | None) -> None:
+async def test_a_wait_for_its_steps_ends(num_workers: int | None) -> None:
     creator = SharedSessionCreator(counting_creator(), num_workers)
     first = await opened([], creator)
 
@@ -236,7 +236,7 @@ def test_in_a_simulation_it_is_silent(recwarn: Any) -> None:
 
 
 @on_every_engine
-def test_in_a_simulation_who_waits_for_its_steps_ends(backend: Any) -> None:
+def test_in_a_simulation_a_wait_for_its_steps_ends(backend: Any) -> None:
     simulation = Simulation(seed=1, backend=backend)
     creator = SharedSessionCreator(counting_creator())
 

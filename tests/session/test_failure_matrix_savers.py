@@ -219,7 +219,7 @@ async def test_a_fault_in_restore(kind: Kind, num_workers: int, tmp_path: pathli
     await check(Fault("restore", kind, num_workers // 2), num_workers, tmp_path, background=False)
 
 
-async def test_a_worker_that_is_cancelled_while_it_restores_for_another_fails_nobody(
+async def test_a_worker_that_is_cancelled_while_it_restores_for_another_fails_no_other(
     tmp_path: pathlib.Path,
 ) -> None:
     await save_one(tmp_path)

@@ -77,7 +77,7 @@ class RecreatesLate(ScriptedSessionCreator):
         return raw
 
 
-async def test_a_run_while_the_session_opens_is_told() -> None:
+async def test_a_run_while_the_session_opens_is_refused() -> None:
     may_begin = anyio.Event()
 
     class Slow(SessionRunHook):
@@ -211,7 +211,7 @@ async def test_a_run_cancelled_while_it_recovers_leaves_the_session_usable(place
         assert session.raw_session() in raws[1:]
 
 
-async def test_a_session_whose_hooks_were_not_all_told_is_never_handed_out() -> None:
+async def test_a_session_whose_hooks_were_not_all_called_is_never_handed_out() -> None:
     class FailsOnce(SessionRunHook):
         def __init__(self) -> None:
             self.told = 0
@@ -379,7 +379,7 @@ async def test_a_woken_waiter_counts_as_moving_before_it_runs() -> None:
     assert sorted(ended) == ["a", "b", "c"]
 
 
-async def test_two_waiters_left_alone_are_both_told() -> None:
+async def test_two_waiters_left_alone_are_both_woken() -> None:
     creator = SharedSessionCreator(counting_creator())
     told = []
 

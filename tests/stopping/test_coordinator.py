@@ -163,7 +163,7 @@ async def test_wait_stopped_tells_a_stop_from_a_timeout() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_side_task_is_told_gets_the_grace_period_and_is_cancelled_then() -> None:
+async def test_a_side_task_is_stopped_gets_the_grace_period_and_is_cancelled_then() -> None:
     coord, log = Coordinator(), []
 
     async def polite() -> None:

@@ -84,7 +84,7 @@ async def test_the_first_error_of_side_tasks_leaves_and_later_ones_become_notes(
     ]
 
 
-async def test_side_tasks_are_told_of_a_clean_end_and_have_ended_after_the_block() -> None:
+async def test_side_tasks_are_stopped_at_a_clean_end_and_have_ended_after_the_block() -> None:
     async with MonitoredSession([], counting_creator()) as session:
         task = Failing(session)
         session.start_soon(task)
@@ -173,7 +173,7 @@ async def test_a_group_with_an_error_beside_the_stop_leaves() -> None:
     assert caught.value.split(ZeroDivisionError)[0] is not None
 
 
-async def test_who_waits_to_be_alone_with_the_model_hears_of_a_stop() -> None:
+async def test_a_wait_for_exclusive_access_ends_at_a_stop() -> None:
     is_running, may_end = anyio.Event(), anyio.Event()
 
     async def step() -> dict[str, float]:

@@ -150,7 +150,7 @@ async def test_the_failure_of_one_worker_reaches_the_others_as_a_stop_with_that_
         assert hook.log[-1][1] == "end"
 
 
-async def test_a_worker_that_opens_after_another_has_failed_is_told_at_once() -> None:
+async def test_a_worker_that_opens_after_another_has_failed_is_stopped_at_once() -> None:
     creator = SharedSessionCreator(counting_creator())
     async with MonitoredSession([], creator) as first:
         with pytest.raises(ValueError, match="of the second"):

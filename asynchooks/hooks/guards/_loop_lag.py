@@ -91,6 +91,7 @@ class LoopLagHook(SessionRunHook):
     """
 
     uses_default_graph = False
+    needs_session_in_begin = False
     _shown = (("max_lag_secs", "_max_lag_secs"),)
 
     def __init__(self, max_lag_secs: float = 0.1) -> None:

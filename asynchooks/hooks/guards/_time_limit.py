@@ -39,6 +39,7 @@ class TimeLimitHook(SessionRunHook):
     """
 
     uses_default_graph = False
+    needs_session_in_begin = False
     _shown = (("secs", "_secs"),)
 
     def __init__(self, secs: float) -> None:

@@ -351,6 +351,7 @@ class _OpenedHook(SessionRunHook):
     """Reports to the cluster that the session of its worker is open."""
 
     uses_default_graph = False
+    needs_session_in_begin = False
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
