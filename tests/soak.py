@@ -34,7 +34,6 @@ from asynchooks import (
     MonitoredSession,
     NanTensorHook,
     PreemptionHook,
-    SessionRunHook,
     StallHook,
     StateDictSaver,
     StepCounterHook,
@@ -73,49 +72,34 @@ async def evaluate(session: Any, global_step_value: int) -> dict[str, float]:
 
 
 def hooks_for(
-    last_step: int, feeds: dict[Any, Any], loss: Any = "loss", summary: Any = "summary"
-) -> list[SessionRunHook]:
-    """One of each hook that needs no directory."""
+    last_step: int,
+    feeds: dict[Any, Any],
+    loss: Any = "loss",
+    summary: Any = "summary",
+    directory: str | None = None,
+) -> list[Any]:
+    """One of each hook but for CheckpointSaverHook; they write seldom, if there is a directory."""
+    every, every_summary = (2, 2) if directory is None else (1000, 100)
+
+    def within(name: str) -> str | None:
+        return None if directory is None else f"{directory}/{name}"
+
     return [
         PreemptionHook(),
         StopAtStepHook(last_step=last_step),
         GlobalStepWaiterHook(wait_until_step=0),
-        StepCounterHook(every_n_steps=2),
-        LoggingTensorHook({"loss": loss}, every_n_iter=2),
+        StepCounterHook(every_n_steps=every, output_dir=within("steps")),
+        LoggingTensorHook({"loss": loss}, every_n_iter=every),
         NanTensorHook(loss),
-        SummarySaverHook(save_steps=2, summary_op=summary),
+        SummarySaverHook(every_summary, output_dir=within("logs"), summary_op=summary),
         FeedFnHook(lambda: feeds),
         FinalOpsHook(loss),
-        EvaluationHook(evaluate, every_n_steps=2),
+        EvaluationHook(evaluate, every_n_steps=every, output_dir=within("eval")),
         EarlyStoppingHook(loss, patience=FOREVER),
         TimeLimitHook(secs=FOREVER),
         StallHook(secs=FOREVER),
         LoopLagHook(max_lag_secs=3600.0),
     ]
-
-
-def hooks_in(directory: str, last_step: int, model: Model, save_steps: int) -> list[Any]:
-    """One of each hook, in a directory where it can have one."""
-    feeds = {"rate": 0.001}
-    saver = StateDictSaver(weights=model.weights)
-    return [
-        PreemptionHook(),
-        StopAtStepHook(last_step=last_step),
-        GlobalStepWaiterHook(wait_until_step=0),
-        StepCounterHook(every_n_steps=1000, output_dir=f"{directory}/steps"),
-        LoggingTensorHook({"loss": "loss"}, every_n_iter=1000),
-        NanTensorHook("loss"),
-        SummarySaverHook(save_steps=100, output_dir=f"{directory}/logs", summary_op="summary"),
-        FeedFnHook(lambda: feeds),
-        FinalOpsHook("loss"),
-        CheckpointSaverHook(f"{directory}/model", save_steps=save_steps, saver=saver,
-                            background=True),
-        EvaluationHook(evaluate, every_n_steps=1000, output_dir=f"{directory}/eval"),
-        EarlyStoppingHook("loss", patience=FOREVER),
-        TimeLimitHook(secs=FOREVER),
-        StallHook(secs=FOREVER),
-        LoopLagHook(max_lag_secs=3600.0),
-    ]  # fmt: skip
 
 
 async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
@@ -124,8 +108,11 @@ async def steps(num_steps: int, *, save_steps: int = 10_000) -> list[Reading]:
     # half a save later, so that no checkpoint is just being written
     quarters = [num_steps * part // 4 - save_steps // 2 for part in (1, 2, 3, 4)]
     with tempfile.TemporaryDirectory() as directory:
-        hooks = hooks_in(directory, num_steps, model, save_steps)
-        saver = next(each for each in hooks if isinstance(each, CheckpointSaverHook))
+        saver = CheckpointSaverHook(
+            f"{directory}/model", save_steps=save_steps, background=True,
+            saver=StateDictSaver(weights=model.weights),
+        )  # fmt: skip
+        hooks = [*hooks_for(num_steps, {"rate": 0.001}, directory=directory), saver]
         creator = FunctionSessionCreator(model.step)
         async with MonitoredSession(hooks, creator, step_runner="inline") as session:
             done = 0

@@ -35,18 +35,12 @@ T = TypeVar("T")
 class State(Enum):
     """Where the raw session of a `MonitoredSession` stands."""
 
-    ABSENT = auto()
-    """There is none: none yet, or the last one was let go of."""
-    CREATING = auto()
-    """It is being created, or that failed in a way that recreating may cure."""
-    READY = auto()
-    """It is of use: all hooks have had after_create_session."""
-    LOST = auto()
-    """Its threads and side tasks are being joined, perhaps by a task that was cancelled then."""
-    BROKEN = auto()
-    """Recreating it failed for good: the session should stop; the next run tries again."""
+    ABSENT = auto()  # there is none: none yet, or the last one was let go of
+    CREATING = auto()  # or that failed in a way that recreating may cure
+    READY = auto()  # of use: all hooks have had after_create_session
+    LOST = auto()  # threads and side tasks are being joined, perhaps by a task cancelled then
+    BROKEN = auto()  # recreating it failed for good: the session should stop; a run tries again
     CLOSED = auto()
-    """The session has ended."""
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {

@@ -49,15 +49,11 @@ class OnFailure(Enum):
 class SideTasks:
     """The side tasks of one session, or of one coordinator, which makes it and ends it."""
 
-    stop: Stop
-    """What every wait of asynchooks in them ends at."""
+    stop: Stop  # ends every wait of asynchooks in them
     in_context: InContext
-    fail: Callable[[BaseException, StopReason], None]
-    """Gets an error that stops the session, and the reason that it is."""
-    is_over: Callable[[], bool]
-    """Whether the session has ended, so that an error can only be logged."""
-    is_ending: Callable[[], bool] = lambda: False
-    """Whether it is about to ask for a stop, so that a task may leave by StopTraining."""
+    fail: Callable[[BaseException, StopReason], None]  # stops the session by an error
+    is_over: Callable[[], bool]  # the session has ended: an error can only be logged
+    is_ending: Callable[[], bool] = lambda: False  # a task may leave by StopTraining
     running: dict[_Task, None] = field(default_factory=dict)  # in order of their starts
 
     def start(

@@ -20,7 +20,6 @@ from asynchooks import (
     MonitoredSession,
     OnFailure,
     Restart,
-    SessionRunHook,
     SharedSessionCreator,
 )
 from asynchooks._engine.base import Slot
@@ -34,7 +33,7 @@ from asynchooks.testing import RecordingHook
 from ..hooks.savers import Cell, CopyingSaver, PlainSaver, saved
 from ..simulation.engines import on_every_engine
 from ..support.afterwards import nothing_left
-from ..support.helpers import counting_creator, raises_at
+from ..support.helpers import StartsTask, counting_creator, raises_at
 
 pytestmark = pytest.mark.anyio
 
@@ -161,18 +160,8 @@ async def side_task_in_a_task_group(place: Place) -> None:
     await place.beside(fail)
 
 
-class Starts(SessionRunHook):
-    """Starts a side task of the raw session."""
-
-    def __init__(self, fn: Callable[..., Awaitable[Any]]) -> None:
-        self.fn = fn
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        coord.start_soon(self.fn, coord)
-
-
 async def side_task_of_a_hook(place: Place) -> None:
-    await place.train(Starts(place.fail))
+    await place.train(StartsTask(place.fail))
 
 
 async def or_stop(place: Place) -> None:
@@ -196,7 +185,7 @@ async def or_stop_of_a_coordinator(place: Place) -> None:
     async def fail(coord: Coordinator) -> None:
         await coord.or_stop(place.fail)
 
-    await place.train(Starts(fail))
+    await place.train(StartsTask(fail))
 
 
 async def map_in_tasks(place: Place) -> None:

@@ -173,23 +173,36 @@ async def test_a_cancelled_scope_leaves_nothing_behind_wherever_it_comes(step_ru
     assert own_threads() == []
 
 
+async def cancelled_natively(program: Program, *at: int) -> asyncio.Task[None]:
+    """Run the program in a task that is cancelled at its n-th suspensions; it has ended."""
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        coroutine = program.run()
+        for n in at:
+            coroutine = as_coroutine(Suspensions(coroutine, n, task.cancel))
+        await coroutine
+
+    task = asyncio.create_task(run())
+    await asyncio.wait([task])
+    return task
+
+
+async def as_coroutine(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
 def test_a_native_asyncio_cancellation_leaves_nothing_behind(step_runner: Any) -> None:
     async def main() -> None:
         for n in range(1, 400):
             program = Program(anyio.lowlevel.checkpoint, step_runner)
-
-            async def cancelled(program: Program = program, n: int = n) -> None:
-                task = asyncio.current_task()
-                assert task is not None
-                await Suspensions(program.run(), n, task.cancel)
-
-            task = asyncio.create_task(cancelled())
-            done, _ = await asyncio.wait([task])
+            task = await cancelled_natively(program, n)
             program.check()
             assert len(asyncio.all_tasks()) == 1
             if not task.cancelled():
-                assert done.pop().exception() is None
+                task.result()
                 assert program.has_finished
                 assert n > 15
                 return
@@ -202,15 +215,7 @@ def test_two_native_cancellations_leave_nothing_running_or_open(gap: int) -> Non
     async def main() -> None:
         for n in range(1, 400):
             program = Program(anyio.lowlevel.checkpoint, "thread")
-
-            async def cancelled(program: Program = program, n: int = n) -> None:
-                task = asyncio.current_task()
-                assert task is not None
-                again = Suspensions(program.run(), n + gap, task.cancel)
-                await Suspensions(as_coroutine(again), n, task.cancel)
-
-            task = asyncio.create_task(cancelled())
-            await asyncio.wait([task])
+            await cancelled_natively(program, n + gap, n)
             for thread in own_threads():
                 thread.join(timeout=5)
             statistics = program.step.statistics()
@@ -223,10 +228,6 @@ def test_two_native_cancellations_leave_nothing_running_or_open(gap: int) -> Non
                 return
 
     asyncio.run(main())
-
-
-async def as_coroutine(awaitable: Awaitable[None]) -> None:
-    await awaitable
 
 
 def test_a_cancellation_on_the_trampoline_leaves_nothing_behind() -> None:

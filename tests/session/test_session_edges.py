@@ -32,7 +32,7 @@ from asynchooks import (
 from asynchooks.data import map_concurrent
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, raises_at, settle
+from ..support.helpers import StartsTask, counting_creator, raises_at, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -150,12 +150,9 @@ async def test_an_exception_given_to_request_stop_leaves_at_the_end(is_open: boo
 async def test_a_side_task_that_cannot_be_cancelled_is_left_behind_in_time() -> None:
     release = threading.Event()
 
-    class Starts(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(anyio.to_thread.run_sync, release.wait, 30)
-
+    starts = StartsTask(lambda coord: anyio.to_thread.run_sync(release.wait, 30))
     with anyio.fail_after(10):
-        async with MonitoredSession([Starts()], counting_creator(), 0.01):
+        async with MonitoredSession([starts], counting_creator(), 0.01):
             await settle_briefly()
     release.set()
 
@@ -168,19 +165,15 @@ async def settle_briefly() -> None:
 async def test_a_side_task_started_by_another_at_the_end_does_not_outlive_the_session() -> None:
     log = []
 
-    class Starts(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(self.first, coord)
+    async def first(coord: Coordinator) -> None:
+        await coord.wait_stopped()
+        coord.start_soon(second, coord)
 
-        async def first(self, coord: Coordinator) -> None:
-            await coord.wait_stopped()
-            coord.start_soon(self.second, coord)
+    async def second(coord: Coordinator) -> None:
+        await coord.wait_stopped()
+        log.append("second ended")
 
-        async def second(self, coord: Coordinator) -> None:
-            await coord.wait_stopped()
-            log.append("second ended")
-
-    async with MonitoredSession([Starts()], counting_creator()):
+    async with MonitoredSession([StartsTask(first)], counting_creator()):
         await settle()
     assert log == ["second ended"]
 
@@ -562,15 +555,9 @@ async def test_end_gets_the_successor_of_a_shared_session_that_another_replaced(
 
 
 async def test_a_side_task_s_foreign_wait_ends_at_once_through_or_stop() -> None:
-    class Waits(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(self.wait, coord)
-
-        async def wait(self, coord: Coordinator) -> None:
-            await coord.or_stop(anyio.sleep_forever)
-
+    waits = StartsTask(lambda coord: coord.or_stop(anyio.sleep_forever))
     with anyio.fail_after(20):
-        async with MonitoredSession([Waits()], counting_creator()):
+        async with MonitoredSession([waits], counting_creator()):
             await settle()
 
 

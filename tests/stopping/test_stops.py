@@ -315,23 +315,35 @@ async def test_a_run_that_is_lost_after_a_stop_is_not_made_again_once_recreated(
     assert session.stop_reason is REASON
 
 
-async def test_a_hook_s_stop_for_all_is_forgotten_by_no_recovery() -> None:
-    class Stops(KeepsCoord):
-        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-            run_context.request_stop(REASON, all_workers=True)
+class StopsAll(KeepsCoord):
+    """Stops all workers after a run; `seen` says whether its coordinator had stopped at the end."""
 
-    hook = Stops()
+    async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+        run_context.request_stop(REASON, all_workers=True)
+
+    async def end(self, session: Any) -> None:
+        self.seen = self.coord.should_stop()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_hook_s_stop_for_all_holds_over_a_recovery_and_reaches_its_coordinator_last(
+    is_lost: bool,
+) -> None:
+    hook = StopsAll()
     raws = [ScriptedSession(), ScriptedSession()]
     async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
         await session.run([])
-        hook.coord.request_stop(PreemptionError("lost"))
+        assert session.should_stop()
+        if is_lost:
+            hook.coord.request_stop(PreemptionError("lost"))
         await session.run([])
         raise AssertionError("it ran")
     assert session.stop_reason is REASON
+    assert hook.seen is is_lost
 
 
 async def test_a_side_task_s_stop_for_all_holds_while_its_raw_session_is_replaced() -> None:
-    class StopsAll(SessionRunHook):
+    class StopsWhenLost(SessionRunHook):
         """A side task that stops all workers as soon as its raw session is given up."""
 
         has_begun = False
@@ -354,7 +366,7 @@ async def test_a_side_task_s_stop_for_all_holds_while_its_raw_session_is_replace
         return {}
 
     shared = SharedSessionCreator(FunctionSessionCreator(step))
-    async with MonitoredSession([StopsAll()], shared) as a, MonitoredSession([], shared) as b:
+    async with MonitoredSession([StopsWhenLost()], shared) as a, MonitoredSession([], shared) as b:
         await a.run([])
         with pytest.raises(StopTraining):
             await a.run([])
@@ -362,23 +374,6 @@ async def test_a_side_task_s_stop_for_all_holds_while_its_raw_session_is_replace
         assert b.should_stop()
     assert a.stop_reason == b.stop_reason == REASON
     assert len(calls) == 2
-
-
-async def test_a_hook_s_stop_for_all_reaches_its_own_coordinator_after_end() -> None:
-    seen: list[bool] = []
-
-    class Stops(KeepsCoord):
-        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-            run_context.request_stop(REASON, all_workers=True)
-
-        async def end(self, session: Any) -> None:
-            seen.append(self.coord.should_stop())
-
-    async with MonitoredSession([Stops()], counting_creator()) as session:
-        await session.run([])
-        assert session.should_stop()
-        await session.run([])
-    assert seen == [False]
 
 
 async def test_a_worker_that_opens_while_a_stop_for_all_holds_ends_at_once() -> None:

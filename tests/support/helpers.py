@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -43,6 +43,16 @@ class KeepsCoord(SessionRunHook):
     @property
     def coord(self) -> Coordinator:
         return self.coords[-1]
+
+
+class StartsTask(SessionRunHook):
+    """Starts `fn(coord)` as a side task of each raw session."""
+
+    def __init__(self, fn: Callable[[Coordinator], Awaitable[Any]]) -> None:
+        self.fn = fn
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        coord.start_soon(self.fn, coord)
 
 
 def raises_at(
