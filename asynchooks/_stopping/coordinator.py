@@ -168,7 +168,7 @@ class Coordinator:
         if all_workers:
             self._owner.stop_all(why)
 
-    def record(self, error: BaseException | None, reason: StopReason) -> None:
+    def record(self, error: BaseException | None, reason: StopReason | None) -> None:
         """Stop, without notifying the session; the first error and the first reason stand."""
         with self._lock:
             self._reason = self._reason or reason

@@ -102,10 +102,11 @@ class SessionStop(CoordinatorOwner):
         self.run_stop.set()
         self._stop_coord(error, reason)
 
-    def _stop_coord(self, error: BaseException | None, reason: StopReason) -> None:
+    def _stop_coord(self, error: BaseException | None, reason: StopReason | None) -> None:
         """A preemption that came in another way says nothing of the coordinator's raw session."""
-        if self.coord is not None:
-            self.coord.record(None if self.is_curable(error) else error, reason)
+        coord = self.coord  # the session may end meanwhile, in another thread
+        if coord is not None:
+            coord.record(None if self.is_curable(error) else error, reason)
 
     def request_by_hook(self, reason: StopReason, all_workers: bool) -> None:
         """Let no further run begin; the coordinator stops later."""
@@ -148,7 +149,6 @@ class SessionStop(CoordinatorOwner):
         self.coord = coord
         coord.attach(self)
         if self.is_asked:
-            assert self.reason is not None
             self._stop_coord(self.error, self.reason)
 
     def stop_changed(self, is_set: bool) -> None:
@@ -210,7 +210,8 @@ class SessionStop(CoordinatorOwner):
     @property
     def _held(self) -> BaseException | None:
         """What leaves before any other error; a preemption of the raw session does not."""
-        held = None if self.coord is None else self.coord.error
+        coord = self.coord
+        held = None if coord is None else coord.error
         return self.error if held is None or self.is_curable(held) else held
 
     def first_error(self, error: BaseException | None) -> BaseException | None:

@@ -134,12 +134,15 @@ async def test_a_run_that_outlives_its_session_brings_no_raw_session_back() -> N
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-async def test_an_exception_given_to_request_stop_leaves_at_the_end(is_open: bool) -> None:
+@pytest.mark.parametrize("kind", [ValueError, PreemptionError])
+async def test_an_exception_given_to_request_stop_leaves_at_the_end(
+    kind: type[Exception], is_open: bool
+) -> None:
     session = MonitoredSession([], counting_creator())
-    error = ValueError("enough")
+    error = kind("enough")
     if not is_open:
         session.request_stop(error)
-    with pytest.raises(ValueError, match="enough") as caught:
+    with pytest.raises(kind, match="enough") as caught:
         async with session:
             if is_open:
                 session.request_stop(error)

@@ -24,7 +24,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import KeepsCoord, counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -69,18 +69,25 @@ async def test_an_error_in_a_side_task_ends_a_wait_for_a_step() -> None:
             await session.global_step.wait_for(5)
 
 
-async def test_the_first_error_of_side_tasks_leaves_and_later_ones_become_notes() -> None:
-    first, second = ValueError("first"), KeyError("second")
+@pytest.mark.parametrize("kinds", [("task", "task"), ("coord", "task"), ("task", "coord")])
+async def test_the_first_error_leaves_from_wherever_it_comes_and_the_next_is_its_note(
+    kinds: tuple[str, str],
+) -> None:
+    keeps, errors = KeepsCoord(), (ValueError("first"), KeyError("second"))
     with pytest.raises(ValueError, match="first") as caught:
-        async with MonitoredSession([], counting_creator()) as session:
-            session.start_soon(Failing(session, first), name="a")
-            await settle()
-            session.start_soon(Failing(session, second), name="b")
-            await settle()
-    assert caught.value is first
-    assert first.__notes__ == [
-        "in the side task 'a'",
-        "then, in the side task 'b': KeyError('second')",
+        async with MonitoredSession([keeps], counting_creator()) as session:
+            for kind, error in zip(kinds, errors, strict=True):
+                if kind == "task":
+                    session.start_soon(Failing(session, error), name=str(error))
+                    await settle()
+                else:
+                    keeps.coord.request_stop(error)
+    assert caught.value is errors[0]
+    of_task, of_coord = f"in the side task {str(errors[1])!r}", "reported to the coordinator too"
+    last = of_task if kinds[1] == "task" else of_coord
+    assert errors[0].__notes__ == [
+        *(["in the side task 'first'"] if kinds[0] == "task" else []),
+        f"then, {last}: KeyError('second')",
     ]
 
 
