@@ -159,6 +159,23 @@ async def test_a_preemption_held_by_the_coordinator_recovers_at_the_next_run() -
         assert not session.should_stop()
 
 
+async def test_a_preemption_error_given_to_request_stop_recreates_nothing() -> None:
+    error = PreemptionError("of the caller")
+
+    class Stops(ScriptedSession):
+        def run(self, *args: Any, **options: Any) -> Any:
+            session.request_stop(error)
+            raise ValueError("in the step")
+
+    raws = [Stops(), ScriptedSession()]
+    session = MonitoredSession([], ScriptedSessionCreator(raws), recovery=AT_ONCE)
+    with pytest.raises(PreemptionError, match="of the caller") as caught:
+        async with session:
+            await session.run([])
+    assert isinstance(caught.value.__context__, ValueError)
+    assert [raw.is_closed for raw in raws] == [True, False], "the second was never made"
+
+
 async def test_a_preemption_while_the_coordinator_holds_another_error_is_replaced_by_it() -> None:
     hook = KeepsCoord()
     error = ValueError("the cause")
