@@ -99,7 +99,7 @@ class RawRuns:
         if epoch is None:
             return NOT_HERE
         try:
-            result = raw.run_step(args)
+            result = raw.run_and_read_step(args)
         except BaseException as error:
             after = None
             try:
@@ -249,7 +249,7 @@ def _run(
         step.admission.settle(ticket)
         raise
     try:
-        result = raw.run_step(args)
+        result = raw.run_and_read_step(args)
     except BaseException as error:
         after = None
         try:

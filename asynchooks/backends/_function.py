@@ -123,7 +123,7 @@ class FunctionSession(RawSession):
         self._counts = not global_step.published_only
         self._look_at_step(self._counts and not global_step.multi_process)
         if not self._counts:
-            self._may_go_back = True  # so that `run_step` asks `_step_after`
+            self._may_go_back = True  # so that `run_and_read_step` asks `_step_after`
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -143,10 +143,10 @@ class FunctionSession(RawSession):
                 overlap another worker's, for which the event loop cannot wait here.
         """
         with nullcontext() if self.is_async else self.call_lock.held(self.grace_secs):
-            result = self.run_step((fetches, feed_dict, options, run_metadata))
+            result = self.run_and_read_step((fetches, feed_dict, options, run_metadata))
         return self._publish(*result) if type(result) is tuple else self._publish_later(result)
 
-    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+    def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         fetches, feed_dict, options, run_metadata = args
         if options is not None or run_metadata is not None:
             self.merge_options([])
@@ -173,7 +173,7 @@ class FunctionSession(RawSession):
     ) -> tuple[Any, int | Sentinel]:
         outputs = await pending
         is_plain = type(outputs) is dict and type(fetches) is str and fetches in outputs
-        # as in run_step
+        # as in run_and_read_step
         if is_plain and not (self._may_go_back or before or "global_step" in outputs):
             return outputs[fetches], ADVANCED
         return self._picked(outputs, fetches, before)

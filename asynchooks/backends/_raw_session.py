@@ -78,12 +78,12 @@ class RawSession(ABC):
     ) -> Any:
         """Run one step and return what was fetched, nested as `fetches`; may be a coroutine."""
 
-    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+    def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         """As `run(*args)`, for a caller that publishes the step.
 
         Returns:
-            (what was fetched, the step after the run as `Admission.settle` takes it), or what
-            gives that tuple when it is awaited.
+            (what was fetched, the step after the run as `Admission.settle` takes it: None where
+            this session does not count), or what gives that tuple when it is awaited.
         """
         outputs = self.run(*args)
         if isinstance(outputs, Awaitable):

@@ -116,7 +116,7 @@ async def test_an_error_in_a_step_shows_two_frames_of_ours(
             await run_all(session)
     check_is_short(raised.value, "raise_it")
     (names,) = rows_of_ours(raised.value)
-    assert names == ["run", "_finish" if is_async else "run_step"]
+    assert names == ["run", "_finish" if is_async else "run_and_read_step"]
     assert functions(raised.value)[0][1][-1] == "run_all"
 
 
@@ -214,7 +214,7 @@ async def test_an_error_that_we_raise_says_where() -> None:
             await session.run("los")
     (ours,) = rows_of_ours(raised.value)
     assert ours[0] == "run"
-    assert ours[-3:] == ["run_step", "_picked", "pick"]
+    assert ours[-3:] == ["run_and_read_step", "_picked", "pick"]
 
 
 async def test_a_cause_keeps_its_traceback() -> None:

@@ -43,7 +43,7 @@ class World:
         for _ in range(workers):
             self.step.open_worker(self.engine)
 
-    def run_step(self, args: Any) -> Any:
+    def run_and_read_step(self, args: Any) -> Any:
         """The raw session's step, during which threads go on and others come to the queue."""
         assert not self.is_inside
         assert not self.step.statistics().is_exclusive

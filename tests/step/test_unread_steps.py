@@ -36,7 +36,7 @@ class Counter:
             raise self.error
         return self.step_now
 
-    def run_step(self, args: Any) -> tuple[None, Any]:
+    def run_and_read_step(self, args: Any) -> tuple[None, Any]:
         self.step_now += 1
         return None, UNREAD
 

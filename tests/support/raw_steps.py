@@ -22,7 +22,7 @@ class Raw:
         self.after_error = after_error
         self.errors: list[BaseException] = []
 
-    def run_step(self, args: Any) -> Any:
+    def run_and_read_step(self, args: Any) -> Any:
         self.args.append(args)
         return self.run()
 
@@ -56,7 +56,7 @@ def run_here(step: GlobalStep, raw: Any, args: Any = ARGS) -> Any:
     if epoch is None:
         return None
     try:
-        result = raw.run_step(args)
+        result = raw.run_and_read_step(args)
     except BaseException as error:
         after = None
         try:

@@ -120,13 +120,13 @@ class DaskSession(FunctionSession):
         super().attach(global_step)
         self._may_go_back = True  # so that every run asks `_step_after`
 
-    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+    def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         self._check()
         if not self._counts:
-            return super().run_step(args)
+            return super().run_and_read_step(args)
         begun = self._source.begin_run()
         self._last_epoch = begun.epoch
-        result = super().run_step(args)
+        result = super().run_and_read_step(args)
         if type(result) is tuple:  # counted even if the caller does not await it
             return self._finish_counted(result[0], self._count(begun, result[1]))
         return self._finish_later(begun, result)

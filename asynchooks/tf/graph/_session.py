@@ -145,7 +145,7 @@ class GraphSession(RawSession):
                 return self._callables.run(fetches, feed_dict)
         return run_in_graph(self._session, fetches, feed_dict, options, run_metadata)
 
-    def run_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
+    def run_and_read_step(self, args: tuple[Any, Any, Any, Any]) -> Any:
         if self.notifier is not None:
             return self.notifier.run_step(self, args)
         outputs = self.run(*args)
