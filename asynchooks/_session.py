@@ -15,7 +15,9 @@ Timeline of a session:
     cancel   as failure; clean-up is shielded, for the grace period at most
 
 Requests of hooks are merged in `_running/merge.py`; a step runs inline or in a thread by
-`_running/raw_run.py` and `_engine/threads.py`; which worker may run now: `_step/gate.py`.
+`_running/raw_run.py` and `_engine/threads.py`; which worker may run now: `_step/gate.py`. The raw
+session comes, goes and ends in `_running/lifecycle.py`; stops, side tasks, and the error that
+leaves: `_stopping/session_stop.py`.
 """
 
 from __future__ import annotations

@@ -108,17 +108,20 @@ class StepInThread:
 
 
 class _Blaming:
-    """A class, as a generator's frames would stand in the traceback."""
+    """Names the hook that is being called in an error out of the block.
 
-    __slots__ = ("_blamed",)
+    A class, as a generator's frames would stand in the traceback.
+    """
 
-    def __init__(self, blamed: Callable[[BaseException], BaseException]) -> None:
-        self._blamed = blamed
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: HookList) -> None:
+        self._hooks = hooks
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and (blamed := self._blamed(error)) is not error:
+        if error is not None and (blamed := self._hooks.blamed(error)) is not error:
             raise blamed from error
 
 
@@ -229,7 +232,7 @@ class HookList:
         for place, hook in enumerate(self.hooks):
             self._num_begun += 1
             self.current = call = begins.get(place) or HookCall(place, hook, "begin")
-            with self._blaming():
+            with _Blaming(self):
                 needs_step = isinstance(hook, SessionRunHook) and hook.needs_global_step
                 if needs_step and not has_global_step():
                     raise RuntimeError(
@@ -248,7 +251,7 @@ class HookList:
             if self._shared is not None:
                 checks += [(call, check) for check in self._shared.take_checks()]
         for self.current, check in checks:
-            with self._blaming():
+            with _Blaming(self):
                 check()
 
     @contextmanager
@@ -283,7 +286,7 @@ class HookList:
                 step: RestoredStep = await self._call_alone(call, raw.exposed)
             except BaseException as error:
                 raised = no_input_end(error, f"{call},")
-                raised = self._blamed(raised, str(call), is_stopping=self.stops.stop.is_set)
+                raised = self.blamed(raised, str(call), is_stopping=self.stops.stop.is_set)
                 if raised is error:
                     raise
                 raise raised from error
@@ -295,7 +298,7 @@ class HookList:
         return NotImplemented  # type: ignore[no-any-return]  # to mypy it is Any
 
     async def after_create_session(self, raw: RawSession, coord: Coordinator) -> None:
-        with self._blaming():
+        with _Blaming(self):
             for call in self._calls("after_create_session"):
                 await self._call(call, raw.exposed, coord)
                 if _needs(
@@ -356,7 +359,7 @@ class HookList:
         if call is not None and (call.is_async or known is None or known.moment != call.moment):
             self.current = call  # plain hooks that were given up may have gone on in their thread
         if call is not None and call.moment == "after_run":
-            return self._blamed(error, is_stopping=self.stops.stop.is_set)
+            return self.blamed(error, is_stopping=self.stops.stop.is_set)
         if is_input_end(error):
             where = "the step" if call is None else self.culprit()
             ended = StopTraining(f"the input ended in {where}")
@@ -374,7 +377,7 @@ class HookList:
         first: BaseException | None = None
         for call in [*self._calls("before_end"), *self._calls("end")]:
             try:
-                with self._blaming():
+                with _Blaming(self):
                     await self._call(call, session)
             except BaseException as error:
                 is_exit = isinstance(error, (KeyboardInterrupt, SystemExit))  # perhaps a signal's
@@ -415,7 +418,7 @@ class HookList:
                 is_swallowed = await self._call_alone(call, error)
             except BaseException as raised:
                 if raised is not error and not isinstance(raised, (KeyboardInterrupt, SystemExit)):
-                    raised = self._blamed(raised, is_stopping=True)
+                    raised = self.blamed(raised, is_stopping=True)
                 if error is not None and raised is not error:
                     raised.__context__ = raised.__context__ or error
                 error = raised
@@ -487,11 +490,7 @@ class HookList:
                 results[-1] = await results[-1]
         return results
 
-    def _blaming(self) -> _Blaming:
-        """An error out of the block names the hook that is being called."""
-        return _Blaming(self._blamed)
-
-    def _blamed(
+    def blamed(
         self, error: BaseException, who: str = "", *, is_stopping: bool = False
     ) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""

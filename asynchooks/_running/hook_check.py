@@ -70,30 +70,23 @@ def checked(hooks: Iterable[AnyHook] | None, name: str = "hooks") -> list[Any]:
     except TypeError:
         raise TypeError(f"{name} is {hooks!r}; give an iterable of SessionRunHook") from None
     for place, hook in enumerate(listed):
+        which = f"{name}[{place}]"
         if isinstance(hook, type) and issubclass(hook, types):
-            raise TypeError(
-                f"{name}[{place}] is the class {hook.__name__}; give an instance of it: "
-                f"{hook.__name__}(...)"
-            )
+            kind = hook.__name__
+            raise TypeError(f"{which} is the class {kind}; give an instance of it: {kind}(...)")
         if not isinstance(hook, types):
             raise TypeError(
-                f"{name}[{place}] is {hook!r} of type {type(hook).__name__}; expected an instance "
-                "of asynchooks.SessionRunHook or of TensorFlow's"
+                f"{which} is {hook!r} of type {type(hook).__name__}; expected an instance of "
+                "asynchooks.SessionRunHook or of TensorFlow's"
             )
         if not _is_ours(hook):
-            _check_bodies(hook, f"{name}[{place}]")
-            for moment in _PLAIN_MOMENTS:
-                if is_async(getattr(hook, moment, SessionRunHook.on_drop)):
-                    raise TypeError(
-                        f"{name}[{place}] is {hook!r}, whose {moment} is a coroutine function; "
-                        "give a plain method: nothing can be awaited there"
-                    )
+            _check_methods(hook, which)
         if not isinstance(hook, SessionRunHook):
-            _check_listeners(hook, f"{name}[{place}]")
+            _check_listeners(hook, which)
     return listed
 
 
-def _check_bodies(hook: Any, name: str) -> None:
+def _check_methods(hook: Any, name: str) -> None:
     """A method with a `yield` in it would run nothing when it is called, silently."""
     for moment in (*MOMENTS, *(FURTHER_MOMENTS if isinstance(hook, SessionRunHook) else ())):
         method = getattr(hook, moment, None)
@@ -102,6 +95,11 @@ def _check_bodies(hook: Any, name: str) -> None:
                 f"{moment} of {name}, a {type(hook).__name__}, holds a `yield`, so that a call of "
                 "it would run nothing of its body; write a coroutine (`async def`) or a plain "
                 "method without it"
+            )
+        if moment in _PLAIN_MOMENTS and method is not None and is_async(method):
+            raise TypeError(
+                f"{name} is {hook!r}, whose {moment} is a coroutine function; give a plain method: "
+                "nothing can be awaited there"
             )
 
 
