@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._files import remove_tree, sync_directory
@@ -17,24 +18,22 @@ logger = logging.getLogger("asynchooks")
 _NUMBER = "(0|[1-9][0-9]*)"
 
 
+@dataclass(frozen=True)
 class Layout:
     """The names for one basename in one directory, an absolute path."""
 
-    __slots__ = ("_basename", "_directory")
-
-    def __init__(self, directory: str, basename: str) -> None:
-        self._directory = directory
-        self._basename = basename
+    directory: str
+    basename: str
 
     def name(self, step: int) -> str:
-        return f"{self._basename}-{step}"
+        return f"{self.basename}-{step}"
 
     def path(self, step: int) -> str:
-        return os.path.join(self._directory, self.name(step))
+        return os.path.join(self.directory, self.name(step))
 
     def new(self, step: int, serial: int) -> str:
         """Where a checkpoint is while it is being written."""
-        return os.path.join(self._directory, f".new-{self.name(step)}-{serial}")
+        return os.path.join(self.directory, f".new-{self.name(step)}-{serial}")
 
     def checkpoints(self) -> list[tuple[str, int]]:
         """(path, step) of everything that is named like a checkpoint."""
@@ -42,10 +41,10 @@ class Layout:
 
     def _matching(self, before: str, after: str) -> list[tuple[str, list[int]]]:
         """Path and numbers of every name of this form."""
-        pattern = re.compile(f"{before}{re.escape(self._basename)}-{after}")
-        matches = [pattern.fullmatch(name) for name in sorted(os.listdir(self._directory))]
+        pattern = re.compile(f"{before}{re.escape(self.basename)}-{after}")
+        matches = [pattern.fullmatch(name) for name in sorted(os.listdir(self.directory))]
         return [
-            (os.path.join(self._directory, each.string), [int(number) for number in each.groups()])
+            (os.path.join(self.directory, each.string), [int(number) for number in each.groups()])
             for each in matches
             if each
         ]
@@ -53,7 +52,7 @@ class Layout:
     def move_aside(self, path: str) -> str:
         """Rename a checkpoint that is to be removed; returns its new path."""
         number, name = 0, os.path.basename(path)
-        while os.path.lexists(old := os.path.join(self._directory, f".old-{name}-{number}")):
+        while os.path.lexists(old := os.path.join(self.directory, f".old-{name}-{number}")):
             number += 1
         os.rename(path, old)
         return old
@@ -73,7 +72,7 @@ class Layout:
                 with suppress(OSError):  # the next open() puts it back
                     os.rename(old, final)
             raise
-        sync_directory(self._directory)
+        sync_directory(self.directory)
         if old is not None:
             remove_tree(old)
 
@@ -118,7 +117,7 @@ class Layout:
             else:
                 logger.info("%s was not replaced, and is put back as %s", path, final)
                 os.rename(path, final)
-                sync_directory(self._directory)
+                sync_directory(self.directory)
         return highest
 
     def _highest_serial(self, unfinished: list[str]) -> int:

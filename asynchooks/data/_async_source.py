@@ -77,13 +77,13 @@ class AsyncSource(SourceStage):
             return await super()._read_into(items, size)
         if not self._lock.enter_now():
             await self._lock.wait()
-        before, asked = len(items), self._clocks.ask(self._engine)
+        before, begun = len(items), self._clocks.begin_read(self._engine)
         try:
             try:
                 return await self._add(items, size)
             finally:  # counted first: the note of an error says how many there were
                 self._num_out += len(items) - before
-                self._clocks.answer(self._engine, asked, items[before:])
+                self._clocks.end_read(self._engine, begun, items[before:])
         except Exception as error:
             self._explain(error)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -63,17 +64,15 @@ def map_concurrent(
     return Mapped(stage_of(source), fn, concurrency, ordered)
 
 
+@dataclass(eq=False, slots=True)
 class Work:
     """One item on its way."""
 
-    __slots__ = ("error", "is_done", "item", "place", "result")
-
-    def __init__(self, item: Any, place: int) -> None:
-        self.item = item
-        self.place = place
-        self.is_done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+    item: Any
+    place: int
+    is_done: bool = False
+    result: Any = None
+    error: BaseException | None = None
 
     def call(self, fn: Callable[[Any], Any]) -> None:
         try:
@@ -88,11 +87,6 @@ class Chunk:
     `call` runs in the thread, if there is one; all else is for the event loop. What is done can be
     taken out while the thread goes on, as its next call may take long.
     """
-
-    __slots__ = (
-        "_begun", "_engine", "_first", "_is_long", "_is_over", "done", "num_done", "secs",
-        "takes_more",
-    )  # fmt: skip
 
     def __init__(self, engine: Engine, first: Work, takes_more: bool) -> None:
         self._engine = engine

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .. import _check as check
@@ -267,15 +268,15 @@ class Buffered(Stage[Any]):
                 await worker.task.wait()
 
 
+@dataclass(eq=False)
 class Worker:
     """A task of a stage."""
 
-    def __init__(self) -> None:
-        self.task: EngineTask | None = None
-        self.scope: ShieldedScope | None = None  # of all that it does
-        self.is_unwanted = False
-        self.place = -1  # of the item that it has
-        self.is_at_rest = False  # it waits for room, or closes its source: no need to cancel it
+    task: EngineTask | None = None
+    scope: ShieldedScope | None = None  # of all that it does
+    is_unwanted: bool = False
+    place: int = -1  # of the item that it has
+    is_at_rest: bool = False  # it waits for room, or closes its source: no need to cancel it
 
     def protect(self) -> None:
         """Let no cancellation interrupt the closing of what it has read."""

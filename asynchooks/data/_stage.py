@@ -93,9 +93,9 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     async def _release(self) -> None:
         """Let go of what is read, when nothing reads any more."""
 
-    def _fill(self) -> tuple[int, int] | None:
+    def _fill(self) -> tuple[int, int]:
         """Items in the buffer, and how many it takes."""
-        return None
+        return 0, 0
 
     def _explain(self, error: Exception) -> None:
         """Say, in a note, where an error came from; for stages that call what others wrote."""
@@ -125,7 +125,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         try:
             if self._phase is not Phase.OPEN:
                 self._open_by_itself()
-            asked = self._clocks.ask(self._engine)
+            begun = self._clocks.begin_read(self._engine)
             try:
                 items = await self._pull(limit)
             except (StopAsyncIteration, GeneratorExit) as error:  # it would pass for the end
@@ -133,7 +133,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                     raise
                 raise RuntimeError(f"{self.kind} called what raised {error!r}") from error
             self._num_out += len(items)
-            self._clocks.answer(self._engine, asked, items)
+            self._clocks.end_read(self._engine, begun, items)
         except Exception as error:
             self._explain(error)
             raise
@@ -354,8 +354,11 @@ class Stage(ABC, AsyncOnly, Generic[T]):
 
     def statistics(self) -> StageStatistics:
         """Counts and times of this stage and, in `sources`, of those below; from any thread."""
-        below = tuple(each.statistics() for each in self._sources)
-        return self._clocks.statistics(self.kind, self._fill(), below)
+        below, clocks = tuple(each.statistics() for each in self._sources), self._clocks
+        return StageStatistics(
+            self.kind, clocks.num_items, None if clocks.num_bytes < 0 else clocks.num_bytes,
+            clocks.input_wait, clocks.blocked, clocks.consumer_wait, *self._fill(), below,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         below = ", ".join(repr(each) for each in self._sources)

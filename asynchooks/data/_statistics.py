@@ -53,29 +53,29 @@ _FEW = 8
 _SIZELESS = frozenset((int, float, str, bool))
 
 
+@dataclass(slots=True)
 class Clocks:
     """The counters of one stage."""
 
-    __slots__ = ("_answered_at", "blocked", "consumer_wait", "input_wait", "num_bytes", "num_items")
+    num_items: int = 0
+    num_bytes: int = -1  # below 0: no item had a size
+    input_wait: float = 0.0
+    blocked: float = 0.0
+    consumer_wait: float = 0.0
+    _read_ended_at: float | None = None
 
-    def __init__(self) -> None:
-        self.num_items = 0
-        self.num_bytes = -1  # below 0: no item had a size
-        self.input_wait = self.blocked = self.consumer_wait = 0.0
-        self._answered_at: float | None = None
-
-    def ask(self, engine: Engine) -> float:
+    def begin_read(self, engine: Engine) -> float:
         """Items are asked for; returns when."""
         now = engine.tick()
-        if self._answered_at is not None:
-            self.blocked += now - self._answered_at
+        if self._read_ended_at is not None:
+            self.blocked += now - self._read_ended_at
         return now
 
-    def answer(self, engine: Engine, asked: float, items: Sequence[Any]) -> None:
+    def end_read(self, engine: Engine, begun: float, items: Sequence[Any]) -> None:
         """The items that were asked for are there: a stage without tasks waited for its input."""
-        now = self._answered_at = engine.tick()
-        self.input_wait += now - asked
-        self.consumer_wait += now - asked
+        now = self._read_ended_at = engine.tick()
+        self.input_wait += now - begun
+        self.consumer_wait += now - begun
         self.count(items)
 
     def count(self, items: Sequence[Any]) -> None:
@@ -86,15 +86,6 @@ class Clocks:
             size = size_of(item)
             if size is not None:
                 self.num_bytes = max(self.num_bytes, 0) + size
-
-    def statistics(
-        self, stage: str, fill: tuple[int, int] | None, sources: tuple[StageStatistics, ...]
-    ) -> StageStatistics:
-        num_bytes = None if self.num_bytes < 0 else self.num_bytes
-        return StageStatistics(
-            stage, self.num_items, num_bytes, self.input_wait, self.blocked, self.consumer_wait,
-            *(fill or (0, 0)), sources,
-        )  # fmt: skip
 
 
 def size_of(item: Any) -> int | None:
