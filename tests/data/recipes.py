@@ -1,8 +1,9 @@
-"""Pipelines composed at random of deterministic stages, built as often as one likes."""
+"""Pipelines composed at random of deterministic stages, with faults in them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import anyio.lowlevel
@@ -20,77 +21,129 @@ from asynchooks.data import (
     take,
 )
 
-from .sources import GetSetIterator, Stateful, StatefulSync
+from .sources import BadRecordError, GetSetIterator
 
 Recipe = tuple[Any, ...]
-MOST = 9
-"""Items in `map_concurrent`, at most."""
 
 
-def _leaf(kind: str, num_items: int) -> Any:
-    async def read() -> AsyncIterator[int]:
-        for each in range(num_items):
+class Faults:
+    """What goes wrong in one life: the read, the call and the step that fail, counted down."""
+
+    def __init__(
+        self,
+        read: int = -1,
+        call: int = -1,
+        step: int = -1,
+        error: type[BaseException] = BadRecordError,
+    ) -> None:
+        self.left = {"read": read, "call": call, "step": step}
+        self.error = error
+        self.num_open = 0  # generators
+
+    def meet(self, what: str) -> None:
+        self.left[what] -= 1
+        if self.left[what] == -1:
+            raise self.error(what)
+
+
+class _Leaf:
+    """Numbers, given in one of several ways."""
+
+    def __init__(self, num_items: int, faults: Faults) -> None:
+        self.num_items, self.faults, self.at = num_items, faults, 0
+
+    def numbers(self) -> Generator[int, None, None]:
+        self.faults.num_open += 1
+        try:
+            while self.at < self.num_items:
+                self.faults.meet("read")
+                self.at += 1
+                yield self.at - 1
+            self.at = 0
+        finally:
+            self.faults.num_open -= 1
+
+    async def numbers_async(self) -> AsyncIterator[int]:
+        with closing(self.numbers()) as numbers:
             await anyio.lowlevel.checkpoint()
-            yield each
-
-    def read_in_thread() -> Iterator[int]:
-        yield from range(num_items)
-
-    return {
-        "list": list(range(num_items)),
-        "async": read,
-        "thread": read_in_thread,
-        "stateful": lambda: Stateful(num_items),
-        "stateful in thread": lambda: StatefulSync(num_items),
-        "iterator": lambda: GetSetIterator(num_items),
-    }[kind]
+            for number in numbers:
+                yield number
+                await anyio.lowlevel.checkpoint()
 
 
-async def _mapped(item: Any) -> Any:
-    if isinstance(item, int) and item % 2:
-        await anyio.lowlevel.checkpoint()
-    return ("mapped", item)
+class _Knowing(_Leaf):
+    """It knows its position."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
-def _mapped_in_thread(item: Any) -> Any:
-    return ("mapped", item)
+class _KnowingAsync(_Knowing):
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self.numbers_async()
 
 
-def build(recipe: Recipe, variation: int = 0) -> Any:
+class _KnowingInThread(_Knowing):
+    def __iter__(self) -> Iterator[int]:
+        return self.numbers()
+
+
+LEAVES: dict[str, Callable[[int, Faults], Any]] = {
+    "list": lambda num, faults: list(range(num)),
+    "async": lambda num, faults: lambda: _Leaf(num, faults).numbers_async(),
+    "thread": lambda num, faults: lambda: _Leaf(num, faults).numbers(),
+    "stateful": lambda num, faults: lambda: _KnowingAsync(num, faults),
+    "stateful in thread": lambda num, faults: lambda: _KnowingInThread(num, faults),
+    "stateful, the same again": _KnowingInThread,
+    "iterator": lambda num, faults: lambda: GetSetIterator(num),
+}
+
+
+def build(recipe: Recipe, variation: int, faults: Faults) -> Any:
     """The pipeline.
 
     Args:
-        variation: changes what is no part of the position: the sizes of `prefetch` and how many
-            items `map_concurrent` has; from 10 on also the sizes of `shuffle`.
+        variation: changes what is no part of the position: the sizes of `prefetch`, and how many
+            items `map_concurrent` has.
+        faults: what its sources and its functions meet.
     """
     kind, child, *args = recipe
     if kind == "leaf":
-        return _leaf(child, *args)
+        return LEAVES[child](args[0], faults)
     if kind == "interleave":
-        return interleave([build(each, variation) for each in child])
-    source = build(child, variation)
-    size = args[0] + variation % 10 if args and args[0] is not None else None
+        return interleave([build(each, variation, faults) for each in child])
+    source = build(child, variation, faults)
+
+    async def mapped(item: Any) -> Any:
+        if variation % 2 or (isinstance(item, int) and item % 2):
+            await anyio.lowlevel.checkpoint()
+        faults.meet("call")
+        return ("mapped", item)
+
+    def mapped_in_thread(item: Any) -> Any:
+        faults.meet("call")
+        return ("mapped", item)
+
     if kind == "prefetch":
-        return prefetch(source, size or 1)
+        return prefetch(source, args[0] + variation)
     if kind == "map":
-        return map_concurrent(
-            _mapped if args[1] else _mapped_in_thread, source, min(size or 1, MOST)
-        )
+        fn: Callable[[Any], Any] = mapped if args[1] else mapped_in_thread
+        return map_concurrent(fn, source, args[0] + variation)
     if kind == "batch":
         return batch(source, args[0], args[1], tuple)
-    if kind == "shuffle":
-        return shuffle(source, args[0] if variation < 10 else size or 1, args[1])
-    make: Any = {"repeat": repeat, "take": take, "shard": shard}[kind]
+    make: Any = {"repeat": repeat, "take": take, "shard": shard, "shuffle": shuffle}[kind]
     return make(source, *args)
 
 
-def build_stage(recipe: Recipe, variation: int = 0) -> Stage[Any]:
-    made = build(recipe, variation)
+def build_stage(recipe: Recipe, variation: int = 0, faults: Faults | None = None) -> Stage[Any]:
+    made = build(recipe, variation, faults or Faults())
     return made if isinstance(made, Stage) else take(made, 1000)
 
 
-_KINDS = ["list", "async", "thread", "stateful", "stateful in thread", "iterator"]
-leaves = st.tuples(st.just("leaf"), st.sampled_from(_KINDS), st.integers(0, 6))
+leaves = st.tuples(st.just("leaf"), st.sampled_from(sorted(LEAVES)), st.integers(0, 6))
 
 
 def _around(child: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import anyio
@@ -13,6 +13,8 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks.data import Stage
+
+from ..support.helpers import settle
 
 
 class BadRecordError(Exception):
@@ -56,7 +58,8 @@ class Source:
                 await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.lowlevel.checkpoint()
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
             self.num_closed += 1
 
     def items_in_thread(self) -> Generator[int, None, None]:
@@ -258,3 +261,16 @@ async def read_some(stage: Stage[Any], count: int) -> list[Any]:
 def position(stage: Stage[Any]) -> Any:
     """What was saved and read again."""
     return json.loads(json.dumps(stage.state_dict()))
+
+
+async def read_in_two_lives(
+    make: Callable[[], Stage[Any]], count: int, again: Callable[[], Stage[Any]] | None = None
+) -> list[Any]:
+    """All items: `count` of a pipeline, then those of another one that goes on at its position."""
+    async with make() as stage:
+        first = await read_some(stage, count)
+        await settle()  # it has read ahead
+        state = position(stage)
+    going_on = (again or make)()
+    going_on.load_state_dict(state)
+    return first + await read_all(going_on)

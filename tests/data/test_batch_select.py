@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,14 @@ import pytest
 from asynchooks import InputStructureError
 from asynchooks.data import Stage, batch, interleave, prefetch, shard, shuffle, take
 
-from ..support.helpers import settle
-from .sources import Source, position, read_all, read_some
+from .sources import (
+    BadRecordError,
+    Source,
+    position,
+    read_all,
+    read_in_two_lives,
+    read_some,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -22,29 +29,6 @@ async def test_batches_are_full_but_the_last() -> None:
     assert await read_all(batch(range(4), 2, True)) == [[0, 1], [2, 3]]
     assert await read_all(batch([], 2)) == []
     assert await read_all(batch(range(5), 3, collate=sum)) == [3, 7]
-
-
-async def test_full_batches_before_an_error_come_first() -> None:
-    error = OSError("bad record")
-    for kind in ("items", "items_in_thread"):
-        got: list[Any] = []
-        with pytest.raises(OSError, match="bad record") as caught:
-            async with batch(getattr(Source(5, error), kind)(), 2) as batches:
-                async for each in batches:
-                    got.append(each)
-        assert caught.value is error
-        assert got == [[0, 1], [2, 3]]
-
-
-async def test_an_error_of_collate_leaves_as_itself() -> None:
-    error = KeyError("x")
-
-    def collate(items: list[Any]) -> Any:
-        raise error
-
-    with pytest.raises(KeyError) as caught:
-        await read_all(prefetch(batch([1], 1, collate=collate), 1))
-    assert caught.value is error
 
 
 async def test_shards_are_disjoint_and_together_the_whole() -> None:
@@ -107,6 +91,17 @@ def test_other_bad_arguments_say_what_to_give() -> None:
         batch([1], 1, collate=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="source is 'a'; give a stage"):
         interleave("ab")
+    three: Any = 3
+    with pytest.raises(TypeError, match=r"interleave got 3; .*interleave\(\[a, b\]\)"):
+        interleave(three)
+    with pytest.raises(TypeError, match="drop_remainder is 3; give True or False"):
+        batch([1], 1, three)
+
+    async def collate(items: list[int]) -> list[int]:
+        return items
+
+    with pytest.raises(TypeError, match="is async; call it through map_concurrent"):
+        batch([1], 1, collate=collate)
 
 
 @pytest.mark.parametrize("count", range(8))
@@ -114,22 +109,15 @@ async def test_the_turn_of_an_interleave_is_saved_as_it_was_at_the_consumer(coun
     def make(size: int) -> Stage[int]:
         return prefetch(interleave([range(1), range(10, 14), range(20, 22)]), size)
 
-    async with make(4) as stage:
-        got = await read_some(stage, count)
-        await settle()
-        state = position(stage)
-    again = make(1)
-    again.load_state_dict(state)
-    assert got + await read_all(again) == [0, 10, 20, 11, 21, 12, 13]
+    whole = await read_in_two_lives(lambda: make(4), count, lambda: make(1))
+    assert whole == [0, 10, 20, 11, 21, 12, 13]
 
 
 async def test_a_position_behind_a_last_batch_that_was_not_full_is_the_end() -> None:
-    async with take(batch(shuffle(range(5), 3, 0), 2), 9) as stage:
-        assert len(await read_some(stage, 9)) == 3
-        state = position(stage)
-    again = take(batch(shuffle(range(5), 3, 0), 2), 9)
-    again.load_state_dict(state)
-    assert await read_all(again) == []
+    def make() -> Stage[Any]:
+        return take(batch(shuffle(range(5), 3, 0), 2), 9)
+
+    assert len(await read_in_two_lives(make, 9)) == 3
 
 
 class Pair(NamedTuple):
@@ -184,6 +172,15 @@ async def test_numbers_of_numpy_become_an_array() -> None:
         ({"a": 1}, 4, r"item 3 is 4, and item 2 is a mapping with the keys \['a'\]; give items"),
         ((1, 2), (1, 2, 3), r"item 3 is a tuple of 3, and item 2 is a tuple of 2"),
         ((1, 2), [1, 2], r"item 3 is \[1, 2\], and item 2 is a tuple of 2"),
+        ([1, 2], (1, 2), r"item 3 is a tuple of 2, and item 2 is \[1, 2\]"),
+        (1, (2, 3), r"item 3 is a tuple of 2, and item 2 is 1"),
+        ((2, 3), 1, r"item 3 is 1, and item 2 is a tuple of 2"),
+        (None, {"a": 1}, r"item 3 is a mapping with the keys \['a'\], and item 2 is None"),
+        ("a", np.zeros(2), r"item 3 is array\(.*, and item 2 is 'a'"),
+        (np.zeros(2), "a", r"item 3 is 'a', and item 2 is array"),
+        (np.float32(1), "one", r"item 3 is 'one', and item 2 is "),
+        (np.ones(2), np.array(["a", "b"]), r"item 3 is of <U1, and item 2 of float64; give items"),
+        (np.array(["a", "b"]), np.ones(2), r"item 3 is of float64, and item 2 of <U1; give items"),
         (({"a": np.zeros(1)},), ({"a": np.zeros(2)},), r"item 3\[0\]\['a'\] has the shape \(2,\)"),
     ],
 )
@@ -195,11 +192,6 @@ async def test_an_item_that_does_not_fit_is_named(good: Any, bad: Any, message: 
                 await anext(batches)
 
 
-async def test_no_array_is_made_of_numbers_and_words() -> None:
-    with pytest.raises(InputStructureError, match="item 1"):
-        await _batch(np.float32(1), "one")
-
-
 async def test_an_item_that_does_not_fit_is_named_as_counted_from_the_first_run() -> None:
     items = [(1,), (1,), (1,), (1, 2)]
     async with take(batch(items, 2), 9) as stage:
@@ -209,3 +201,56 @@ async def test_an_item_that_does_not_fit_is_named_as_counted_from_the_first_run(
     again.load_state_dict(state)
     with pytest.raises(InputStructureError, match="item 3 is a tuple of 2"):
         await read_all(again)
+
+
+async def notes_of(stage: Stage[Any]) -> list[str]:
+    with pytest.raises(BadRecordError) as caught:
+        await read_all(stage)
+    return caught.value.__notes__
+
+
+def failing(items: list[Any]) -> Any:
+    if 4 in items:
+        raise BadRecordError
+    return items
+
+
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
+@pytest.mark.parametrize(
+    "around", [lambda each: batch(each, 2), lambda each: prefetch(batch(take(each, 9), 2), 2)]
+)
+async def test_an_error_of_the_source_names_the_source_alone(
+    kind: str, around: Callable[[Any], Stage[Any]]
+) -> None:
+    source = getattr(Source(5, BadRecordError()), kind)()
+    got: list[Any] = []
+    with pytest.raises(BadRecordError) as caught:
+        async with around(source) as stage:
+            async for each in stage:
+                got.append(each)
+    assert got == [[0, 1], [2, 3]], "full batches before the error come first"
+    assert caught.value.__notes__ == [f"in {source!r}, after 5 items"]
+
+
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
+@pytest.mark.parametrize("num_items", [0, 1, 3, 5])
+@pytest.mark.parametrize("batch_size", [2, 8])
+async def test_the_note_counts_the_items_of_a_batch_that_is_not_full(
+    kind: str, num_items: int, batch_size: int
+) -> None:
+    source = getattr(Source(num_items, BadRecordError()), kind)()
+    expected = [f"in {source!r}, after {num_items} items"]
+    assert await notes_of(batch(source, batch_size)) == expected
+
+
+async def test_an_error_of_collate_names_the_batch_as_counted_from_the_first_run() -> None:
+    assert await notes_of(batch(range(9), 2, collate=failing)) == ["in batch, after 4 items"]
+    assert await notes_of(batch(range(5), 2, collate=failing)) == ["in batch, after 4 items"]
+    ahead = prefetch(batch(range(5), 2, collate=failing), 1)
+    assert await notes_of(ahead) == ["in batch, after 4 items"]
+    async with batch(range(9), 2, collate=failing) as stage:
+        await read_some(stage, 1)
+        state = position(stage)
+    again = batch(range(9), 2, collate=failing)
+    again.load_state_dict(state)
+    assert await notes_of(again) == ["in batch, after 4 items"]

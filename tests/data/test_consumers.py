@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -13,18 +14,36 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from asynchooks import GlobalStep, StopTraining
+from asynchooks import DataWaitHook, FeedHook, GlobalStep, InputPositionHook, StopTraining
 from asynchooks._engine.stop import Stop
 from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.data import Stage, _stage, batch, prefetch, shuffle, take
 from asynchooks.data._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
-from asynchooks.hooks._input_position import InputPositionHook
 
 from ..hooks.inputs import FromFunction, gated
 from ..support.helpers import settle
-from .sources import position, read_all, read_some
+from .sources import Stateful, position, read_in_two_lives
 
 pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def joined(source: Any) -> AsyncIterator[tuple[Consumers, Consumer, Consumer]]:
+    """With two consumers: a hook, and a loop over `session.batches`."""
+    consumers = consumers_of(source)
+    hook = consumers.join(CurrentRun(None))
+    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
+    yield consumers, hook, batches
+    await hook.leave()
+    await batches.leave()
+
+
+async def use_next(consumer: Consumer, count: int) -> list[int]:
+    got = []
+    for _ in range(count):
+        got.append(await consumer.take(None))
+        consumer.use()
+    return got
 
 
 async def test_an_item_given_back_goes_at_once_to_a_waiting_consumer() -> None:
@@ -34,28 +53,25 @@ async def test_an_item_given_back_goes_at_once_to_a_waiting_consumer() -> None:
         yield 7
         await never.wait()
 
-    consumers = consumers_of(prefetch(one_item(), 2))
-    first, second = consumers.join(CurrentRun(None)), consumers.join(CurrentRun(None))
-    assert await first.take(None) == 7
-    async with anyio.create_task_group() as group:
-        seen: list[int] = []
+    seen: list[int] = []
 
-        async def wait() -> None:
-            seen.append(await second.take(None))
+    async def wait() -> None:
+        seen.append(await second.take(None))
 
-        group.start_soon(wait)
-        await settle()
-        assert seen == []
-        first.give_back()
-        with anyio.fail_after(10):
-            while not seen:
-                await settle()
-    assert seen == [7]
-    assert consumers.state_dict()["items"] == 0
-    second.use()
-    assert consumers.state_dict()["items"] == 1
-    await first.leave()
-    await second.leave()
+    async with joined(prefetch(one_item(), 2)) as (consumers, first, second):
+        assert await first.take(None) == 7
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await settle()
+            assert seen == []
+            first.give_back()
+            with anyio.fail_after(10):
+                while not seen:
+                    await settle()
+        assert seen == [7]
+        assert consumers.state_dict()["items"] == 0
+        second.use()
+        assert consumers.state_dict()["items"] == 1
 
 
 async def test_what_is_read_ahead_of_a_loaded_shuffle_does_not_move_its_position() -> None:
@@ -135,205 +151,164 @@ class EndedRun(CurrentRun):
 
 async def test_an_item_that_comes_during_a_rewind_is_not_given_out() -> None:
     gate = anyio.Event()
-    consumers = consumers_of(prefetch(FromFunction(lambda: gated(range(5), {2: gate})), 1))
-    trains, waits = consumers.join(CurrentRun(None)), consumers.join(CurrentRun(None))
+    source = prefetch(FromFunction(lambda: gated(range(5), {2: gate})), 1)
     got: list[int] = []
 
     async def wait() -> None:
         got.append(await waits.take(None))
 
-    assert await trains.take(None) == 0
-    trains.use()
-    saved = consumers.state_dict()
-    assert await trains.take(None) == 1
-    trains.use()
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait)
-        await settle()
-        consumers.load_state_dict(saved)  # another worker has lost the session
-        gate.set()
-    waits.use()
-    for _ in range(3):
-        got.append(await trains.take(None))
-        trains.use()
-    with pytest.raises(StopAsyncIteration):
-        await trains.take(None)
-    assert got == [1, 2, 3, 4]
-    assert consumers.state_dict()["items"] == 5
-    await trains.leave()
-    await waits.leave()
+    async with joined(source) as (consumers, trains, waits):
+        assert await use_next(trains, 1) == [0]
+        saved = consumers.state_dict()
+        assert await use_next(trains, 1) == [1]
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await settle()
+            consumers.load_state_dict(saved)  # another worker has lost the session
+            gate.set()
+        waits.use()
+        got += await use_next(trains, 3)
+        with pytest.raises(StopAsyncIteration):
+            await trains.take(None)
+        assert got == [1, 2, 3, 4]
+        assert consumers.state_dict()["items"] == 5
 
 
-def drawn_from(num_items: int) -> tuple[Consumers, Consumer, Consumer]:
-    """With two consumers: a hook, and a loop over `session.batches`."""
-    consumers = consumers_of(prefetch(range(num_items), 2))
-    hook, batches = (
-        consumers.join(CurrentRun(None)),
-        consumers.join(CurrentRun(None), weakref.ref(consumers)),
-    )
-    return consumers, hook, batches
+@pytest.mark.parametrize("has_taken", [False, True])
+async def test_a_run_that_ends_after_a_rewind_has_used_nothing(has_taken: bool) -> None:
+    async with joined(prefetch(range(6), 2)) as (consumers, late, other):
+        await use_next(other, 1)
+        saved = consumers.state_dict()
+        await use_next(other, 1)
+        assert await late.take(None) == 2
+        consumers.load_state_dict(saved)
+        got = await use_next(other, 1) if has_taken else []
+        late.use()
+        assert consumers.state_dict()["items"] == 1 + len(got)
+        assert "used_beyond" not in consumers.state_dict()
+        assert got + await use_next(late, 5 - len(got)) == [1, 2, 3, 4, 5]
 
 
-async def use_next(consumer: Consumer, count: int) -> list[int]:
-    got = []
-    for _ in range(count):
-        got.append(await consumer.take(None))
-        consumer.use()
-    return got
+async def test_an_item_given_back_after_a_rewind_is_not_given_out_once_more() -> None:
+    async with joined(prefetch(range(4), 2)) as (consumers, late, other):
+        await use_next(other, 1)
+        saved = consumers.state_dict()
+        assert await late.take(None) == 1
+        await use_next(other, 1)
+        consumers.load_state_dict(saved)
+        assert await use_next(other, 1) == [1]
+        late.give_back()
+        assert await use_next(other, 2) == [2, 3]
+        with pytest.raises(StopAsyncIteration):
+            await other.take(None)
 
 
-@pytest.mark.parametrize("is_drawn_from", [False, True])
-async def test_a_run_that_ends_after_the_way_back_has_used_nothing(is_drawn_from: bool) -> None:
-    consumers, late, other = drawn_from(6)
-    await use_next(other, 1)
-    saved = consumers.state_dict()
-    await use_next(other, 1)
-    assert await late.take(None) == 2
-    consumers.load_state_dict(saved)
-    got = await use_next(other, 1) if is_drawn_from else []
-    late.use()
-    assert consumers.state_dict()["items"] == 1 + len(got)
-    assert "used_beyond" not in consumers.state_dict()
-    assert got + await use_next(late, 5 - len(got)) == [1, 2, 3, 4, 5]
-    await late.leave()
-    await other.leave()
-
-
-async def test_an_item_given_back_after_the_way_back_is_not_given_out_once_more() -> None:
-    consumers, late, other = drawn_from(4)
-    await use_next(other, 1)
-    saved = consumers.state_dict()
-    assert await late.take(None) == 1
-    await use_next(other, 1)
-    consumers.load_state_dict(saved)
-    assert await use_next(other, 1) == [1]
-    late.give_back()
-    assert await use_next(other, 2) == [2, 3]
-    with pytest.raises(StopAsyncIteration):
-        await other.take(None)
-    await late.leave()
-    await other.leave()
-
-
-async def test_before_the_next_draw_the_position_is_that_to_which_it_goes_back() -> None:
-    consumers, hook, batches = drawn_from(8)
-    assert await batches.take(None) == 0
-    await use_next(hook, 1)
-    saved = consumers.state_dict()
-    assert saved == {"stage": "sequence", "items": 0, "used_beyond": [1]}
-    assert await use_next(hook, 2) == [2, 3]
-    consumers.load_state_dict(saved)
-    assert consumers.state_dict() == saved
-    batches.use()  # its run was made again
-    assert consumers.state_dict() == {**saved, "used_beyond": [0, 1]}
-    assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
-    assert consumers.state_dict() == {"stage": "sequence", "items": 8}
-    await hook.leave()
-    await batches.leave()
+async def test_before_the_next_take_the_position_is_that_of_the_rewind() -> None:
+    async with joined(prefetch(range(8), 2)) as (consumers, hook, batches):
+        assert await batches.take(None) == 0
+        await use_next(hook, 1)
+        saved = consumers.state_dict()
+        assert saved == {"stage": "sequence", "items": 0, "used_beyond": [1]}
+        assert await use_next(hook, 2) == [2, 3]
+        consumers.load_state_dict(saved)
+        assert consumers.state_dict() == saved
+        batches.use()  # its run was made again
+        assert consumers.state_dict() == {**saved, "used_beyond": [0, 1]}
+        assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
+        assert consumers.state_dict() == {"stage": "sequence", "items": 8}
 
 
 @pytest.mark.parametrize("uses_at_once", [True, False])
 async def test_what_a_loop_has_in_hand_comes_once_wherever_the_pipeline_goes_back_to(
     uses_at_once: bool,
 ) -> None:
-    consumers, hook, batches = drawn_from(8)
-    await use_next(hook, 2)
-    saved = consumers.state_dict()
-    await use_next(hook, 2)
-    assert await batches.take(None) == 4
-    consumers.load_state_dict(saved)
-    if uses_at_once:
-        batches.use()
-        assert consumers.state_dict() == {"stage": "sequence", "items": 2, "used_beyond": [2]}
-    assert await use_next(hook, 3) == [2, 3, 5]
-    if not uses_at_once:
-        assert consumers.state_dict() == {"stage": "sequence", "items": 4, "used_beyond": [1]}
+    async with joined(prefetch(range(8), 2)) as (consumers, hook, batches):
+        await use_next(hook, 2)
+        saved = consumers.state_dict()
+        await use_next(hook, 2)
         assert await batches.take(None) == 4
-        batches.use()
-    assert consumers.state_dict() == {"stage": "sequence", "items": 6}
-    assert await use_next(hook, 2) == [6, 7]
-    await hook.leave()
-    await batches.leave()
+        consumers.load_state_dict(saved)
+        if uses_at_once:
+            batches.use()
+            assert consumers.state_dict() == {"stage": "sequence", "items": 2, "used_beyond": [2]}
+        assert await use_next(hook, 3) == [2, 3, 5]
+        if not uses_at_once:
+            assert consumers.state_dict() == {"stage": "sequence", "items": 4, "used_beyond": [1]}
+            assert await batches.take(None) == 4
+            batches.use()
+        assert consumers.state_dict() == {"stage": "sequence", "items": 6}
+        assert await use_next(hook, 2) == [6, 7]
 
 
-@pytest.mark.parametrize("is_drawn_from", [False, True])
-async def test_what_a_loop_gives_back_after_the_way_back_comes_once_more(
-    is_drawn_from: bool,
+@pytest.mark.parametrize("has_taken", [False, True])
+async def test_what_a_loop_gives_back_after_a_rewind_comes_once_more(
+    has_taken: bool,
 ) -> None:
-    consumers, hook, batches = drawn_from(6)
-    await use_next(hook, 1)
-    saved = consumers.state_dict()
-    await use_next(hook, 2)
-    assert await batches.take(None) == 3
-    consumers.load_state_dict(saved)
-    if is_drawn_from:
-        assert await use_next(hook, 1) == [1]
-    batches.give_back()  # the loop was left
-    assert await use_next(hook, 4 if is_drawn_from else 5) == [1, 2, 3, 4, 5][is_drawn_from:]
-    assert consumers.state_dict() == {"stage": "sequence", "items": 6}
-    await hook.leave()
-    await batches.leave()
+    async with joined(prefetch(range(6), 2)) as (consumers, hook, batches):
+        await use_next(hook, 1)
+        saved = consumers.state_dict()
+        await use_next(hook, 2)
+        assert await batches.take(None) == 3
+        consumers.load_state_dict(saved)
+        if has_taken:
+            assert await use_next(hook, 1) == [1]
+        batches.give_back()  # the loop was left
+        assert await use_next(hook, 4 if has_taken else 5) == [1, 2, 3, 4, 5][has_taken:]
+        assert consumers.state_dict() == {"stage": "sequence", "items": 6}
 
 
-async def test_a_second_way_back_forgets_what_was_made_again_after_the_first() -> None:
-    consumers, hook, batches = drawn_from(8)
-    await use_next(hook, 2)
-    saved = consumers.state_dict()
-    await use_next(hook, 2)
-    assert await batches.take(None) == 4
-    consumers.load_state_dict(saved)
-    batches.use()
-    consumers.load_state_dict(saved)
-    assert consumers.state_dict() == saved
-    assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
-    await hook.leave()
-    await batches.leave()
+async def test_a_second_rewind_forgets_what_was_made_again_after_the_first() -> None:
+    async with joined(prefetch(range(8), 2)) as (consumers, hook, batches):
+        await use_next(hook, 2)
+        saved = consumers.state_dict()
+        await use_next(hook, 2)
+        assert await batches.take(None) == 4
+        consumers.load_state_dict(saved)
+        batches.use()
+        consumers.load_state_dict(saved)
+        assert consumers.state_dict() == saved
+        assert await use_next(hook, 6) == [2, 3, 4, 5, 6, 7]
 
 
-async def test_places_of_returned_items_are_forgotten_on_the_way_back() -> None:
-    consumers, hook, other = drawn_from(8)
-    await use_next(hook, 1)
-    saved = consumers.state_dict()
-    await use_next(hook, 2)
-    await other.take(None)
-    other.give_back()
-    consumers.load_state_dict(saved)
-    for number in range(1, 5):
-        assert await use_next(hook, 1) == [number]
-        assert consumers.state_dict() == {"stage": "sequence", "items": number + 1}
-    await hook.leave()
-    await other.leave()
+async def test_places_of_returned_items_are_forgotten_by_a_rewind() -> None:
+    async with joined(prefetch(range(8), 2)) as (consumers, hook, other):
+        await use_next(hook, 1)
+        saved = consumers.state_dict()
+        await use_next(hook, 2)
+        await other.take(None)
+        other.give_back()
+        consumers.load_state_dict(saved)
+        for number in range(1, 5):
+            assert await use_next(hook, 1) == [number]
+            assert consumers.state_dict() == {"stage": "sequence", "items": number + 1}
 
 
-async def test_a_run_that_has_ended_before_the_way_back_is_not_in_the_position_behind_it() -> None:
-    consumers, _, other = drawn_from(8)
-    late = consumers.join(EndedRun(None))
-    await use_next(other, 1)
-    saved = consumers.state_dict()
-    await use_next(other, 2)
-    assert await late.take(None) == 3
-    assert consumers.state_dict() == {"stage": "sequence", "items": 4}
-    consumers.load_state_dict(saved)
-    await use_next(other, 1)
-    assert consumers.state_dict() == {"stage": "sequence", "items": 2}
-    await late.leave()
-    await other.leave()
+async def test_a_run_that_has_ended_before_a_rewind_is_not_in_the_position_behind_it() -> None:
+    async with joined(prefetch(range(8), 2)) as (consumers, _, other):
+        late = consumers.join(EndedRun(None))
+        await use_next(other, 1)
+        saved = consumers.state_dict()
+        await use_next(other, 2)
+        assert await late.take(None) == 3
+        assert consumers.state_dict() == {"stage": "sequence", "items": 4}
+        consumers.load_state_dict(saved)
+        await use_next(other, 1)
+        assert consumers.state_dict() == {"stage": "sequence", "items": 2}
+        await late.leave()
 
 
-async def test_what_a_loop_has_from_before_an_earlier_way_back_stands_for_no_item() -> None:
-    consumers, hook, batches = drawn_from(9)
-    await use_next(hook, 3)
-    assert await batches.take(None) == 3
-    consumers.load_state_dict({"stage": "sequence", "items": 1})  # of a checkpoint long ago
-    await use_next(hook, 1)
-    saved = consumers.state_dict()
-    await use_next(hook, 1)
-    consumers.load_state_dict(saved)
-    batches.use()
-    assert consumers.state_dict() == saved == {"stage": "sequence", "items": 2}
-    assert await use_next(hook, 7) == [2, 3, 4, 5, 6, 7, 8]
-    await hook.leave()
-    await batches.leave()
+async def test_what_a_loop_has_from_before_an_earlier_rewind_stands_for_no_item() -> None:
+    async with joined(prefetch(range(9), 2)) as (consumers, hook, batches):
+        await use_next(hook, 3)
+        assert await batches.take(None) == 3
+        consumers.load_state_dict({"stage": "sequence", "items": 1})  # of a checkpoint long ago
+        await use_next(hook, 1)
+        saved = consumers.state_dict()
+        await use_next(hook, 1)
+        consumers.load_state_dict(saved)
+        batches.use()
+        assert consumers.state_dict() == saved == {"stage": "sequence", "items": 2}
+        assert await use_next(hook, 7) == [2, 3, 4, 5, 6, 7, 8]
 
 
 async def test_a_pipeline_that_went_back_remembers_no_more_than_before(
@@ -462,32 +437,21 @@ async def test_each_item_is_used_once_whatever_is_saved_and_gone_back_to(
     await training.end()
 
 
-async def test_a_loop_uses_nothing_twice_after_a_way_back_to_a_position_of_long_ago() -> None:
-    consumers, hook, batches = drawn_from(60)
-    await use_next(hook, 2)
-    saved = consumers.state_dict()
-    for _ in range(40):
-        await use_next(hook, 1)
-        consumers.state_dict()
-    assert await batches.take(None) == 42
-    consumers.load_state_dict(saved)
-    batches.use()
-    assert await use_next(hook, 57) == [each for each in range(2, 60) if each != 42]
-    await hook.leave()
-    await batches.leave()
+async def test_a_loop_uses_nothing_twice_after_a_rewind_to_a_position_of_long_ago() -> None:
+    async with joined(prefetch(range(60), 2)) as (consumers, hook, batches):
+        await use_next(hook, 2)
+        saved = consumers.state_dict()
+        for _ in range(40):
+            await use_next(hook, 1)
+            consumers.state_dict()
+        assert await batches.take(None) == 42
+        consumers.load_state_dict(saved)
+        batches.use()
+        assert await use_next(hook, 57) == [each for each in range(2, 60) if each != 42]
 
 
-class WithArrays:
+class WithArrays(Stateful):
     """A source with a state of its own, which is an array."""
-
-    def __init__(self, num_items: int) -> None:
-        self._num_items = num_items
-        self._at = 0
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        while self._at < self._num_items:
-            self._at += 1
-            yield self._at - 1
 
     def state_dict(self) -> dict[str, Any]:
         return {"places": np.array([self._at, 0])}
@@ -498,69 +462,51 @@ class WithArrays:
 
 async def test_a_loop_uses_nothing_twice_where_positions_hold_arrays() -> None:
     source = prefetch(WithArrays(8), 1)
-    consumers, position = consumers_of(source), InputPositionHook(source)
-    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
-    assert await use_next(batches, 2) == [0, 1]
-    saved = save_hooks([position])
-    assert await use_next(batches, 2) == [2, 3]
-    assert await batches.take(None) == 4
-    load_hooks([position], saved)
-    batches.use()
-    assert await use_next(batches, 5) == [2, 3, 5, 6, 7]
-    await batches.leave()
+    position = InputPositionHook(source)
+    async with joined(source) as (consumers, _, batches):
+        assert await use_next(batches, 2) == [0, 1]
+        saved = save_hooks([position])
+        load_hooks([position], saved)
+        assert consumers.stage is source, "it is there already"
+        assert await use_next(batches, 2) == [2, 3]
+        assert await batches.take(None) == 4
+        load_hooks([position], saved)
+        batches.use()
+        assert await use_next(batches, 5) == [2, 3, 5, 6, 7]
 
 
-async def test_a_position_with_arrays_where_the_pipeline_is_already_is_none_to_go_back_to() -> None:
-    source = prefetch(WithArrays(8), 1)
-    consumers, position = consumers_of(source), InputPositionHook(source)
-    batches = consumers.join(CurrentRun(None), weakref.ref(consumers))
-    await use_next(batches, 2)
-    load_hooks([position], save_hooks([position]))
-    assert await batches.take(None) == 2
-    assert consumers.stage is source
-    await batches.leave()
-
-
-every_kind = pytest.mark.parametrize(
-    "make", [lambda: take(range(6), 9), lambda: prefetch(range(6), 2)]
-)
-
-
-def state_of(make: Callable[[], Stage[int]], beyond: list[int]) -> dict[str, object]:
-    return {**make().state_dict(), "used_beyond": beyond}
-
-
-@every_kind
-async def test_a_plain_loop_leaves_out_what_was_used(make: Callable[[], Stage[int]]) -> None:
-    stage = make()
-    stage.load_state_dict(state_of(make, [0, 2, 3]))
-    assert await read_all(stage) == [1, 4, 5]
-
-
-@every_kind
-async def test_used_items_at_the_end_are_left_out_too(make: Callable[[], Stage[int]]) -> None:
-    stage = make()
-    stage.load_state_dict(state_of(make, [1, 4, 5]))
-    async with stage:
-        assert await read_some(stage, 9) == [0, 2, 3]
-        state = position(stage)
-    again = make()
-    again.load_state_dict(state)
-    assert await read_all(again) == []
-
-
-@every_kind
-async def test_what_was_used_is_left_out_in_the_life_after_the_next_too(
-    make: Callable[[], Stage[int]],
+@pytest.mark.parametrize("make", [lambda: take(range(6), 9), lambda: prefetch(range(6), 2)])
+@pytest.mark.parametrize("beyond", [[0, 2, 3], [1, 3, 4], [1, 4, 5]])
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+async def test_a_plain_loop_leaves_out_what_was_used_in_this_life_and_in_the_next(
+    make: Callable[[], Stage[int]], beyond: list[int], count: int
 ) -> None:
-    stage = make()
-    stage.load_state_dict(state_of(make, [1, 3, 4]))
-    assert position(stage)["used_beyond"] == [1, 3, 4]
-    async with stage:
-        assert await read_some(stage, 1) == [0]
-        assert position(stage)["used_beyond"] == [0, 2, 3]
-        assert await read_some(stage, 1) == [2]
-        state = position(stage)
-    again = make()
-    again.load_state_dict(state)
-    assert await read_all(again) == [5]
+    def loaded() -> Stage[int]:
+        stage = make()
+        stage.load_state_dict({**make().state_dict(), "used_beyond": beyond})
+        return stage
+
+    assert position(loaded())["used_beyond"] == beyond
+    rest = [each for each in range(6) if each not in beyond]
+    assert await read_in_two_lives(loaded, count, make) == rest
+
+
+@pytest.mark.parametrize("names", [[], (), {}, {"x"}, 3, 1.5])
+def test_names_that_are_none_are_refused(names: Any) -> None:
+    with pytest.raises(TypeError, match="names is .*; give a name or tensor"):
+        FeedHook([1], names)
+
+
+@pytest.mark.parametrize("names", [["x", "x"], ("x", "y", "x"), {"a": "x", "b": "x"}])
+def test_a_name_that_would_be_fed_twice_is_refused(names: Any) -> None:
+    with pytest.raises(ValueError, match="feeds one of them twice"):
+        FeedHook([1], names)
+
+
+@pytest.mark.parametrize("hook", [DataWaitHook, InputPositionHook])
+def test_a_stage_within_the_pipeline_is_not_what_a_session_draws_from(hook: Any) -> None:
+    inner = batch(range(9), 2)
+    source = prefetch(inner, 2)
+    with pytest.raises(ValueError, match="which another stage reads, .* give the last stage"):
+        hook(inner)
+    hook(source)

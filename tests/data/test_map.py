@@ -22,7 +22,7 @@ from asynchooks.data._map import Chunk, Work
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import BadRecordError, Calls, Source, read_all
+from .sources import BadRecordError, Calls, Source, read_all, same
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +40,8 @@ async def test_calls_overlap_and_results_keep_the_order_of_items() -> None:
             group.start_soon(read)
             await settle()
             assert calls.begun == [0, 1, 2]
+            found = stage.statistics()
+            assert (found.num_buffered, found.buffer_size, found.num_items) == (3, 3, 0)
             calls.let(2, 1)
             await settle()
             assert got == []
@@ -159,14 +161,9 @@ def test_bad_arguments_say_what_to_give() -> None:
         map_concurrent(3, [1], 1)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="concurrency is 0; give an integer >= 1"):
         map_concurrent(str, [1], 0)
-
-
-async def test_statistics_tell_how_many_it_holds() -> None:
-    calls: Any = Calls()
-    async with map_concurrent(calls.__call__, range(9), 3) as stage:
-        await settle()
-        found = stage.statistics()
-        assert (found.num_buffered, found.buffer_size, found.num_items) == (3, 3, 0)
+    unclear: Any = "no"
+    with pytest.raises(TypeError, match="ordered is 'no'; give True or False"):
+        map_concurrent(len, [[1]], 2, unclear)
 
 
 SLOW_EVERY = 40
@@ -359,14 +356,35 @@ async def test_items_before_an_error_of_the_source_are_still_mapped(ordered: boo
             await anext(stage)
 
 
-async def test_the_end_of_some_input_within_the_function_is_not_the_end_of_this_one() -> None:
-    async def end(item: int) -> int:
-        if item == 2:
+async def test_the_end_of_some_input_in_a_threads_call_never_ends_the_pipeline() -> None:
+    def fn(item: int) -> int:
+        if item == 5:
             raise StopAsyncIteration
         return item
 
-    with pytest.raises(RuntimeError):
-        await read_all(map_concurrent(end, range(5), 2))
+    for ordered in (True, False):
+        for _ in range(30):  # by which thread comes back first
+            with pytest.raises(RuntimeError, match="called what raised StopAsync") as caught:
+                await read_all(map_concurrent(fn, range(20), 4, ordered))
+            assert "in map_concurrent, at item 5" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("error", [ValueError("five"), SystemExit(3)])
+async def test_the_first_error_leaves_and_the_generator_ends(
+    ordered: bool, error: BaseException
+) -> None:
+    async def fn(item: int) -> int:
+        if item == 5:
+            raise error
+        return item if item < 4 else await same(item)
+
+    source = Source(None)
+    async with nothing_left():
+        with pytest.raises(type(error)) as caught:
+            await read_all(map_concurrent(fn, source.items(), 4, ordered))
+    assert caught.value is error
+    assert source.is_closed
 
 
 async def test_leaving_ends_calls_that_are_under_way() -> None:

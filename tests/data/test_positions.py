@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +33,7 @@ from asynchooks.data import (
 from asynchooks.data._source_stage import fingerprint
 
 from ..hooks.inputs import Diary, saving, until_stopped
+from ..support.helpers import settle
 from .recipes import Recipe, build_stage, recipes
 from .sources import (
     AsyncEpochs,
@@ -43,6 +45,7 @@ from .sources import (
     StatefulSync,
     position,
     read_all,
+    read_in_two_lives,
     read_some,
 )
 
@@ -134,68 +137,65 @@ async def test_with_another_shuffle_size_nothing_is_lost_and_nothing_comes_twice
 )
 @pytest.mark.parametrize("count", [0, 1, 4, 6])
 async def test_a_source_goes_on_also_behind_a_buffer(make: Any, count: int) -> None:
-    async with prefetch(make(), 3) as stage:
-        first = await read_some(stage, count)
-        state = position(stage)
-    again = prefetch(make(), 1)
-    again.load_state_dict(state)
-    assert first + await read_all(again) == list(range(6))
+    whole = await read_in_two_lives(lambda: prefetch(make(), 3), count, lambda: prefetch(make(), 1))
+    assert whole == list(range(6))
 
 
 async def test_a_prefetch_may_come_and_go_between_a_save_and_a_restore() -> None:
-    async with prefetch(batch(range(7), 2), 2) as stage:
-        assert await read_some(stage, 2) == [[0, 1], [2, 3]]
-        state = position(stage)
-    without = batch(prefetch(range(7), 1), 2)
-    without.load_state_dict(state)
-    assert await read_all(without) == [[4, 5], [6]]
+    whole = await read_in_two_lives(
+        lambda: prefetch(batch(range(7), 2), 2), 2, lambda: batch(prefetch(range(7), 1), 2)
+    )
+    assert whole == [[0, 1], [2, 3], [4, 5], [6]]
 
 
 async def test_a_stage_with_state_is_saved_as_it_was_behind_the_item_not_as_it_is() -> None:
-    source = Stateful(9)
-    async with prefetch(source, 5) as stage:
+    async with prefetch(Stateful(9), 5) as stage:
         await read_some(stage, 2)
         assert position(stage)["state"] == {"at": 2}
 
 
+def of_take(source: Any, taken: Any = 1) -> dict[str, Any]:
+    return {"stage": "take", "taken": taken, "source": source}
+
+
+BEGIN = {"stage": "sequence", "items": 0}
+OTHER_STAGE, DAMAGED = (
+    "^the state is that of {}, and this stage is ",
+    "^take.* cannot go on from .*",
+)
+
+
 @pytest.mark.parametrize(
-    "state",
+    ("state", "message"),
     [
-        None,
-        [],
-        {},
-        7,
-        {"stage": "batch"},
-        {"stage": "take", "taken": "many", "source": {"stage": "sequence", "items": 0}},
-        {"stage": "take", "taken": 1, "source": {"stage": "sequence"}},
-        {"stage": "take", "taken": 1, "source": {"stage": "sequence", "items": None}},
-        {"stage": "take", "taken": 1, "source": {"stage": "iterable", "items": 1}},
-        {"stage": "take", "taken": 1, "source": 4},
+        (None, DAMAGED),
+        ([], DAMAGED),
+        ({}, DAMAGED),
+        (7, DAMAGED),
+        (of_take(4), DAMAGED),
+        ({"stage": "batch"}, OTHER_STAGE.format("batch")),
+        (BEGIN, OTHER_STAGE.format("sequence")),
+        (of_take({"stage": "iterable", "items": 1}), OTHER_STAGE.format("iterable")),
+        ({"stage": "take", "source": BEGIN}, DAMAGED + r"KeyError\('taken'\)"),
+        (of_take(BEGIN, "many"), DAMAGED + "is 'many'; give an integer >= 0"),
+        (of_take(BEGIN, math.inf), DAMAGED + "is inf; give an integer >= 0"),
+        (of_take(BEGIN, -1), DAMAGED + "is -1; give an integer >= 0"),
+        (of_take({"stage": "sequence"}), DAMAGED + r"KeyError\('items'\)"),
+        (of_take({**BEGIN, "items": None}), DAMAGED + "is None; give an integer >= 0"),
+        (of_take({**BEGIN, "items": -1}), DAMAGED + "is -1; give an integer >= 0"),
     ],
 )
-def test_a_state_of_another_pipeline_is_an_error(state: Any) -> None:
-    with pytest.raises(InputStateError, match=r"take|the state is that of iterable"):
+def test_a_state_that_is_damaged_or_of_other_stages_is_an_error(state: Any, message: str) -> None:
+    with pytest.raises(InputStateError, match=message):
         take(range(5), 4).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        (lambda: shard([1], 2, 1), {"stage": "shard", "shard": [], "to_pass": 0, "source": {}}),
-        (lambda: take([1], 2), {"stage": "take", "taken": float("inf"), "source": None}),
-        (lambda: take([1], 2), {"stage": "take", "taken": -1, "source": None}),
-        (lambda: take([1], 2), {"stage": "take", "taken": 0, "source": {"items": -1}}),
-    ],
-)
-def test_a_damaged_state_is_an_error(make: Any, state: dict[str, Any]) -> None:
-    source = {"stage": "sequence", "items": 0, **(state["source"] or {})}
-    with pytest.raises(InputStateError):
-        make().load_state_dict({**state, "source": source})
-
-
 def test_the_state_of_another_shard_or_of_fewer_sources_is_an_error() -> None:
+    one = shard(range(5), 2, 1)
     with pytest.raises(InputStateError, match="shard 0 of 2, and this is 1 of 2"):
-        shard(range(5), 2, 1).load_state_dict(shard(range(5), 2, 0).state_dict())
+        one.load_state_dict(shard(range(5), 2, 0).state_dict())
+    with pytest.raises(InputStateError, match="cannot go on from"):
+        one.load_state_dict({**one.state_dict(), "shard": []})
     with pytest.raises(InputStateError, match="cannot go on from"):
         interleave([[1]]).load_state_dict(interleave([[1], [2]]).state_dict())
 
@@ -247,31 +247,12 @@ async def test_results_without_order_have_no_position() -> None:
 
 
 async def test_numbers_of_numpy_are_saved_as_numbers() -> None:
-    import numpy as np
-
-    stage = shard(range(9), np.int64(3), np.int64(1))  # type: ignore[arg-type]
-    async with stage:
-        await read_some(stage, 1)
-        state = position(stage)
-    again = shard(range(9), 3, 1)
-    again.load_state_dict(state)
-    assert await read_all(again) == [4, 7]
-
-
-async def test_bytes_of_an_async_source_are_saved_as_those_of_any_other() -> None:
-    class InBytes(Stateful):
-        def state_dict(self) -> Any:
-            return b"at %d" % self._at
-
-        def load_state_dict(self, state: Any) -> None:
-            self._at = int(state.split()[1])
-
-    async with prefetch(InBytes(4), 1) as stage:
-        await read_some(stage, 1)
-        state = position(stage)
-    again = prefetch(InBytes(4), 1)
-    again.load_state_dict(state)
-    assert await read_all(again) == [1, 2, 3]
+    three: Any = np.int64(3)
+    one: Any = np.int64(1)
+    whole = await read_in_two_lives(
+        lambda: shard(range(9), three, one), 1, lambda: shard(range(9), 3, 1)
+    )
+    assert whole == [1, 4, 7]
 
 
 NUM_ITEMS, NUM_EPOCHS = 4, 3
@@ -387,15 +368,21 @@ async def test_a_source_goes_on_exactly_where_all_else_was_forgotten(
 
     whole = await read_all(make())
     for count in range(1, len(whole), 5):
+        assert await read_in_two_lives(make, count) == whole
         async with make() as stage:
-            first = await read_some(stage, count)
-            for _ in range(9):  # all read ahead
-                await anyio.lowlevel.checkpoint()
-            state = position(stage)
-        assert "'at'" in repr(state), "of its own, not a count"
-        again = make()
-        again.load_state_dict(state)
-        assert first + await read_all(again) == whole
+            await read_some(stage, count)
+            await settle()
+            assert "'at'" in repr(position(stage)), "of its own, not a count"
+
+
+class InBytes(Stateful):
+    """Its state is bytes."""
+
+    def state_dict(self) -> Any:
+        return b"at %d" % self._at
+
+    def load_state_dict(self, state: Any) -> None:
+        self._at = int(state.split()[1])
 
 
 class InParts(StatefulSync):
@@ -410,17 +397,12 @@ class InParts(StatefulSync):
         self._at = int(at.split()[1])
 
 
+@pytest.mark.parametrize("source", [InBytes, InParts])
 @pytest.mark.parametrize(
-    "around", [lambda source: take(source, 9), lambda source: prefetch(batch(source, 1), 3)]
+    "around", [lambda source: take(source, 9), lambda source: prefetch(source, 3)]
 )
-async def test_bytes_within_lists_and_tuples_are_saved_and_come_back(around: Any) -> None:
-    stage: Stage[Any]
-    async with around(InParts(5)) as stage:
-        first = await read_some(stage, 2)
-        state = position(stage)
-    again = around(InParts(5))
-    again.load_state_dict(state)
-    assert first + await read_all(again) == await read_all(around(InParts(5)))
+async def test_a_state_with_bytes_is_saved_and_comes_back(source: Any, around: Any) -> None:
+    assert await read_in_two_lives(lambda: around(source(5)), 2) == list(range(5))
 
 
 class Wordy:
@@ -438,14 +420,6 @@ async def test_a_source_with_a_long_repr_is_named_by_its_type() -> None:
     with pytest.raises(BadRecordError) as caught:
         await read_all(batch(Wordy(), 1))
     assert caught.value.__notes__ == ["in a Wordy, after 1 items"]
-
-
-def test_a_state_of_other_stages_gets_one_sentence_and_a_damaged_one_its_cause() -> None:
-    source = {"stage": "sequence", "items": 1}
-    with pytest.raises(InputStateError, match="^the state is that of sequence, and this stage is "):
-        take(range(3), 2).load_state_dict(source)
-    with pytest.raises(InputStateError, match=r"^take\(.*cannot go on from .*KeyError\('taken'\)"):
-        take(range(3), 2).load_state_dict({"stage": "take", "source": source})
 
 
 LONG = np.arange(5000)

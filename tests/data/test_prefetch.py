@@ -132,35 +132,6 @@ async def test_a_reader_that_is_cancelled_as_it_is_woken_leaves_the_item_to_the_
     assert sorted(item for _, item in got)[:2] == [7, 8]
 
 
-async def test_an_error_while_closing_leaves_if_there_was_no_other() -> None:
-    async def read() -> AsyncIterator[int]:
-        try:
-            while True:
-                yield 0
-        finally:
-            raise BadRecordError("while closing")
-
-    async with nothing_left():
-        with pytest.raises(BadRecordError, match="while closing"):
-            async with prefetch(read(), 1) as items:
-                await anext(items)
-
-
-@pytest.mark.parametrize("with_prefetch", [False, True])
-async def test_an_error_of_the_loop_is_not_hidden_by_one_while_closing(with_prefetch: bool) -> None:
-    async def read() -> AsyncIterator[int]:
-        try:
-            while True:
-                yield 0
-        finally:
-            raise OSError("while closing")
-
-    with pytest.raises(BadRecordError):
-        async with prefetch(read(), 1) if with_prefetch else batch(read(), 1) as items:
-            async for _ in items:
-                raise BadRecordError
-
-
 async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
     num = 0
     async with prefetch(Source(None).items(), 2) as items:
@@ -171,30 +142,19 @@ async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
                 assert num < 1000, "never cancelled"
 
 
-async def test_native_cancellation_of_one_reader_leaves_the_others_theirs(
-    anyio_backend_name: str,
+@pytest.mark.parametrize("is_woken", [False, True])
+async def test_native_cancellation_of_one_reader_leaves_the_item_to_the_other(
+    is_woken: bool, anyio_backend_name: str
 ) -> None:
     only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue()
     async with prefetch(queue, 2) as items:
         first, second = (asyncio.create_task(anext(items)) for _ in range(2))
         await settle()
-        first.cancel()
-        queue.put_nowait(5)
-        assert await second == 5
-        with pytest.raises(asyncio.CancelledError):
-            await first
-
-
-async def test_an_item_goes_to_the_next_reader_if_the_one_it_woke_is_cancelled(
-    anyio_backend_name: str,
-) -> None:
-    only_on_asyncio(anyio_backend_name)
-    queue: asyncio.Queue[int] = asyncio.Queue()
-    async with prefetch(queue, 2) as items:
-        first, second = (asyncio.create_task(anext(items)) for _ in range(2))
-        await settle()
-        items._put((5,))  # type: ignore[attr-defined]  # what its task does
+        if is_woken:
+            items._put((5,))  # type: ignore[attr-defined]  # what its task does
+        else:
+            queue.put_nowait(5)
         first.cancel()
         assert await asyncio.wait_for(second, 5) == 5
         with pytest.raises(asyncio.CancelledError):
@@ -219,6 +179,10 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
         lambda source: map_concurrent(same, source, 3, ordered=False),
         lambda taken: taken + 3,
     ),
+    "map in threads": (
+        lambda source: map_concurrent(same_in_thread, source, 3),
+        lambda taken: taken + 3,
+    ),
     "all": (
         lambda source: prefetch(batch(map_concurrent(same, prefetch(source, 2), 3), 2), 2),
         lambda taken: 2 * (taken + 2) + 3 + 2,
@@ -226,66 +190,32 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
 @pytest.mark.parametrize("name", BOUNDS)
-async def test_a_slow_consumer_stops_the_producers(name: str) -> None:
+async def test_a_slow_consumer_stops_the_producers(name: str, kind: str) -> None:
     make, bound = BOUNDS[name]
     source = Source(None)
-    async with make(source.items()) as items:
+    async with make(getattr(source, kind)()) as items:
         for taken in range(5):
             await settle()
-            assert source.num_read == bound(taken)
+            assert source.num_read <= bound(taken)
+            if kind == "items" and name != "map in threads":  # else a thread may not be so far yet
+                assert source.num_read == bound(taken)
             if name == "take" and taken >= 2:
                 break
             await anext(items)
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-async def test_a_slow_consumer_stops_the_threads(name: str) -> None:
-    make, bound = BOUNDS[name]
-    source = Source(None)
-    async with make(source.items_in_thread()) as items:
-        for taken in range(1, 6):
-            if name == "take" and taken > 2:
-                break
-            await anext(items)
-            await anyio.lowlevel.checkpoint()
-            assert source.num_read <= bound(taken)
-
-
-async def test_map_in_threads_begins_no_more_than_its_concurrency() -> None:
-    source = Source(None)
-    async with map_concurrent(same_in_thread, source.items(), 3) as items:
-        for taken in range(1, 6):
-            await anext(items)
-            await settle()
-            assert source.num_read <= taken + 3
-
-
-async def test_a_stage_without_a_reader_reads_ahead_only() -> None:
-    source = Source(None)
-    async with batch(shuffle(source.items(), 3, 0), 2):
-        await settle()
-    assert source.num_read == 0
-
-
-class Readers:
-    """Tasks that take one item each; one that finds the end has 'end'."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-
-    async def one(self, stage: Stage[Any]) -> None:
-        try:
-            self.got.append(await anext(stage))
-        except StopAsyncIteration:
-            self.got.append("end")
+async def read_one(stage: Stage[Any], got: list[Any]) -> None:
+    """Take one item; 'end' stands for the end."""
+    got.append(await anext(stage, "end"))
 
 
 @pytest.mark.parametrize("make", [lambda shared: shared, lambda shared: take(shared, 9)])
 async def test_a_reader_whose_item_another_one_has_taken_waits_for_the_next(
     make: Callable[[Any], Stage[Any]],
 ) -> None:
-    gate, readers = anyio.Event(), Readers()
+    gate, got = anyio.Event(), list[Any]()
 
     async def source() -> AsyncIterator[int]:
         yield 0
@@ -299,15 +229,15 @@ async def test_a_reader_whose_item_another_one_has_taken_waits_for_the_next(
             await settle()  # the first item is there
             async with anyio.create_task_group() as group:
                 for each in stages:
-                    group.start_soon(readers.one, each)
+                    group.start_soon(read_one, each, got)
                 await settle()
-                assert readers.got == [0]
+                assert got == [0]
                 gate.set()
-    assert readers.got == [0, 1]
+    assert got == [0, 1]
 
 
 async def test_items_that_come_at_once_wake_as_many_readers() -> None:
-    gate, never, readers = anyio.Event(), anyio.Event(), Readers()
+    gate, never, got = anyio.Event(), anyio.Event(), list[Any]()
 
     async def a_pass() -> AsyncIterator[int]:
         for number in range(3):
@@ -318,12 +248,12 @@ async def test_items_that_come_at_once_wake_as_many_readers() -> None:
     async with prefetch(repeat(shuffle(a_pass, 4, 0)), 3) as stage:
         async with anyio.create_task_group() as group:
             for _ in range(3):
-                group.start_soon(readers.one, stage)
+                group.start_soon(read_one, stage, got)
             await settle()
-            assert readers.got == []
+            assert got == []
             gate.set()
             await settle()
-            assert sorted(readers.got) == [0, 1, 2]
+            assert sorted(got) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["prefetch", "map of it", "map"])

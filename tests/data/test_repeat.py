@@ -10,10 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from asynchooks import InputError
-from asynchooks.data import interleave, prefetch, repeat, shuffle, take
+from asynchooks.data import Stage, interleave, prefetch, repeat, shuffle, take
 
 from ..support.afterwards import nothing_left
-from .sources import Source, position, read_all, read_some
+from .sources import Source, read_all, read_in_two_lives, read_some
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def test_an_empty_source_for_ever_is_an_error_and_no_endless_loop() -> Non
     for stage in (repeat([]), prefetch(repeat(shuffle([], 2, 0)), 2), repeat(Source(0).items)):
         with pytest.raises(InputError, match="is empty, and is to be repeated for ever"):
             await read_all(stage)
-    assert await read_all(repeat([], 3)) == []
+    assert await read_all(repeat([], 10**9)) == []
 
 
 @pytest.mark.parametrize("num_epochs", [None, 3])
@@ -86,12 +86,17 @@ async def test_repeated_shuffles_beside_each_other_keep_their_seeds() -> None:
 
 
 async def test_a_position_at_the_end_of_a_pass_goes_on_with_the_next() -> None:
-    async with prefetch(repeat(shuffle(range(4), 4, 1), 3), 9) as stage:
-        first = await read_some(stage, 4)
-        state = position(stage)
-    again = prefetch(repeat(shuffle(range(4), 4, 1), 3), 1)
-    again.load_state_dict(state)
-    assert first + await read_all(again) == await read_all(repeat(shuffle(range(4), 4, 1), 3))
+    def make(size: int) -> Stage[int]:
+        return prefetch(repeat(shuffle(range(4), 4, 1), 3), size)
+
+    whole = await read_in_two_lives(lambda: make(9), 4, lambda: make(1))
+    assert whole == await read_all(repeat(shuffle(range(4), 4, 1), 3))
+
+
+async def test_a_position_beyond_the_last_epoch_is_the_end() -> None:
+    assert (
+        len(await read_in_two_lives(lambda: repeat([1, 2], 5), 7, lambda: repeat([1, 2], 2))) == 7
+    )
 
 
 async def test_what_take_left_of_a_pass_is_closed_before_the_next_begins() -> None:

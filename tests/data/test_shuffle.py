@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from asynchooks import InputStateError
 from asynchooks.data import batch, prefetch, shuffle, take
 
 from ..support.helpers import settle
-from .sources import Source, position, read_all, read_some
+from .sources import Source, read_all, read_in_two_lives, read_some
 
 pytestmark = pytest.mark.anyio
 
@@ -40,21 +44,23 @@ async def test_the_order_does_not_depend_on_how_it_is_read() -> None:
 
 async def test_a_position_far_in_goes_on_in_the_same_order() -> None:
     expected = await read_all(shuffle(range(3000), 30, 4))
-    async with take(shuffle(range(3000), 30, 4), 5000) as stage:
-        first = await read_some(stage, 1500)
-        state = position(stage)
-    again = take(shuffle(range(3000), 30, 4), 5000)
-    again.load_state_dict(state)
-    assert first + await read_all(again) == expected
+    for around in (lambda stage: stage, lambda stage: take(stage, 5000)):
+        make = lambda around=around: around(shuffle(range(3000), 30, 4))  # noqa: E731
+        assert await read_in_two_lives(make, 1500) == expected
 
 
-async def test_shuffle_as_the_last_stage_has_a_position() -> None:
-    async with shuffle(range(20), 5, 1) as stage:
-        first = await read_some(stage, 7)
-        state = position(stage)
-    again = shuffle(range(20), 5, 1)
-    again.load_state_dict(state)
-    assert first + await read_all(again) == await read_all(shuffle(range(20), 5, 1))
+async def test_a_source_that_has_become_shorter_is_an_error() -> None:
+    longer = shuffle(range(20), 8, 1)
+    await read_some(longer, 6)
+    shorter = shuffle(range(9), 8, 1)
+    shorter.load_state_dict(longer.state_dict())
+    with pytest.raises(InputStateError, match="ended at item 9"):
+        await anext(shorter)
+
+
+async def test_a_seed_may_be_numpys() -> None:
+    seed: Any = np.int64(3)
+    assert await read_all(shuffle(range(9), 4, seed)) == await read_all(shuffle(range(9), 4, 3))
 
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None])

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks import InputError
+from asynchooks import FeedHook, FunctionSessionCreator, InputError, MonitoredSession
 from asynchooks.data import (
     Stage,
     batch,
@@ -31,24 +31,28 @@ from .sources import Source, only_on_asyncio, read_all, read_some, same
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("source", ["text", b"bytes", {"a": 1}, 3, None, list, object()])
-def test_what_cannot_be_read_is_named(source: Any) -> None:
-    with pytest.raises(TypeError, match=r"^source is .*; give a stage, an iterable or async itera"):
-        prefetch(source, 1)
+async def without_items() -> list[int]:
+    return [1]
 
 
-def test_what_is_likely_a_mistake_is_shown_how_to_write() -> None:
-    for source, message in (
-        (
-            "a" * 999,
-            r"^source is 'a{196}\.\.\.; .*would give its letters: write \[text\], or list\(text\)",
-        ),
-        (b"bytes", r"A text would give its letters"),
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        (3, ""),
+        (None, ""),
+        (object(), ""),
+        ("a" * 999, r"would give its letters: write \[text\], or list\(text\)"),
+        (b"bytes", "A text would give its letters"),
         ({"x": [1, 2]}, r"A mapping would give its keys: write list\(mapping.items\(\)\), or"),
-        (lambda: {"x": 1}, r"A mapping would give its keys"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            prefetch(source, 1)
+        (lambda: {"x": 1}, "A mapping would give its keys"),
+        (list, "A class is no source"),
+        (without_items, "that yields nothing returns no items: yield them"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_how_to_write_it(source: Any, hint: str) -> None:
+    match = rf"^source is .{{1,200}}; give a stage, an iterable or async itera.*{hint}"
+    with pytest.raises(TypeError, match=match):
+        prefetch(source, 1)
 
 
 async def test_an_asyncio_queue_is_a_source(anyio_backend_name: str) -> None:
@@ -63,6 +67,13 @@ async def test_an_asyncio_queue_is_a_source(anyio_backend_name: str) -> None:
         async with anyio.create_task_group() as group, prefetch(take(queue, 6), 2) as items:
             group.start_soon(fill)
             assert [item async for item in items] == list(range(6))
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_queue_of_asyncio_is_refused_elsewhere() -> None:
+    with pytest.raises(InputError, match="works on asyncio only"):
+        async with prefetch(asyncio.Queue[int](), 1):
+            pass
 
 
 async def test_a_cancelled_reader_of_a_queue_loses_no_item(anyio_backend_name: str) -> None:
@@ -165,6 +176,19 @@ def test_what_can_be_read_once_only_cannot_be_repeated(make: Any, num_epochs: An
 @pytest.mark.parametrize("make", [lambda: iter([1]), lambda: Source(1).items()])
 async def test_one_pass_over_what_can_be_read_once_only_is_fine(make: Any) -> None:
     assert len(await read_all(repeat(make(), 1))) == 1
+
+
+@pytest.mark.parametrize("kind", ["items", "items_in_thread"])
+async def test_a_bare_generator_has_one_reader(kind: str) -> None:
+    source = getattr(Source(20), kind)()
+    creator = FunctionSessionCreator(lambda x: {"x": x})
+    async with nothing_left():
+        async with MonitoredSession([FeedHook(source, "x")], creator) as first:
+            assert await first.run("x") == 0
+            with pytest.raises(InputError, match="give all readers the same stage"):
+                async with MonitoredSession([FeedHook(source, "x")], creator) as second:
+                    await second.run("x")
+            assert await first.run("x") == 1
 
 
 async def test_a_stage_without_tasks_needs_no_block() -> None:
