@@ -1,13 +1,15 @@
-"""Saving, choosing, replacing, rejecting and deleting on a disk that works; wrong arguments."""
+"""Saving, choosing, replacing, rejecting, deleting; what writers and arguments must not be."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -85,18 +87,173 @@ def test_a_step_saved_again_replaces_the_checkpoint(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["model.ckpt-5", "model.ckpt-6"]
 
 
-def test_a_failed_save_of_the_same_step_leaves_the_earlier_one(tmp_path: Path) -> None:
-    (before,) = save(tmp_path, 5)
+def test_everything_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    real_fsync, real_rename, real_rmtree = os.fsync, os.rename, shutil.rmtree
 
-    def fail(prefix: str) -> None:
+    def name_of(path: str) -> str:
+        return os.path.relpath(path, tmp_path)
+
+    def fsync(descriptor: int) -> None:
+        log.append(f"sync {name_of(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        real_fsync(descriptor)
+
+    def rename(source: str, target: str) -> None:
+        log.append(f"rename {name_of(source)} to {name_of(target)}")
+        real_rename(source, target)
+
+    def rmtree(path: str, **options: Any) -> None:
+        log.append(f"remove {name_of(path)}")
+        real_rmtree(path, **options)
+
+    with opened(tmp_path / "a" / "b", retention=Retention(max_to_keep=1)) as directory:
+        directory.save(1, writer())
+        directory.save(2, writer())
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "rename", rename)
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+        directory.save(2, writer(), extra={"hooks.json": b""})
+    new, final = "a/b/.new-model.ckpt-2-3", "a/b/model.ckpt-2"
+    assert log == [
+        f"sync {new}/hooks.json",
+        f"sync {new}/model.ckpt-2",
+        f"sync {new}/model.ckpt-2.index",
+        f"sync {new}/model.ckpt-2.parts",
+        f"sync {new}/model.ckpt-2.parts/empty",
+        f"sync {new}",
+        f"sync {new}/manifest.json.new",
+        f"rename {new}/manifest.json.new to {new}/manifest.json",
+        f"sync {new}",
+        f"rename {final} to a/b/.old-model.ckpt-2-0",
+        f"rename {new} to {final}",
+        "sync a/b",
+        "remove a/b/.old-model.ckpt-2-0",
+    ]
+    log.clear()
+    with opened(tmp_path / "c" / "d") as directory:
+        assert log == ["sync .", "sync c"]
+        directory.save(1, writer())
+
+
+class SaverError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    "error", [SaverError("w"), KeyboardInterrupt(), SystemExit(3), MemoryError()], ids=repr
+)
+def test_an_error_of_the_writer_leaves_as_itself_with_a_note_and_changes_nothing(
+    tmp_path: Path, step: int, error: BaseException
+) -> None:
+    (before,) = save(tmp_path, 1)
+
+    def write(prefix: str) -> None:
         writer()(prefix)
-        raise KeyError("w")
+        raise error
 
-    with opened(tmp_path) as directory:
-        with pytest.raises(KeyError):
-            directory.save(5, fail)
+    with opened(tmp_path, retention=Retention(max_to_keep=1)) as directory:
+        with pytest.raises(type(error)) as caught:
+            directory.save(step, write)
+        assert caught.value is error
         assert directory.newest_intact() == before
-    assert names_in(tmp_path) == ["model.ckpt-5"]
+        assert names_in(tmp_path) == ["model.ckpt-1"]
+        directory.save(2, writer())
+    assert error.__notes__[-1:] == [
+        f"raised while the checkpoint of step {step} was written in {tmp_path}; it is not saved, "
+        "older checkpoints are untouched"
+    ]
+
+
+def nothing(prefix: str) -> None:
+    """Write nothing."""
+
+
+def empty_directories(prefix: str) -> None:
+    os.makedirs(f"{prefix}/a/b")
+
+
+def elsewhere(prefix: str) -> None:
+    Path(prefix).parents[1].joinpath("elsewhere").touch()
+
+
+def beside(prefix: str) -> None:
+    Path(prefix).touch()
+    Path(prefix).with_name("checkpoint").touch()
+
+
+def symlink(prefix: str) -> None:
+    Path(prefix).mkdir()
+    (Path(prefix) / "link").symlink_to("/etc/hostname")
+
+
+def fifo(prefix: str) -> None:
+    os.mkfifo(prefix)
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (nothing, "no file is at the path that it was given"),
+        (empty_directories, "no file is at the path that it was given"),
+        (elsewhere, "no file is at the path that it was given"),
+        (beside, "checkpoint does not begin with the path that it was given"),
+        (symlink, "model.ckpt-2/link is a symlink, which cannot be kept"),
+        (fifo, "model.ckpt-2 is a special file, which cannot be kept"),
+    ],
+)
+def test_what_a_writer_must_not_write_is_refused(
+    tmp_path: Path, write: Callable[[str], None], words: str
+) -> None:
+    save(tmp_path, 1)
+    with opened(tmp_path) as directory:
+        with pytest.raises(CheckpointError, match=words):
+            directory.save(2, write)
+    assert [each for each in names_in(tmp_path) if each != "elsewhere"] == ["model.ckpt-1"]
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_what_no_checkpoint_may_replace_is_reported_before_writing(
+    tmp_path: Path, is_link: bool
+) -> None:
+    foreign = tmp_path / "model.ckpt-1"
+    foreign.symlink_to(tmp_path) if is_link else foreign.write_bytes(b"foreign")
+    with opened(tmp_path) as directory:
+        with pytest.raises(CheckpointError, match="model.ckpt-1 is no directory.*move it away"):
+            directory.save(1, pytest.fail)
+    assert names_in(tmp_path) == ["model.ckpt-1"]
+
+
+def test_a_directory_that_vanished_is_not_recreated(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as directory:
+
+        def write(prefix: str) -> None:
+            shutil.rmtree(path)
+            Path(prefix).write_bytes(b"")
+
+        words = "step 1 is not saved: .*No such file.*the directory is gone and is not recreated"
+        with pytest.raises(CheckpointError, match=words):
+            directory.save(1, write)
+        with pytest.raises(CheckpointError, match="was removed, moved or replaced"):
+            directory.save(2, pytest.fail)
+    assert not path.exists()
+
+
+def test_a_writer_that_recreates_the_lost_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path) as directory:
+
+        def write(prefix: str) -> None:
+            shutil.rmtree(path)
+            os.makedirs(os.path.dirname(prefix))
+            Path(prefix).touch()
+
+        with pytest.raises(CheckpointError, match="is not the file that open.. locked"):
+            directory.save(1, write)
+    assert names_in(path) == []
 
 
 @given(st.floats(allow_nan=False), st.floats(min_value=0, allow_infinity=False))
@@ -130,8 +287,6 @@ def test_a_metric_that_is_found_later_is_kept_with_the_checkpoint(tmp_path: Path
         assert names_in(tmp_path) == ["model.ckpt-3", "model.ckpt-4"]
         with pytest.raises(MetricError, match="NaN"):
             directory.set_metric(3, float("nan"))
-    with pytest.raises(RuntimeError, match="is not open"):
-        directory.set_metric(3, 1.0)
 
 
 def test_a_kill_while_a_metric_is_written_leaves_the_checkpoint_as_it_was(
@@ -232,6 +387,8 @@ def test_what_changes_the_disk_needs_open(tmp_path: Path) -> None:
         directory.save(1, writer())
     with pytest.raises(RuntimeError, match=r"is not open\n  wrong: directory.reject"):
         directory.reject(saved, "")
+    with pytest.raises(RuntimeError, match=r"is not open\n  wrong: directory.set_metric"):
+        directory.set_metric(1, 1.0)
 
 
 def test_a_relative_path_does_not_follow_chdir(
@@ -283,24 +440,18 @@ def test_the_order_is_that_of_saving_and_not_that_of_steps(tmp_path: Path) -> No
     assert newest_step(tmp_path) == 4
 
 
-def test_up_to_step_looks_at_no_later_step(tmp_path: Path) -> None:
+def test_up_to_step_looks_at_no_later_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save(tmp_path, 5, 9, 7)
-    (tmp_path / "model.ckpt-9" / "manifest.json").unlink()
+    (tmp_path / "model.ckpt-9" / "manifest.json").write_bytes(b"")
     directory = CheckpointDirectory(tmp_path)
-    chosen = [directory.newest_intact(up_to_step=step) for step in (4, 5, 6, 7, 8)]
+    with caplog.at_level(logging.WARNING):
+        chosen = [directory.newest_intact(up_to_step=step) for step in (4, 5, 6, 7, 8)]
+    assert caplog.messages == [], "it is not read at all"
     assert [each and each.step for each in chosen] == [None, 5, 5, 7, 7]
     with pytest.raises(ValueError, match="step is -1; give an integer >= 0"):
         directory.newest_intact(up_to_step=-1)
-
-
-def test_steps_beyond_up_to_step_are_not_read_at_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    save(tmp_path, 5, 9)
-    (tmp_path / "model.ckpt-9" / "manifest.json").write_bytes(b"")
-    with caplog.at_level(logging.WARNING):
-        CheckpointDirectory(tmp_path).newest_intact(up_to_step=8)
-    assert caplog.messages == []
 
 
 def test_the_best_is_the_intact_one_with_the_best_metric(
@@ -461,26 +612,19 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
         assert directory.save(1, writer()).serial == 1
 
 
-def test_a_checkpoint_whose_metric_is_not_known_is_never_the_best(tmp_path: Path) -> None:
-    retention = Retention(max_to_keep=1, keep_best=1)
-    with opened(tmp_path, retention=retention) as directory:
-        directory.save(1, writer())
-        assert directory.best() is None
-        directory.save(2, writer(), metric=1e9)
-        directory.save(3, writer())
-        best = directory.best()
-    assert best is not None
-    assert best.step == 2
-
-
-@pytest.mark.parametrize("basename", ["", ".a", "a/b", "a\\b", "a\0"])
-def test_a_basename_is_a_name(tmp_path: Path, basename: str) -> None:
-    with pytest.raises(ValueError, match="give a name without separators"):
-        CheckpointDirectory(tmp_path, basename)
-
-
-def test_arguments_of_other_types_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="basename is 5"):
-        CheckpointDirectory(tmp_path, 5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"retention is 5; give a Retention\(max_to_keep=...\)"):
-        CheckpointDirectory(tmp_path, retention=5)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        *(
+            ({"basename": each}, ValueError, "give a name without separators")
+            for each in ("", ".a", "a/b", "a\\b", "a\0")
+        ),
+        ({"basename": 5}, TypeError, "basename is 5"),
+        ({"retention": 5}, TypeError, r"retention is 5; give a Retention\(max_to_keep=...\)"),
+    ],
+)
+def test_what_names_no_directory_of_checkpoints_is_refused(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        CheckpointDirectory(tmp_path, **options)

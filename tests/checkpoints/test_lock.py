@@ -79,14 +79,8 @@ def test_a_pid_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
         assert caught.value.pid is None
 
 
-def test_a_stale_pid_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text("999999999\n")
-    with opened(tmp_path):
-        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-
-
-@pytest.mark.parametrize("text", ["\0\0\0", "12\0\0", "", "\n", "77\r\n"])
-def test_a_lock_that_a_crash_cut_off_is_ours(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["999999999\n", "\0\0\0", "12\0\0", "", "\n", "77\r\n"])
+def test_a_lock_that_a_dead_run_left_or_a_crash_cut_off_is_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / "lock").write_text(text)
     with opened(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"

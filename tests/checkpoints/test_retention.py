@@ -134,18 +134,6 @@ def test_saves_delete_by_the_retention_and_restarts_change_nothing(tmp_path: Pat
     assert names_in(tmp_path) == [f"model.ckpt-{step}" for step in (0, 2, 3, 4, 6, 7, 8)]
 
 
-def test_a_failed_save_deletes_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path, retention=Retention(max_to_keep=1)) as directory:
-        directory.save(1, writer())
-
-        def fail(prefix: str) -> None:
-            raise ValueError("no")
-
-        with pytest.raises(ValueError, match="no"):
-            directory.save(2, fail)
-        assert names_in(tmp_path) == ["model.ckpt-1"]
-
-
 def test_damaged_ones_stay_and_do_not_count(tmp_path: Path) -> None:
     with opened(tmp_path, retention=Retention(max_to_keep=2)) as directory:
         directory.save(1, writer())

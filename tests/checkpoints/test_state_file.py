@@ -165,31 +165,24 @@ def test_every_block_lies_at_a_multiple_of_its_item(tmp_path: Path) -> None:
         assert header[name]["data_offsets"][0] % size == 0
 
 
-@pytest.mark.parametrize("scalar", SCALARS, ids=repr)
-def test_scalars_of_numpy_come_back(tmp_path: Path, scalar: Any) -> None:
-    assert bits(read_state(written(tmp_path / "state", {"x": scalar}))) == bits({"x": scalar})
+ONES = [np.full(1, i) for i in range(4)]
+RARE: dict[str, Any] = {
+    **{repr(each): {"x": each} for each in SCALARS},
+    **{  # JSON has none of them
+        each: struct.unpack(">d", bytes.fromhex(each))[0]
+        for each in ("7ff0000000000000", "7ff8000000000001", "fff8000000000000")
+    },
+    "an int of more digits than Python prints": [10**5000],
+    "names that would be equal": {
+        "a.b": ONES[0], "a": {"b": ONES[1]}, "a.b#2": ONES[2], "__metadata__": ONES[3], "": ONES[0],
+    },
+    "arrays of many chunks": [np.arange(1_300_001), np.arange(9_000_001, dtype=np.uint8)],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", ["7ff0000000000000", "7ff8000000000001", "fff8000000000000"])
-def test_floats_that_json_does_not_have_come_back_bit_by_bit(tmp_path: Path, pattern: str) -> None:
-    (value,) = struct.unpack(">d", bytes.fromhex(pattern))
-    found = read_state(written(tmp_path / "state", value))
-    assert struct.pack(">d", found).hex() == pattern
-
-
-def test_arrays_of_many_chunks_come_back(tmp_path: Path) -> None:
-    state = [np.arange(1_300_001), np.arange(9_000_001, dtype=np.uint8)]
-    assert bits(read_state(written(tmp_path / "state", state))) == bits(state)
-
-
-def test_an_int_of_more_digits_than_python_prints_comes_back(tmp_path: Path) -> None:
-    assert read_state(written(tmp_path / "state", [10**5000]))[0] == 10**5000
-
-
-def test_names_that_would_be_equal_are_kept_apart(tmp_path: Path) -> None:
-    one, two, three, four = (np.full(1, i) for i in range(4))
-    state = {"a.b": one, "a": {"b": two}, "a.b#2": three, "__metadata__": four, "": one}
-    assert bits(read_state(written(tmp_path / "state", state))) == bits(state)
+@pytest.mark.parametrize("name", RARE)
+def test_what_is_rare_comes_back_bit_by_bit(tmp_path: Path, name: str) -> None:
+    assert bits(read_state(written(tmp_path / "state", RARE[name]))) == bits(RARE[name])
 
 
 def test_mappings_come_back_as_dicts_in_their_order(tmp_path: Path) -> None:
