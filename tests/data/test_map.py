@@ -73,19 +73,22 @@ async def test_results_without_order_come_as_they_are_done() -> None:
             await anext(stage)
 
 
-async def test_a_plain_function_runs_in_several_threads_at_once() -> None:
+async def test_a_plain_function_runs_in_several_threads_at_once_and_none_stands_still() -> None:
     both = threading.Barrier(2)
     threads: set[int] = set()
 
     def work(item: int) -> int:
         threads.add(threading.get_ident())
-        both.wait(10)
+        both.wait(5)  # calls wait for each other in pairs
         return -item
 
-    async with nothing_left():
-        assert await read_all(map_concurrent(work, range(4), 2)) == [0, -1, -2, -3]
-    assert len(threads) == 2
-    assert threading.get_ident() not in threads
+    for _ in range(5):
+        threads.clear()
+        async with nothing_left():
+            expected = [-item for item in range(100)]
+            assert await read_all(map_concurrent(work, range(100), 2)) == expected
+        assert len(threads) == 2
+        assert threading.get_ident() not in threads
 
 
 async def test_a_thread_that_was_given_one_item_gives_it_out_before_it_begins_another(
@@ -109,12 +112,25 @@ async def test_a_thread_that_was_given_one_item_gives_it_out_before_it_begins_an
         assert await anext(stage) == 2
 
 
-async def test_a_function_that_returns_an_awaitable_is_awaited() -> None:
-    async def double(item: int, by: int) -> int:
-        return by * item
+async def double(item: int, by: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return by * item
 
-    for fn in (partial(double, by=2), lambda item: double(item, 2)):
-        assert await read_all(map_concurrent(fn, range(3), 2)) == [0, 2, 4]
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        partial(double, by=2),
+        lambda item: double(item, 2),
+        lambda item: 2 * item if item < 100 else double(item, 2),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [2, 40])
+async def test_a_function_that_returns_awaitables_always_or_later_has_them_awaited(
+    fn: Callable[[int], Any], concurrency: int
+) -> None:
+    expected = [2 * item for item in range(200)]
+    assert await read_all(map_concurrent(fn, range(200), concurrency)) == expected
 
 
 @settings(
@@ -216,26 +232,6 @@ async def test_a_result_is_given_out_though_no_further_item_comes(waits: bool) -
         assert late == []
 
 
-async def test_calls_that_wait_for_each_other_in_pairs_never_stand_still() -> None:
-    both = threading.Barrier(2)
-
-    def fn(item: int) -> int:
-        both.wait(5)
-        return item
-
-    for _ in range(5):
-        assert await read_all(map_concurrent(fn, range(100), 2)) == list(range(100))
-
-
-async def test_a_function_whose_later_results_are_awaitables_has_them_awaited() -> None:
-    async def later(item: int) -> int:
-        await anyio.lowlevel.checkpoint()
-        return item
-
-    fn: Callable[[int], Any] = lambda item: item if item < 100 else later(item)  # noqa: E731
-    assert await read_all(map_concurrent(fn, range(200), 40)) == list(range(200))
-
-
 @pytest.mark.parametrize("takes_more", [True, False])
 async def test_a_chunk_takes_what_is_left_only_where_it_may(takes_more: bool) -> None:
     first, second = Work(1, 0), Work(2, 1)
@@ -321,26 +317,6 @@ async def test_an_error_that_several_items_raise_names_the_one_that_it_comes_out
             while True:
                 await anext(stage)
     assert error.__notes__ == [f"in map_concurrent, at item {item}"]
-
-
-async def test_no_call_begins_after_an_error_though_an_item_was_on_its_way() -> None:
-    go = anyio.Event()
-    calls = Calls()
-    calls.errors[0] = BadRecordError()
-
-    async def read() -> AsyncIterator[int]:
-        yield 0
-        await go.wait()
-        yield 1
-
-    async with map_concurrent(calls.__call__, read(), 2) as stage:
-        await settle()
-        calls.let(0)
-        with pytest.raises(BadRecordError):
-            await anext(stage)
-        go.set()
-        await settle()
-        assert calls.begun == [0]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -455,27 +431,30 @@ async def test_items_that_were_read_and_not_begun_are_left_alone_after_an_error(
     assert begun == [0, 1]
 
 
-async def test_an_item_that_comes_after_an_error_is_left_alone_while_earlier_ones_are_awaited() -> (
-    None
-):
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("is_shielded", [False, True])
+async def test_no_call_begins_after_an_error_though_an_item_was_on_its_way(
+    failing: int, is_shielded: bool
+) -> None:
     calls, go = Calls(), anyio.Event()
-    calls.errors[1] = BadRecordError()
+    calls.errors[failing] = BadRecordError()
 
     async def source() -> AsyncIterator[int]:
         yield 0
         yield 1
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=is_shielded):
             await go.wait()
         yield 2
 
     async with map_concurrent(calls.__call__, source(), 9) as stage:
         await settle()
-        calls.let(1)
+        calls.let(failing)
         await settle()
         go.set()
         await settle()
-        calls.let(0)
-        assert await anext(stage) == 0
+        if failing:
+            calls.let(0)  # the error waits for it
+            assert await anext(stage) == 0
         with pytest.raises(BadRecordError):
             await anext(stage)
     assert calls.begun == [0, 1]

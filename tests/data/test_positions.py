@@ -319,20 +319,20 @@ async def test_a_second_restore_at_the_beginning_of_a_pass_is_that_of_the_first(
 async def test_it_goes_back_with_the_model(
     kind: type[Epochs], begins: str, call: int, tmp_path: Path
 ) -> None:
-    diary = Diary({call: PreemptionError("lost")})
-    source = prefetch(repeat(kind(NUM_ITEMS, begins), NUM_EPOCHS), 2)
-    hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
-    async with MonitoredSession(hooks, diary.creator) as session:
-        await until_stopped(session)
-    assert diary.items == WHOLE
+    assert await trained_with(repeat(kind(NUM_ITEMS, begins), NUM_EPOCHS), call, tmp_path) == WHOLE
 
 
 async def test_a_source_goes_back_to_where_it_was_before_its_first_item(tmp_path: Path) -> None:
-    diary = Diary({3: PreemptionError("lost")})
-    hooks = [FeedHook(prefetch(StatefulSync(6), 2), "x"), saving(tmp_path, diary)]
+    assert await trained_with(StatefulSync(6), 3, tmp_path) == list(range(6))
+
+
+async def trained_with(source: Any, lost_at: int, path: Path) -> list[int]:
+    """What a model was trained with that was lost at a call, and restored."""
+    diary = Diary({lost_at: PreemptionError("lost")})
+    hooks = [FeedHook(prefetch(source, 2), "x"), saving(path, diary)]
     async with MonitoredSession(hooks, diary.creator) as session:
         await until_stopped(session)
-    assert diary.items == list(range(6))
+    return diary.items
 
 
 @pytest.mark.parametrize(("epoch", "items"), [((), [0, 1, 2]), ((1,), [10, 11, 12])])

@@ -24,16 +24,9 @@ from asynchooks.data import (
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import BadRecordError, Source, only_on_asyncio, read_all, same, same_in_thread
+from .sources import BadRecordError, Source, only_on_asyncio, same, same_in_thread
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_items_come_in_order_whatever_the_size() -> None:
-    for size in (1, 2, 50):
-        assert await read_all(prefetch(Source(20).items(), size)) == list(range(20))
-        assert await read_all(prefetch(Source(20).items_in_thread(), size)) == list(range(20))
-        assert await read_all(prefetch([], size)) == []
 
 
 async def test_items_before_an_error_are_delivered_first_then_it_stays() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from asynchooks import FeedHook, InputStateError, MonitoredSession, PreemptionError
-from asynchooks.data import batch, prefetch
+from asynchooks import InputStateError, PreemptionError
+from asynchooks.data import Stage, batch, prefetch
 
-from ..hooks.inputs import Diary, saving, until_stopped
 from ..hooks.savers import threads_left
+from .trainings import trained_in_lives, trained_with
 
 grain = pytest.importorskip("grain.python")
 pytestmark = [
@@ -58,9 +58,7 @@ def expected(make: Callable[[], Any]) -> list[int]:
 
 @every_kind
 async def test_it_is_fed_in_its_order(make: Callable[[], Any]) -> None:
-    diary = Diary()
-    async with MonitoredSession([FeedHook(make(), "x")], diary.creator) as session:
-        await until_stopped(session)
+    diary = await trained_with(make())
     assert diary.items == expected(make)
     assert sorted(diary.items) == [i * i for i in range(30)]
     assert not threads_left()
@@ -70,40 +68,30 @@ async def test_it_is_fed_in_its_order(make: Callable[[], Any]) -> None:
 async def test_a_resumed_training_goes_on_from_its_own_state(
     make: Callable[[], Any], tmp_path: Path
 ) -> None:
-    for last in (0, 3, 3, 7, 99):
-        diary, source = Diary(), prefetch(make(), last % 4 + 1)
-        hook = FeedHook(source, "x")
-        async with MonitoredSession([hook, saving(tmp_path, diary)], diary.creator) as session:
-            while session.global_step.value < last:
-                await session.run([])
-            if last:
-                assert "state" in hook.state_dict(), "it is not counted"
+    source = prefetch(make(), 2)
+    diary = await trained_in_lives(lambda size: prefetch(make(), size), tmp_path, 0, 3, 3, 7, 99)
     assert diary.items == expected(make)
+    await trained_with(source, last=2)
+    assert "state" in source.state_dict(), "it is not counted"
 
 
 @every_kind
 async def test_it_goes_back_with_the_model(make: Callable[[], Any], tmp_path: Path) -> None:
-    diary = Diary({3: PreemptionError("lost"), 8: PreemptionError("lost")})
-    hooks = [FeedHook(prefetch(make(), 3), "x"), saving(tmp_path, diary)]
-    async with MonitoredSession(hooks, diary.creator) as session:
-        await until_stopped(session)
+    errors = {3: PreemptionError("lost"), 8: PreemptionError("lost")}
+    diary = await trained_with(prefetch(make(), 3), tmp_path, errors=errors)
     assert diary.items == expected(make)
 
 
 async def test_stages_around_it_resume_too(tmp_path: Path) -> None:
-    for last in (2, 5, 99):
-        diary = Diary()
-        source = prefetch(batch(map_dataset(), 2), last % 4 + 1)
-        hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
-        async with MonitoredSession(hooks, diary.creator) as session:
-            while session.global_step.value < last:
-                await session.run([])
+    def make(size: int) -> Stage[Any]:
+        return prefetch(batch(map_dataset(), 2), size)
+
+    diary = await trained_in_lives(make, tmp_path, 2, 5, 99)
     assert diary.items == expected(map_dataset)
 
 
 async def test_its_state_is_refused_by_what_has_none() -> None:
-    hook = FeedHook(prefetch(map(int, range(5)), 1), "x")
-    hook.load_state_dict({"stage": "iterable", "state": {"next_index": 3}})
+    source = prefetch(map(int, range(5)), 1)
+    source.load_state_dict({"stage": "iterable", "state": {"next_index": 3}})
     with pytest.raises(InputStateError, match="has no state of its own, and the saved position is"):
-        async with MonitoredSession([hook], Diary().creator) as session:
-            await session.run([])
+        await trained_with(source)

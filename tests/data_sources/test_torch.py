@@ -14,12 +14,12 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from asynchooks import FeedHook, InputError, MonitoredSession, PreemptionError
-from asynchooks.data import batch, prefetch, repeat
+from asynchooks import InputError, PreemptionError
+from asynchooks.data import Stage, batch, prefetch, repeat
 from asynchooks.data._openers import _DataLoader
 
-from ..hooks.inputs import Diary, saving, until_stopped
 from ..hooks.savers import threads_left
+from .trainings import trained_in_lives, trained_with
 
 torch = pytest.importorskip("torch")
 utils = torch.utils.data
@@ -55,13 +55,6 @@ def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def loader(**options: Any) -> Any:
     options = {"batch_size": 2, **options}
     return utils.DataLoader(Numbers(), **options)
-
-
-async def trained_with(source: Any) -> Diary:
-    diary = Diary()
-    async with MonitoredSession([FeedHook(source, "x")], diary.creator) as session:
-        await until_stopped(session)
-    return diary
 
 
 async def test_batches_of_a_loader_without_workers_are_tensors() -> None:
@@ -130,7 +123,8 @@ async def test_loaders_that_a_function_makes_for_each_pass_warn_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "asynchooks"):
-        await trained_with(repeat(lambda: loader(num_workers=1), 2))
+        diary = await trained_with(repeat(lambda: loader(num_workers=2), 2))
+    assert diary.items == 2 * list(range(20)), "workers keep the order"
     assert caplog.text.count("are forked out of a process with an event loop and threads") == 1
 
 
@@ -140,11 +134,6 @@ async def test_a_loader_without_workers_has_nothing_to_say(
     with caplog.at_level(logging.INFO, "asynchooks.data"):
         await trained_with(loader())
     assert "workers of" not in caplog.text
-
-
-@pytest.mark.faults
-async def test_workers_keep_the_order() -> None:
-    assert (await trained_with(loader(num_workers=2))).items == list(range(20))
 
 
 def shut_down(iterator: Any) -> None:
@@ -167,16 +156,6 @@ def test_a_start_method_that_was_chosen_stays(method: str) -> None:
     shut_down(opened.iterator)
 
 
-@pytest.mark.faults
-async def test_a_dataset_that_cannot_be_pickled_is_explained() -> None:
-    class Local(Numbers):
-        """Only this function knows it."""
-
-    source = utils.DataLoader(Local(), num_workers=2, multiprocessing_context="spawn")
-    with pytest.raises(InputError, match="cannot be pickled; define its dataset and its functions"):
-        await trained_with(source)
-
-
 def collate(items: Any) -> Any:
     return items
 
@@ -186,28 +165,20 @@ del collate  # as a lambda, or what a decorator hides: its name leads nowhere
 
 
 @pytest.mark.faults
-async def test_a_function_that_cannot_be_pickled_is_explained() -> None:
-    with pytest.raises(InputError, match="cannot be pickled"):
-        await trained_with(
-            loader(num_workers=1, collate_fn=module_collate, multiprocessing_context="forkserver")
-        )
+async def test_a_dataset_or_function_that_cannot_be_pickled_is_explained() -> None:
+    class Local(Numbers):
+        """Only this function knows it."""
+
+    for source in (
+        utils.DataLoader(Local(), num_workers=2, multiprocessing_context="spawn"),
+        loader(num_workers=1, collate_fn=module_collate, multiprocessing_context="forkserver"),
+    ):
+        with pytest.raises(InputError, match="cannot be pickled; define its dataset and its funct"):
+            await trained_with(source)
 
 
 async def test_a_resumed_training_goes_on_behind_the_last_item(tmp_path: Path) -> None:
-    for last in (3, 3, 7, 99):
-        diary, source = Diary(), prefetch(loader(), last % 4 + 1)
-        hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
-        async with MonitoredSession(hooks, diary.creator) as session:
-            while session.global_step.value < last:
-                await session.run([])
-    assert diary.items == list(range(20))
-
-
-async def test_it_goes_back_with_the_model(tmp_path: Path) -> None:
-    diary = Diary({7: PreemptionError("lost")})
-    hooks = [FeedHook(prefetch(loader(), 2), "x"), saving(tmp_path, diary)]
-    async with MonitoredSession(hooks, diary.creator) as session:
-        await until_stopped(session)
+    diary = await trained_in_lives(lambda size: prefetch(loader(), size), tmp_path, 3, 3, 7, 99)
     assert diary.items == list(range(20))
 
 
@@ -219,26 +190,20 @@ def stateful(**options: Any) -> Any:
 
 @pytest.mark.parametrize("by_items", [True, False])
 async def test_a_stateful_loader_resumes_from_its_own_state(by_items: bool, tmp_path: Path) -> None:
-    for last in (3, 3, 7, 99):
-        diary = Diary()
-        source = prefetch(batch(stateful(), 2) if by_items else stateful(), last % 4 + 1)
-        hook = FeedHook(source, "x")
-        async with MonitoredSession([hook, saving(tmp_path, diary)], diary.creator) as session:
-            while session.global_step.value < last:
-                await session.run([])
-            state = hook.state_dict()
-            assert "state" in (state["source"] if by_items else state), "it is not counted"
-    assert diary.items == list(range(20))
+    def make(size: int) -> Stage[Any]:
+        return prefetch(batch(stateful(), 2) if by_items else stateful(), size)
+
+    assert (await trained_in_lives(make, tmp_path, 3, 3, 7, 99)).items == list(range(20))
+    source = make(2)
+    await trained_with(source, last=3)
+    state = source.state_dict()
+    assert "state" in (state["source"] if by_items else state), "it is not counted"
 
 
 async def test_a_shuffling_stateful_loader_resumes_in_its_own_order(tmp_path: Path) -> None:
     for last in (3, 7, 99):
-        diary = Diary()
         source = stateful(shuffle=True, generator=torch.Generator().manual_seed(last))
-        hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
-        async with MonitoredSession(hooks, diary.creator) as session:
-            while session.global_step.value < last:
-                await session.run([])
+        diary = await trained_with(source, tmp_path, last)
     assert sorted(diary.items) == list(range(20))
     assert diary.items != list(range(20))
 
@@ -264,12 +229,10 @@ async def test_a_shuffling_stateful_loader_resumes_also_where_a_pass_begins(coun
     assert len(rest) == len(whole) - count
 
 
-@pytest.mark.parametrize("call", [4, 7])
-async def test_a_stateful_loader_goes_back_with_the_model(call: int, tmp_path: Path) -> None:
-    diary = Diary({call: PreemptionError("lost")})
-    hooks = [FeedHook(prefetch(stateful(), 2), "x"), saving(tmp_path, diary)]
-    async with MonitoredSession(hooks, diary.creator) as session:
-        await until_stopped(session)
+@pytest.mark.parametrize(("make", "call"), [(loader, 7), (stateful, 4), (stateful, 7)])
+async def test_a_loader_goes_back_with_the_model(make: Any, call: int, tmp_path: Path) -> None:
+    errors = {call: PreemptionError("lost")}
+    diary = await trained_with(prefetch(make(), 2), tmp_path, errors=errors)
     assert diary.items == list(range(20))
 
 
