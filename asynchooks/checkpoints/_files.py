@@ -58,10 +58,7 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def open_file(path: str, *, follows_link: bool = False) -> FileIO:
-    """Open a regular file for reading, else NotAFileError: a FIFO, say, might block or never end.
-
-    `follows_link`: whether the file itself may be a symlink; directories on the way always may.
-    """
+    """Open a regular file for reading, else NotAFileError: a FIFO may block or never end."""
     _check_is_file(path, os.stat(path) if follows_link else os.lstat(path))
     return FileIO(_open_checked(path, os.O_RDONLY | (0 if follows_link else _NO_LINK)))
 

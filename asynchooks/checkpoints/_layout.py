@@ -58,10 +58,7 @@ class Layout:
         return old
 
     def put_in_place(self, new: str, step: int) -> None:
-        """Make a complete directory the checkpoint of a step, and remove the one before it.
-
-        At each moment the old or the new one is there whole, though maybe by another name.
-        """
+        """Replace a step's checkpoint; always the old or the new one is there, by some name."""
         final = self.path(step)
         self.check_is_free(step)
         old = self.move_aside(final) if os.path.lexists(final) else None
@@ -86,31 +83,28 @@ class Layout:
             )
 
     def clean_up(self) -> int:
-        """Complete, put back or remove what a killed run left; only under the lock.
+        """Finish, put back or remove what a killed run left; returns the highest serial ever given.
 
-        Returns the highest serial that was ever given here. CheckpointVersionError leaves all as
-        it was.
+        Only under the lock. CheckpointVersionError leaves all as it was.
         """
         written = self._matching(r"\.new-", f"{_NUMBER}-{_NUMBER}")
-        deleted = [
-            (path, step) for path, (step, _) in self._matching(r"\.old-", f"{_NUMBER}-{_NUMBER}")
-        ]
-        highest = self._highest_serial([path for path, _ in written + deleted])
+        deleted = self._matching(r"\.old-", f"{_NUMBER}-{_NUMBER}")
+        rejected = self._matching("", rf"{_NUMBER}\.rejected-{_NUMBER}")
+        paths = [path for path, _ in [*self.checkpoints(), *rejected, *written, *deleted]]
+        # the name of a rejected one has it, too, where the manifest is damaged
+        highest = max([0, *(serial for _, (_, serial) in rejected), *map(_serial, paths)])
         for path, (step, _) in sorted(written, key=lambda each: each[1][1]):
-            others = [self.path(step), *(old for old, its_step in deleted if its_step == step)]
+            others = [self.path(step), *(old for old, (its_step, _) in deleted if its_step == step)]
             manifest = _intact(path)
+            is_whole = manifest is not None and manifest.step == step
             # one that outlived its failed save may be older than what was saved afterwards
-            if (
-                manifest is not None
-                and manifest.step == step
-                and manifest.serial >= max(map(_serial, others))
-            ):
+            if is_whole and _serial(path) >= max(map(_serial, others)):
                 logger.info("%s was complete, and is the checkpoint of step %d now", path, step)
                 self.put_in_place(path, step)
             else:
                 remove_tree(path)
         # the newest first: only one gets the name
-        for path, step in sorted(deleted, key=lambda each: -_serial(each[0])):
+        for path, (step, _) in sorted(deleted, key=lambda each: -_serial(each[0])):
             final = self.path(step)
             if os.path.lexists(final) or _intact(path) is None:
                 remove_tree(path)
@@ -119,12 +113,6 @@ class Layout:
                 os.rename(path, final)
                 sync_directory(self.directory)
         return highest
-
-    def _highest_serial(self, unfinished: list[str]) -> int:
-        rejected = self._matching("", rf"{_NUMBER}\.rejected-{_NUMBER}")
-        paths = [path for path, _ in [*self.checkpoints(), *rejected]] + unfinished
-        # the name of a rejected one has it, too, where the manifest is damaged
-        return max([0, *(serial for _, (_, serial) in rejected), *map(_serial, paths)])
 
 
 def _serial(path: str) -> int:

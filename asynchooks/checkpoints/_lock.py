@@ -27,11 +27,9 @@ _MAX_BYTES = 32
 
 
 class DirectoryLock:
-    """The lock of a directory, which must exist when it is taken.
+    """The lock of a directory; the system releases it when the process ends, however it ends.
 
-    The system releases it when the process ends, however it ends. The file stays: deleting it
-    would let two runs lock two files of the same name. Where there are no locks (Windows, some
-    network file systems), a warning is logged and the pid is written all the same.
+    The file stays: deleting it would let two runs lock two files of the same name.
     """
 
     __slots__ = ("_descriptor", "_directory", "_path", "_pid")
@@ -46,10 +44,7 @@ class DirectoryLock:
         return self._descriptor is not None
 
     def take(self) -> None:
-        """Take the lock at once, or raise CheckpointInUseError.
-
-        CheckpointError: the file of that name is no lock: a symlink, say, or a user's.
-        """
+        """Take the lock at once, or raise CheckpointInUseError, or CheckpointError for no lock."""
         if self.is_held:
             raise _in_use(self._directory, os.getpid())
         try:

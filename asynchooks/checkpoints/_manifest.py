@@ -71,10 +71,7 @@ class Manifest:
         )
 
     def write(self, path: str) -> None:
-        """Write it into a checkpoint's directory: whole, or not at all.
-
-        CheckpointError: the checkpoint has more files than a manifest may name.
-        """
+        """Write it into a checkpoint's directory: whole, or not at all."""
         content = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -106,9 +103,7 @@ class Manifest:
     def verify(self, path: str, *, reads_files: bool = True) -> None:
         """Compare it with the files in a directory: names, sizes and, with `reads_files`, content.
 
-        Raises:
-            DamagedCheckpointError: a file is missing, truncated, changed, or was never written.
-            CheckpointError: a file cannot be read now, which says nothing about what is in it.
+        DamagedCheckpointError where they differ; CheckpointError where one cannot be read now.
         """
         try:
             self._compare_names_and_sizes(path)
@@ -148,13 +143,7 @@ def describe(path: str) -> dict[str, tuple[int, str]]:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Read the manifest in a directory, and compare nothing else.
-
-    Raises:
-        DamagedCheckpointError: there is none, or it is not as it was written.
-        CheckpointVersionError: a newer version wrote it.
-        CheckpointError: it cannot be read now.
-    """
+    """Read the manifest in a directory, and compare nothing else; errors as of `verify`."""
     try:
         with BufferedReader(open_file(os.path.join(path, MANIFEST))) as file:
             num_bytes = os.fstat(file.fileno()).st_size

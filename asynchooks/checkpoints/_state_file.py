@@ -58,14 +58,7 @@ def write_state(path: str, state: Any) -> None:
 
 
 def read_state(path: str) -> Any:
-    """The state in a file, in memory of its own.
-
-    Raises:
-        DamagedCheckpointError: the file does not hold a state, or is cut off. Flipped bits in
-            the numbers go unnoticed here.
-        CheckpointVersionError: a newer version of asynchooks wrote it.
-        ImportError: it holds a tensor of a library that is not installed.
-    """
+    """The state in a file, in memory of its own; flipped bits in the numbers go unnoticed here."""
     blocks, texts = read_blocks(path)
     try:
         content = json.loads(texts[_TEXT])
@@ -93,12 +86,7 @@ def read_state(path: str) -> Any:
 
 
 def copied_state(state: Any, spare: Mapping[str, Any], taken: dict[str, Any]) -> Any:
-    """A copy, as `read_state` would return it; raises as `write_state`.
-
-    Args:
-        spare: arrays to use again, by their place in an earlier state.
-        taken: gets the copies, by their place.
-    """
+    """A copy, as `read_state` returns it, in `spare` arrays that fit; `taken` gets them all."""
     arrays: list[Any] = []
 
     def keep(array: Any, place: str) -> dict[str, Any]:
@@ -265,10 +253,7 @@ def check_array(value: Any) -> None:
 
 
 def copied(value: Any, spare: Any = None) -> Any:
-    """A copy in the process's own memory, in the spare array where that fits.
-
-    A fresh copy of 200 MB takes 90 to 700 ms, most of it for new pages; into spare ones 16 to 44.
-    """
+    """A copy in the process's own memory, in the spare array where that fits."""
     fits = spare is not None and spare.dtype == value.dtype and spare.shape == value.shape
     if is_tensor(value):
         torch = sys.modules["torch"]

@@ -15,10 +15,7 @@ Put = tuple[Any, Any, Any]
 
 
 def compare(place: str, live: Any, saved: Any, puts: list[Put], faults: list[str]) -> None:
-    """Walk both side by side; collect the values to put back, and a line for each misfit.
-
-    `place` is the path of both, for messages.
-    """
+    """Walk both side by side; collect the values to put back, and a line for each misfit."""
     if is_array(live):
         _compare_array(place, live, saved, puts, faults)
         return

@@ -83,9 +83,9 @@ class Batches(Generic[T]):
 
 
 class Loops(SessionRunHook):
-    """All loops over `session.batches` of one session; a run uses the items that they have.
+    """All loops over `session.batches` of one session, which holds this and not the loops.
 
-    The session holds this, not the loops, which are to be collected when the program leaves them.
+    Those are to be collected when the program leaves them.
     """
 
     def __init__(self, stops: SessionStop) -> None:

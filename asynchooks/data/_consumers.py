@@ -61,16 +61,12 @@ class TrainingEnd(Stop):
 
 
 class CurrentRun:
-    """The run of a session in which items are used: another worker may save during `after_run`.
-
-    Args:
-        stops: of the session; None where hooks are called by hand.
-    """
+    """The run of a session in which items are used: another worker may save during `after_run`."""
 
     __slots__ = ("_context", "stops")
 
     def __init__(self, stops: SessionStop | None) -> None:
-        self.stops = stops
+        self.stops = stops  # None where hooks are called by hand
         self._context: SessionRunContext | None = None
 
     @property
@@ -121,10 +117,7 @@ def consumers_of_last_stage(source: Any, user: str) -> Consumers:
 
 
 class Consumers:
-    """All consumers of one stage: the first take opens its pipeline, the last leave closes it.
-
-    It stays open before its end while sessions may come that share the last consumer's creator.
-    """
+    """All consumers of one stage: the first take opens its pipeline, the last leave closes it."""
 
     def __init__(self, stage: Stage[Any]) -> None:
         self.stage = stage
@@ -185,14 +178,8 @@ class Consumers:
     async def take(self, end: TrainingEnd | None) -> Taken:
         """The next item; cancelling this loses none.
 
-        A worker that comes when the others of its training have used up and closed the pipeline
-        finds no further item, either.
-
-        Raises:
-            StopTraining: the end of training came first.
-            StopAsyncIteration: there is no further item.
-            InputError: there never was one.
-            BaseException: what the pipeline raised.
+        StopTraining: the end of training came first. StopAsyncIteration: there is no further item,
+        or others of the training have used up and closed the pipeline. InputError: never was one.
         """
         while True:
             if self._reader is None or self._rewind_to is not None:
@@ -361,18 +348,13 @@ class Consumers:
 
 
 class Consumer:
-    """A FeedHook, or a loop over `session.batches`: it has at most one item in hand.
-
-    Args:
-        run: the current run of its session.
-        loop: the iterator that gives its items to a loop; None for a hook.
-    """
+    """A FeedHook, or a loop over `session.batches`: it has at most one item in hand."""
 
     def __init__(
         self, consumers: Consumers, run: CurrentRun, loop: weakref.ref[Any] | None
     ) -> None:
         self.run = run
-        self.loop = loop
+        self.loop = loop  # the iterator that gives its items to a loop; None for a hook
         self.wait_secs = 0.0
         self._consumers = consumers
         self._taken: Taken | None = None

@@ -84,8 +84,7 @@ class Work:
 class Chunk:
     """Calls of a function, one after the other, until one fails or they took long.
 
-    `call` runs in the thread, if there is one; all else is for the event loop. What is done can be
-    taken out while the thread goes on, as its next call may take long.
+    `call` runs in the thread; what is done can be taken out while that is in a long call.
     """
 
     def __init__(self, engine: Engine, first: Work, takes_more: bool) -> None:

@@ -101,11 +101,7 @@ class Buffered(Stage[Any]):
         return item
 
     async def take(self, stop: Stop | None) -> Any:
-        """The next item, or END.
-
-        Raises:
-            StopTraining, BaseException: as `wait`.
-        """
+        """The next item, or END; raises as `wait`."""
         ready = self._ready
         if not ready:
             if self._phase is not Phase.OPEN:
@@ -137,12 +133,7 @@ class Buffered(Stage[Any]):
         self._wake_taker()
 
     async def wait(self, stop: Stop | None) -> None:
-        """Wait until an item is there, or nothing will come any more.
-
-        Raises:
-            StopTraining: the stop came first.
-            BaseException: what ended the source, or a task of this stage.
-        """
+        """Wait for an item, or the end; raises StopTraining, or what ended the source or a task."""
         while not self._ready:
             if self._is_over:
                 if self._phase is Phase.CLOSED:

@@ -100,11 +100,7 @@ class SourceStage(Stage[Any]):
         self._has_claimed = False
 
     def _claim(self, iterator: Any) -> None:
-        """Say that it is read: a second reader would lose items to this one.
-
-        Raises:
-            InputError: another one reads it.
-        """
+        """Say that it is read; InputError if it is already: each reader would lose items."""
         with suppress(TypeError):  # no weak reference, as to a list's iterator; or no hash
             if iterator in _claimed:
                 raise read_elsewhere(self)

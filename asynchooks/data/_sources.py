@@ -1,17 +1,28 @@
-"""stage_of: anything that can be read, as the first stage of a pipeline."""
+"""stage_of: anything that can be read, as the first stage of a pipeline.
+
+What is read in a thread: see `_thread_source`.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from .._errors import InputError
-from ._async_source import AsyncSource
+from .._errors import InputError, is_thrown_away
 from ._openers import opener_of
-from ._source_stage import SourceStage, too_short
-from ._stage import Stage, T
+from ._source_stage import OwnState, Passes, SourceStage, has_methods, read_elsewhere, too_short
+from ._stage import Stage, T, saved_count
 from ._thread_source import ThreadSource
 
 Item = TypeVar("Item", covariant=True)
@@ -31,11 +42,7 @@ Source = Readable[T] | Callable[..., Readable[T]]
 
 
 def stage_of(source: Source[T]) -> Stage[T]:
-    """The source as a stage; a stage is one already.
-
-    Raises:
-        TypeError: it cannot be read.
-    """
+    """The source as a stage; a stage is one already. TypeError if it cannot be read."""
     if isinstance(source, Stage):
         return source
     if isinstance(source, (list, tuple, range)) or _is_array(source):
@@ -126,3 +133,176 @@ class QueueSource(SourceStage):
 
     def __repr__(self) -> str:
         return repr(self._queue)
+
+
+class AsyncSource(SourceStage):
+    """Any async iterable; one with `state_dict` and `load_state_dict` keeps its own position."""
+
+    kind = "async iterable"
+
+    def __init__(self, source: AsyncIterable[Any], passes: Passes | None = None) -> None:
+        self._source = source
+        self._passes = passes or Passes()
+        super().__init__(source, self._passes)
+        self._num_to_pass = 0
+        self._is_at_beginning = False  # of a pass; the state may be the end of the one before
+        self._iterator: AsyncIterator[Any] | None = None
+        self._is_cut = False  # a cancellation has entered it
+        self._failure: BaseException | None = None  # of an iterator that has given nothing since
+        has_state = has_methods(source, "state_dict", "load_state_dict")
+        self._stateful: Any = source if has_state else None
+
+    def _start(self) -> None:
+        if self._is_for_once:
+            self._claim(self._source)
+
+    async def _pull(self, limit: int) -> Sequence[Any]:
+        if self._iterator is None:
+            self._iterator = self._begun()
+        items: list[Any] = []
+        while self._num_to_pass:
+            if not await self._add(items, 1):
+                begin = self._position.begin
+                raise too_short(self, begin - self._num_to_pass, begin)
+            items.clear()
+            self._num_to_pass -= 1
+        await self._add(items, 1)
+        if not items and self._is_at_beginning:
+            await self._begin_again()
+            await self._add(items, 1)
+        self._is_at_beginning = False
+        if self._stateful is not None and items:
+            state = self._passes.go_on(self._stateful.state_dict())
+            self._position.states.append((self._num_out + 1, state))
+        return items
+
+    def _begun(self) -> AsyncIterator[Any]:
+        if self._stateful is None:
+            return self._source.__aiter__()
+        saved = self._position.saved
+        if saved is not None:
+            self._is_at_beginning = saved.begins
+            self._stateful.load_state_dict(saved.value)
+        iterator = self._source.__aiter__()
+        self._position.states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
+        return iterator
+
+    async def _begin_again(self) -> None:
+        """See `OwnState`."""
+        saved = self._position.saved
+        if saved is not None and saved.last is not None:
+            self._stateful.load_state_dict(saved.last)
+            self._iterator = self._source.__aiter__()
+            await self._add([], 1)
+        self._iterator = self._source.__aiter__()
+
+    async def _read_into(self, items: list[Any], size: int) -> bool:
+        if self._iterator is None or self._num_to_pass or self._stateful is not None:
+            return await super()._read_into(items, size)
+        if not self._lock.enter_now():
+            await self._lock.wait()
+        before, begun = len(items), self._clocks.begin_read(self._engine)
+        try:
+            try:
+                return await self._add(items, size)
+            finally:  # counted first: the note of an error says how many there were
+                self._num_out += len(items) - before
+                self._clocks.end_read(self._engine, begun, items[before:])
+        except Exception as error:
+            self._explain(error)
+            raise
+        finally:
+            self._lock.leave()
+
+    async def _add(self, items: list[Any], size: int) -> bool:
+        """Add items until there are so many; False if the end came first.
+
+        One call and one `try` for all of them: for each they would cost more than the item.
+        """
+        assert self._iterator is not None
+        if self._is_cut:
+            raise InputError(
+                f"{self!r} was cancelled while it was read, which ends a generator, so that the "
+                "rest is lost; put prefetch around it, which reads it in a task of its own"
+            )
+        step, before = self._iterator.__anext__, len(items)
+        try:
+            while len(items) < size:
+                items.append(await step())
+        except StopAsyncIteration:
+            return self._ended(len(items) > before)
+        except RuntimeError as error:
+            if "already running" in str(error):  # the other reader goes on
+                raise read_elsewhere(self) from error
+            self._failure = error
+            raise
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and not is_thrown_away(error):
+                raise RuntimeError(f"{self!r} raised {error!r}") from error
+            if self._engine.failure_in(error) is None:
+                self._is_cut = isinstance(self._iterator, AsyncGenerator)
+            else:
+                self._failure = error
+            raise
+        self._failure = None
+        return True
+
+    def _ended(self, has_given: bool) -> bool:
+        """False, for the end; but not where a generator ends because it has failed.
+
+        That must not pass for the end of the data with the next reader. An iterator that gives
+        items again after an error may end as it likes.
+        """
+        if has_given:
+            self._failure = None
+        elif self._failure is not None:
+            raise self._failure
+        return False
+
+    async def _release(self) -> None:
+        iterator, self._iterator = self._iterator or self._source, None
+        if self._has_claimed:
+            self._unclaim(self._source)
+            file: Any = self._source
+            if _is_file(file):
+                file.wrapped.close()  # at once, also in a task that is cancelled
+        if isinstance(iterator, AsyncGenerator):
+            try:
+                await iterator.aclose()
+            except RuntimeError as error:
+                if "already running" not in str(error):  # its other reader closes it
+                    raise
+            except BaseExceptionGroup as group:
+                if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
+                    raise
+        elif iterator is not self._source:
+            aclose = getattr(iterator, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+    @property
+    def _is_for_once(self) -> bool:  # type: ignore[override]
+        return isinstance(self._source, AsyncIterator) or _is_file(self._source)
+
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        position = self._position
+        if self._stateful is not None and not position.states:  # nothing was read yet
+            return self._passes.begin(position.saved, self._stateful.state_dict).encoded()
+        return position.at(num_out)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if self._stateful is None:
+            self._position.begin = self._num_to_pass = saved_count(state["items"])
+        else:
+            self._position.saved = OwnState.decoded(state)
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+
+def _is_file(source: Any) -> bool:
+    """Whether anyio has opened it: closed as any other file, though no iterator."""
+    return isinstance(source, sys.modules["anyio"].AsyncFile)

@@ -385,10 +385,8 @@ async def wait_to_end(engine: Engine, wait: Callable[[], Awaitable[None]]) -> No
 
 
 async def _take_all(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Take every step, also after one failed or was cancelled; the first error leaves.
-
-    Without a shield, which would be a scope of its own around those that generators hold open.
-    """
+    """Take every step, also after one failed or was cancelled; the first error leaves."""
+    # no shield: it would be a scope of its own around those that generators hold open
     first: BaseException | None = None
     for step in steps:
         try:

@@ -116,11 +116,7 @@ class _Reading(SourcePosition):
 
 
 class ReadingThread:
-    """Reads one iterator, as far as it was asked to, and closes it.
-
-    Items come one by one: what was read is there although the next one takes long. Daemon, so that
-    a read that never ends cannot hold the process's exit.
-    """
+    """Reads one iterator, as far as it was asked to, item by item, and closes it."""
 
     def __init__(self, engine: Engine, reading: _Reading) -> None:
         self.items: deque[Any] = deque()
@@ -140,10 +136,7 @@ class ReadingThread:
         self._thread: threading.Thread | None = None
 
     async def read(self, limit: int) -> None:
-        """Return when an item is there, or none will come; no more than `limit` are read ahead.
-
-        Cancelling this loses nothing.
-        """
+        """Return when an item is there, or none will come; at most `limit` are read ahead."""
         missing = limit - (self._num_asked - self._num_read) - len(self.items)
         if missing > 0 and not self.is_over:
             self._num_asked += missing
@@ -164,8 +157,10 @@ class ReadingThread:
     def _begin(self) -> None:
         if self._thread is None:
             run = copy_context().run
-            self._thread = threading.Thread(
-                target=run, args=(self._serve,), name="asynchooks-input", daemon=True
+            self._thread = (
+                threading.Thread(  # daemon: a read that never ends must not hold the exit
+                    target=run, args=(self._serve,), name="asynchooks-input", daemon=True
+                )
             )
             self._thread.start()
 
