@@ -80,14 +80,13 @@ class CheckpointDirectory:
         retention: Retention | None = None,
     ) -> None:
         self._path = os.path.abspath(_check.path("directory", directory))
-        self._basename = _checked_basename(basename)
+        self._layout = Layout(self._path, _checked_basename(basename))
         self._retention = _check.instance(
             "retention",
             Retention() if retention is None else retention,
             Retention,
             "a Retention(max_to_keep=...)",
         )
-        self._layout = Layout(self._path, self._basename)
         self._lock = DirectoryLock(self._path)
         self._found_damaged: set[int] = set()  # serials
         self._serial = 0  # the highest ever given here; a failed save leaves a gap
@@ -150,7 +149,7 @@ class CheckpointDirectory:
         """
         self._check_is_open("save(...)")
         draft = Manifest(
-            basename=self._basename,
+            basename=self._layout.basename,
             step=_checked_step(step),
             serial=self._serial + 1,
             seconds=_check.seconds(

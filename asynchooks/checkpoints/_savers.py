@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 from .._errors import CheckpointError
@@ -268,11 +270,8 @@ def check_saver(saver: object) -> None:
 
 
 def _hint(saver: Any) -> str | None:
-    train = getattr(sys.modules.get("tensorflow"), "train", None)
-    v1_train = getattr(
-        getattr(getattr(sys.modules.get("tensorflow"), "compat", None), "v1", None), "train", None
-    )
-    if train is not None and v1_train is not None:  # else one is still being imported
+    with suppress(KeyError, AttributeError):  # it is missing, or still being imported
+        train, v1_train = attrgetter("train", "compat.v1.train")(sys.modules["tensorflow"])
         if isinstance(saver, v1_train.Saver):
             return "it saves a graph's variables: give it to the CheckpointSaverHook of a graph"
         if isinstance(saver, (train.Checkpoint, v1_train.Checkpoint)):

@@ -87,15 +87,13 @@ def read_state(path: str) -> Any:
 
 def copied_state(state: Any, spare: Mapping[str, Any], taken: dict[str, Any]) -> Any:
     """A copy, as `read_state` returns it, in `spare` arrays that fit; `taken` gets them all."""
-    arrays: list[Any] = []
 
     def keep(array: Any, place: str) -> dict[str, Any]:
         name = _block_name(place, taken)
         taken[name] = copied(array, spare.get(name))
-        arrays.append(taken[name])
-        return {"copy": len(arrays) - 1}
+        return {"block": name}
 
-    return _decode(_encode(state, keep, "", ()), {}, arrays)
+    return _decode(_encode(state, keep, "", ()), taken)
 
 
 def _encode(value: Any, keep: Keep, place: str, above: tuple[int, ...]) -> Any:
@@ -163,23 +161,21 @@ def _encode_scalar(value: Any, keep: Keep, place: str) -> Any:
     return {"scalar": _encode(np.asarray(value), keep, place, ())}
 
 
-def _decode(item: Any, blocks: Mapping[str, Block], arrays: list[Any] | None = None) -> Any:
+def _decode(item: Any, blocks: Mapping[str, Any]) -> Any:
+    """What was encoded, of the blocks of a file, or of the copies of arrays."""
     if isinstance(item, list):
-        return [_decode(each, blocks, arrays) for each in item]
+        return [_decode(each, blocks) for each in item]
     if not isinstance(item, dict):
         return item
     if "block" in item:
-        return from_block(item, blocks[item["block"]])
+        found = blocks[item["block"]]
+        return from_block(item, found) if isinstance(found, Block) else found
     [(kind, value)] = item.items()
     match kind:
-        case "copy":
-            assert arrays is not None
-            return arrays[value]
         case "dict":
-            pairs = ((_decode(key, blocks), _decode(each, blocks, arrays)) for key, each in value)
-            return dict(pairs)
+            return {_decode(key, blocks): _decode(each, blocks) for key, each in value}
         case "tuple":
-            return tuple(_decode(each, blocks, arrays) for each in value)
+            return tuple(_decode(each, blocks) for each in value)
         case "int":
             return int(value, 16)
         case "float":
@@ -193,7 +189,7 @@ def _decode(item: Any, blocks: Mapping[str, Block], arrays: list[Any] | None = N
         case "numpy bytes":
             return np.bytes_(bytes.fromhex(value))
         case "scalar":
-            return _decode(value, blocks, arrays)[()]
+            return _decode(value, blocks)[()]
     raise ValueError(f"an item of the unknown kind {kind!r}")
 
 

@@ -180,8 +180,6 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         return found
 
     def _open_by_itself(self) -> None:
-        if self._phase is Phase.CLOSED:
-            raise RuntimeError(f"{self!r} is closed; make a new one")
         for stage in self._walk():
             if stage.runs_tasks and stage._phase is Phase.NEW:
                 raise RuntimeError(
