@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asynchooks import FeedHook, FunctionSessionCreator, InputStateError, MonitoredSession
+from asynchooks import FeedHook, InputStateError, MonitoredSession
 from asynchooks.data import (
     Stage,
     batch,
@@ -61,13 +61,17 @@ kinds = pytest.mark.parametrize("kind", ["items", "items_in_thread"])
 
 @around
 @kinds
-@pytest.mark.parametrize("way", ["break", "end", "error", "scope", "group", "native"])
+@pytest.mark.parametrize(
+    "way", ["break", "end", "error", "error of the source", "scope", "group", "native"]
+)
 async def test_leaving_a_loop_ends_all_at_once(
     around: str, kind: str, way: str, anyio_backend_name: str
 ) -> None:
     if way == "native":
         only_on_asyncio(anyio_backend_name)
-    source = Source(9 if way == "end" else None)
+    error = BadRecordError("bad record")
+    endings = {"end": Source(9), "error of the source": Source(4, error)}
+    source = endings.get(way) or Source(None)
     closed: list[bool] = []
 
     async def read(scope: anyio.CancelScope | None = None) -> None:
@@ -82,7 +86,7 @@ async def test_leaving_a_loop_ends_all_at_once(
                     if way == "break":
                         break
                     if way == "error":
-                        raise BadRecordError
+                        raise error
                     if way == "native":
                         task = asyncio.current_task()
                         assert task is not None
@@ -93,9 +97,10 @@ async def test_leaving_a_loop_ends_all_at_once(
             closed.append(source.is_closed)
 
     async with nothing_left():
-        if way == "error":
-            with pytest.raises(BadRecordError):
+        if way.startswith("error"):
+            with pytest.raises(BadRecordError) as caught:
                 await read()
+            assert caught.value is error
         elif way == "native":
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.create_task(read())
@@ -141,20 +146,6 @@ async def test_cancelling_the_reader_of_a_source_that_hangs_ends_all(
                 group.start_soon(read)
                 await settle()
                 group.cancel_scope.cancel()
-    assert source.is_closed
-
-
-@around
-@kinds
-async def test_an_error_of_the_source_leaves_as_itself_and_closes_all(
-    around: str, kind: str
-) -> None:
-    error = BadRecordError("bad record")
-    source = Source(4, error)
-    async with nothing_left():
-        with pytest.raises(BadRecordError) as caught:
-            await read_all(AROUND[around](getattr(source, kind)()))
-        assert caught.value is error
     assert source.is_closed
 
 
@@ -566,20 +557,6 @@ async def test_two_that_share_a_stage_may_be_far_apart(make: Callable[[], Any]) 
         for _ in range(600):
             await anext(second)
     assert shared.statistics().num_items == 1700
-
-
-async def test_two_loops_over_one_source_share_its_items() -> None:
-    creator = FunctionSessionCreator(lambda x: {"x": x})
-    source, used = prefetch(range(8), 3), []
-    async with MonitoredSession([], creator) as session:
-        one, other = session.batches(source), session.batches(source)
-        used += [await session.run("x", {"x": await anext(one)})]
-        held = await anext(one)
-        used += [await session.run("x", {"x": await anext(other)})]
-        used += [await session.run("x", {"x": held})]
-        async for item in other:
-            used += [await session.run("x", {"x": item})]
-    assert sorted(used) == list(range(8))
 
 
 async def test_a_stage_that_feeds_two_has_no_position_in_either() -> None:
