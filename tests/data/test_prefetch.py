@@ -71,33 +71,6 @@ async def test_it_must_be_opened_and_says_how() -> None:
                 pass
 
 
-@pytest.mark.parametrize("wait_where", ["source", "item"])
-async def test_a_cancelled_reader_loses_no_item(wait_where: str) -> None:
-    go = anyio.Event()
-
-    async def read() -> AsyncIterator[int]:
-        for each in range(4):
-            if wait_where == "source":
-                await go.wait()
-            yield each
-
-    got: list[int] = []
-    async with prefetch(read(), 1) as items:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-
-                async def one() -> None:
-                    got.append(await anext(items))
-
-                group.start_soon(one)
-                await settle()
-                go.set()
-                scope.cancel()
-        async for item in items:
-            got.append(item)
-    assert got == [0, 1, 2, 3]
-
-
 async def test_a_reader_that_is_cancelled_as_it_is_woken_leaves_the_item_to_the_next() -> None:
     send, receive = anyio.create_memory_object_stream[int](9)
     got: list[tuple[int, int]] = []
