@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -335,19 +337,26 @@ def test_a_foreign_manifest_is_damage(newest: Path, changes: dict[str, object]) 
         directory.save(3, writer())
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"[" * 100_000, b"5", b"[]", b"\xff", b'{"version": 2}',
-        # the reader of JSON goes deeper than the writer
-        b'{"format": "asynchooks checkpoint", "a": ' + b"[" * 700 + b"]" * 700 + b"}",
-    ],
-    ids=lambda raw: repr(raw)[:20],
-)  # fmt: skip
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b"5", b"[]", b"\xff", b'{"version": 2}'])
 def test_foreign_bytes_are_damage(newest: Path, raw: bytes) -> None:
     (newest / "manifest.json").write_bytes(raw)
     assert "manifest.json" in damage_of(newest)
-    assert newest_step(newest.parent) == 1
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+def test_a_manifest_at_the_limit_of_recursion_is_damage(newest: Path) -> None:
+    depth = 100
+    with suppress(RecursionError):
+        while json.loads(nested(depth)):
+            depth += max(20, depth // 50)
+    step = max(1, depth // 1000)
+    for each in range(depth - 40 * step, depth, step):  # some can be read and not be written
+        text = f'{{"format": "asynchooks checkpoint", "metric": {nested(each)}}}'
+        (newest / "manifest.json").write_text(text)
+        assert "manifest.json" in damage_of(newest)
 
 
 def test_a_damaged_extra_file_is_not_read(newest: Path) -> None:

@@ -76,27 +76,24 @@ async def test_what_was_read_is_handed_over_though_the_next_item_does_not_come()
     assert got == [0, 1]
 
 
-async def test_what_is_in_memory_needs_no_thread() -> None:
-    for items in ([1, 2, 3], (1, 2, 3), range(1, 4)):
-        async with prefetch(take(items, 9), 2) as stage:
-            assert await read_some(stage, 9) == [1, 2, 3]
+@pytest.mark.parametrize(
+    "items", [[1, 2, 3], (1, 2, 3), range(1, 4), np.arange(3), np.arange(6).reshape(3, 2)]
+)
+async def test_what_is_in_memory_is_read_along_its_first_axis_without_a_thread(items: Any) -> None:
+    for stage in (prefetch(items, 2), take(items, 9), prefetch(take(items, 9), 2)):
+        async with stage:
+            got = await read_some(stage, 9)
             assert _threads() == []
+        assert np.array_equal(got, items)
+    [made] = await read_all(batch(items, 9))
+    assert np.array_equal(made, items)
+
+
+async def test_what_is_not_in_memory_is_read_in_a_thread_that_ends() -> None:
     async with batch(iter([1]), 1) as stage:
         await anext(stage)
         assert _threads() == ["asynchooks-input"]
     assert _threads() == []
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 2)])
-async def test_an_array_is_read_along_its_first_axis_without_a_thread(shape: Any) -> None:
-    array = np.zeros(shape) + np.arange(shape[-1])
-    for stage in (prefetch(array, 2), take(array, 9)):
-        async with stage:
-            got = await read_some(stage, 9)
-            assert _threads() == []
-        assert np.array_equal(got, array)
-    [made] = await read_all(batch(array, 9))
-    assert np.array_equal(made, array)
 
 
 async def test_a_loop_without_a_block_leaves_no_thread_behind() -> None:
