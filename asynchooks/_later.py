@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used: importing it stays cheap."""
+"""Names that are imported when they are first used, and classes of libraries that may not be."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def later(
         return value
 
     return get, listing(package, places)
+
+
+def is_a(value: object, module: str, name: str) -> bool:
+    """Whether it is an instance of a class of a library; the library is not imported for this."""
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):  # None also where the library is still being imported
+        kind = getattr(kind, part, None)
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
 def listing(package: str, places: Iterable[str] = ()) -> Callable[[], list[str]]:

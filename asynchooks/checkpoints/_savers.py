@@ -1,19 +1,17 @@
 """What a saver is, how to check an object for one, and StateDictSaver: a state as one file.
 
-It knows nothing of TensorFlow's checkpoints, and keeps no file open. NumPy is imported at the
+It does not know TensorFlow's checkpoints, and keeps no file open. NumPy is imported at the
 first use.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 from .._errors import CheckpointError
+from .._later import is_a
 
 _SUFFIX = ".safetensors"
 _METHODS = ("state_dict", "load_state_dict")
@@ -181,7 +179,7 @@ class StateDictSaver:
                 continue
             if not isinstance(each, StateDict):
                 compare(name, each, saved[name], puts, faults)
-            elif _is_module(each):
+            elif is_a(each, "torch", "nn.Module"):  # it changes what fits before it refuses
                 compare_arrays(name, each.state_dict(), saved[name], faults)
                 modules.append(name)
             else:
@@ -252,12 +250,6 @@ class StateDictSaver:
             ) from error
 
 
-def _is_module(value: object) -> bool:
-    """Whether it is a PyTorch module, whose load_state_dict changes what fits before it refuses."""
-    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
-    return module is not None and isinstance(value, module)
-
-
 def check_saver(saver: object) -> None:
     """Raise TypeError, with what to wrap it in, unless it is a saver."""
     hint = _hint(saver)
@@ -270,14 +262,15 @@ def check_saver(saver: object) -> None:
 
 
 def _hint(saver: Any) -> str | None:
-    with suppress(KeyError, AttributeError):  # it is missing, or still being imported
-        train, v1_train = attrgetter("train", "compat.v1.train")(sys.modules["tensorflow"])
-        if isinstance(saver, v1_train.Saver):
-            return "it saves a graph's variables: give it to the CheckpointSaverHook of a graph"
-        if isinstance(saver, (train.Checkpoint, v1_train.Checkpoint)):
-            return "wrap it: TensorFlowSaver(checkpoint)"
-        if isinstance(saver, train.CheckpointManager):
-            return "wrap its checkpoint: TensorFlowSaver(manager.checkpoint)"
+    for name, hint in (
+        ("compat.v1.train.Saver", "it saves a graph's variables: give it to the "
+         "CheckpointSaverHook of a graph"),
+        ("train.Checkpoint", "wrap it: TensorFlowSaver(checkpoint)"),
+        ("compat.v1.train.Checkpoint", "wrap it: TensorFlowSaver(checkpoint)"),
+        ("train.CheckpointManager", "wrap its checkpoint: TensorFlowSaver(manager.checkpoint)"),
+    ):  # fmt: skip
+        if is_a(saver, "tensorflow", name):
+            return hint
     if isinstance(saver, type):
         return f"it is a class: make an instance, {saver.__name__}(...)"
     if isinstance(saver, Saver):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .._errors import CheckpointVersionError, DamagedCheckpointError
+from .._later import is_a
 from ._tensor_file import Block, read_blocks, write_blocks
 
 _VERSION = 1
@@ -224,9 +225,7 @@ def is_array(value: object) -> bool:
 
 
 def is_tensor(value: object) -> bool:
-    # still missing while another thread is importing it
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor is not None and isinstance(value, tensor)
+    return is_a(value, "torch", "Tensor")
 
 
 def describe(value: Any) -> str:

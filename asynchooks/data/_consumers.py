@@ -105,13 +105,13 @@ def consumers_of_last_stage(source: Any, user: str) -> Consumers:
     """The consumers of the last stage of a pipeline; TypeError or ValueError if it is none."""
     if not isinstance(source, Stage):
         raise TypeError(
-            f"{user} got {source!r}; give the stage that the session draws from, such as "
+            f"{user} got {source!r}; give the stage that the session reads, such as "
             "prefetch(source, 8)"
         )
     if source._num_parents:
         raise ValueError(
             f"{user} got {source!r}, which another stage reads, ahead of the session perhaps; give "
-            "the last stage, from which the session draws"
+            "the last stage, which the session reads"
         )
     return consumers_of(source)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .._errors import InputError, InputStateError, note_once
+from .._later import is_a
 from ._source_stage import Passes, has_methods
 
 logger = logging.getLogger("asynchooks")
@@ -33,16 +34,13 @@ class Opened:
 
 
 def opener_of(source: Iterable[Any]) -> Opener:
-    """How to open it; the libraries are not loaded for this."""
+    """How to open it."""
     for module, name, kind in (
         ("tensorflow", "data.Dataset", _Dataset),
         ("tensorflow", "data.Iterator", _DatasetIterator),
         ("torch.utils.data", "DataLoader", _DataLoader),
     ):
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, type) and isinstance(source, found):
+        if is_a(source, module, name):
             return kind(source)
     return Opener(source)
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from .._errors import InputError, InputStateError, note_once
 from ._stage import Stage, saved_count
 
-_claimed: WeakSet[Any] = WeakSet()  # of the whole process, as an iterator knows nothing of readers
+_claimed: WeakSet[Any] = WeakSet()  # of the whole process: an iterator does not know its readers
 
 
 class OwnState(NamedTuple):

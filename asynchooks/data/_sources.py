@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from .._errors import InputError, is_thrown_away
+from .._later import is_a
 from ._openers import opener_of
 from ._source_stage import OwnState, Passes, SourceStage, has_methods, read_elsewhere, too_short
 from ._stage import Stage, T, saved_count
@@ -45,12 +46,13 @@ def stage_of(source: Source[T]) -> Stage[T]:
     """The source as a stage; a stage is one already. TypeError if it cannot be read."""
     if isinstance(source, Stage):
         return source
-    if isinstance(source, (list, tuple, range)) or _is_array(source):
+    if isinstance(source, (list, tuple, range)):
+        return SequenceSource(source)
+    if is_a(source, "numpy", "ndarray") and source.ndim:  # type: ignore[union-attr]
         return SequenceSource(source)
     if isinstance(source, AsyncIterable):
         return AsyncSource(source)
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and isinstance(source, asyncio.Queue):
+    if is_a(source, "asyncio", "Queue"):
         return QueueSource(source)
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
         return ThreadSource(opener_of(source))
@@ -72,11 +74,6 @@ def stage_of(source: Source[T]) -> Stage[T]:
         f"source is {text if len(text) <= 200 else text[:197] + '...'}; give a stage, an iterable "
         f"or async iterable, an asyncio.Queue, or a function that returns one of these{hint}"
     )
-
-
-def _is_array(source: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(source, numpy.ndarray) and source.ndim > 0
 
 
 class SequenceSource(SourceStage):
@@ -305,4 +302,4 @@ class AsyncSource(SourceStage):
 
 def _is_file(source: Any) -> bool:
     """Whether anyio has opened it: closed as any other file, though no iterator."""
-    return isinstance(source, sys.modules["anyio"].AsyncFile)
+    return is_a(source, "anyio", "AsyncFile")
