@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Self
 
 from .._engine.base import Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import Condition
-from .._errors import StopTraining, add_note
+from .._errors import StopTraining
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._step.global_step import GlobalStep
 from .._stopping.session_stop import SessionStop
 from ._consumers import Consumer, Consumers, CurrentRun, TrainingEnd, consumers_of
 from ._sources import Source
-from ._stage import T
+from ._stage import T, take_all
 
 
 class Batches(Generic[T]):
@@ -143,16 +144,8 @@ class Loops(SessionRunHook):
                 await slot.engine.park(slot)
 
     async def close(self) -> None:
-        errors = []
-        for consumer in self._consumers:
-            try:
-                await self.leave(consumer)
-            except BaseException as error:
-                errors.append(error)
-        for later in errors[1:]:
-            add_note(errors[0], f"then, closing another input: {later!r}")
-        if errors:
-            raise errors[0]
+        leaves = [partial(self.leave, consumer) for consumer in self._consumers]
+        await take_all(leaves, "closing another input")
 
     def _notify(self) -> None:
         if self._hold is not None:

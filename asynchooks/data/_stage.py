@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -237,7 +237,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             return
         was_open, self._phase, self._num_users = self._phase is Phase.OPEN, Phase.CLOSED, 0
         steps = (self._stop, self._close_sources, self._release)
-        await _take_all(steps if was_open else steps[1:])
+        await take_all(steps if was_open else steps[1:])
 
     async def _replace_by(self, successor: Stage[Any]) -> None:
         """Close it, though it may be in use: what has opened it closes its successor."""
@@ -250,7 +250,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         opened, self._opened = self._opened, []
         if self._num_users == 0 and not opened:  # never opened: a generator is closed still
             opened = [each for each in self._sources if each._phase is Phase.NEW]
-        await _take_all([each.aclose for each in opened])
+        await take_all([each.aclose for each in opened])
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last item that was taken out: JSON, for `load_state_dict`.
@@ -382,14 +382,19 @@ async def wait_to_end(engine: Engine, wait: Callable[[], Awaitable[None]]) -> No
             raise
 
 
-async def _take_all(steps: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Take every step, also after one failed or was cancelled; the first error leaves."""
+async def take_all(steps: Iterable[Callable[[], Awaitable[None]]], what: str = "") -> None:
+    """Take every step, also after one failed or was cancelled; the first error leaves.
+
+    The others are in its notes, where `what` says what a step does.
+    """
     # no shield: it would be a scope of its own around those that generators hold open
     first: BaseException | None = None
     for step in steps:
         try:
             await step()
         except BaseException as error:
+            if first is not None and what:
+                add_note(first, f"then, {what}: {error!r}")
             first = first or error
     if first is not None:
         raise first

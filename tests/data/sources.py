@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Any
@@ -263,14 +264,24 @@ def position(stage: Stage[Any]) -> Any:
     return json.loads(json.dumps(stage.state_dict()))
 
 
+async def read_in_lives(*lives: tuple[Stage[Any], int], reads_ahead: bool = True) -> list[Any]:
+    """What pipelines give that go on one after the other: so many items of each, or all it has."""
+    got: list[Any] = []
+    state = None
+    for stage, count in lives:
+        if state is not None:
+            stage.load_state_dict(state)
+            assert position(stage) == state
+        async with stage:
+            got += await read_some(stage, count)
+            if reads_ahead:
+                await settle()
+            state = position(stage)
+    return got
+
+
 async def read_in_two_lives(
     make: Callable[[], Stage[Any]], count: int, again: Callable[[], Stage[Any]] | None = None
 ) -> list[Any]:
     """All items: `count` of a pipeline, then those of another one that goes on at its position."""
-    async with make() as stage:
-        first = await read_some(stage, count)
-        await settle()  # it has read ahead
-        state = position(stage)
-    going_on = (again or make)()
-    going_on.load_state_dict(state)
-    return first + await read_all(going_on)
+    return await read_in_lives((make(), count), ((again or make)(), sys.maxsize))

@@ -45,6 +45,7 @@ from .sources import (
     StatefulSync,
     position,
     read_all,
+    read_in_lives,
     read_in_two_lives,
     read_some,
 )
@@ -81,18 +82,9 @@ async def test_first_items_and_those_after_each_restore_are_the_whole(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_stage, "TRIM_EVERY", trim_every)
         whole = await _whole(recipe)
-        got: list[Any] = []
-        state = None
-        for count in (first, second, len(whole) + 1):
-            stage = build_stage(recipe, variation)
-            if state is not None:
-                stage.load_state_dict(state)
-                assert position(stage) == state
-            async with stage:
-                got += await read_some(stage, count)
-                state = position(stage)
-            assert got == whole[: len(got)]
-        assert got == whole
+        counts = (first, second, len(whole) + 1)
+        lives = [(build_stage(recipe, variation), count) for count in counts]
+        assert await read_in_lives(*lives, reads_ahead=False) == whole
 
 
 def _numbers(item: Any) -> list[int]:
@@ -112,16 +104,11 @@ def _numbers(item: Any) -> list[int]:
 async def test_with_another_shuffle_size_nothing_is_lost_and_nothing_comes_twice(
     num_items: int, first: int, sizes: tuple[int, int, int], seed: int, num_epochs: int
 ) -> None:
-    got: list[int] = []
-    state = None
-    for size, count in zip(sizes, (first, 5, 1000), strict=True):
-        source = shuffle(list(range(num_items)), size, seed)
-        stage = prefetch(repeat(source, num_epochs), size)
-        if state is not None:
-            stage.load_state_dict(state)
-        async with stage:
-            got += await read_some(stage, count)
-            state = position(stage)
+    lives = [
+        (prefetch(repeat(shuffle(list(range(num_items)), size, seed), num_epochs), size), count)
+        for size, count in zip(sizes, (first, 5, 1000), strict=True)
+    ]
+    got = await read_in_lives(*lives, reads_ahead=False)
     assert Counter(got) == dict.fromkeys(range(num_items), num_epochs)
 
 
