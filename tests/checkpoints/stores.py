@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -73,6 +74,14 @@ def rewrite(path: Path, **changes: object) -> None:
     encoded = json.dumps(content, indent=1, sort_keys=True).encode()
     content["checksum"] = hashlib.sha256(encoded).hexdigest()
     path.write_bytes(json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+def make_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket may have some 100 characters
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+    os.chdir(here)
 
 
 def run_python(code: str, *args: object, namespace: str = "") -> str:

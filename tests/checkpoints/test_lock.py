@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 from asynchooks._errors import CheckpointError, CheckpointInUseError
 from asynchooks.checkpoints import CheckpointDirectory, _lock
 
-from .stores import REPOSITORY, names_in, newest_step, opened, run_python, writer
+from .stores import REPOSITORY, make_socket, names_in, newest_step, opened, run_python, writer
 
 HOLD = """
 import os, sys
@@ -99,14 +98,6 @@ def linked_hard(lock: Path) -> None:
     os.link(lock.parent / "precious", lock)
 
 
-def bound(lock: Path) -> None:
-    here = Path.cwd()
-    os.chdir(lock.parent)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(lock.name)
-    os.chdir(here)
-
-
 def of_gigabytes(lock: Path) -> None:
     lock.touch()
     os.truncate(lock, 3 << 30)
@@ -122,7 +113,7 @@ def of_gigabytes(lock: Path) -> None:
         (lambda lock: lock.write_text("-5"), "it holds something else than a process id"),
         (of_gigabytes, "it holds something else than a process id"),
         (os.mkfifo, "lock is a special file where a file was written"),
-        (bound, "lock is a special file where a file was written"),
+        (make_socket, "lock is a special file where a file was written"),
         (Path.mkdir, "lock is a directory where a file was written"),
         (lambda lock: lock.symlink_to("lock"), "lock is a symlink where a file was written"),
     ],

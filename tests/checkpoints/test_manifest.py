@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import socket
 import subprocess
 import tracemalloc
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from asynchooks._errors import CheckpointError, CheckpointVersionError, DamagedC
 from asynchooks.checkpoints import CheckpointDirectory, _manifest
 from asynchooks.checkpoints._manifest import read_manifest
 
-from .stores import newest_step, opened, rewrite, save, steps_in, writer
+from .stores import make_socket, newest_step, opened, rewrite, save, steps_in, writer
 
 FILES = ["model.ckpt-2", "model.ckpt-2.index", "hooks.json", "manifest.json"]
 
@@ -99,11 +98,7 @@ def replaced_by_fifo(path: Path) -> None:
 
 def replaced_by_socket(path: Path) -> None:
     path.unlink()
-    here = Path.cwd()
-    os.chdir(path.parent)  # the path of a socket may have some 100 characters
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(path.name)
-    os.chdir(here)
+    make_socket(path)
 
 
 def replaced_by_loop(path: Path) -> None:

@@ -243,6 +243,10 @@ def only_on_asyncio(backend_name: str) -> None:
         pytest.skip("asyncio's own")
 
 
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""For a test of what asyncio alone has."""
+
+
 async def read_all(stage: Stage[Any]) -> list[Any]:
     async with stage as items:
         return [item async for item in items]

@@ -24,7 +24,7 @@ from asynchooks.data import (
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import BadRecordError, Source, only_on_asyncio, same, same_in_thread
+from .sources import BadRecordError, Source, on_asyncio, same, same_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -108,11 +108,11 @@ async def test_a_loop_that_never_waits_can_be_cancelled() -> None:
                 assert num < 1000, "never cancelled"
 
 
+@on_asyncio
 @pytest.mark.parametrize("is_woken", [False, True])
 async def test_native_cancellation_of_one_reader_leaves_the_item_to_the_other(
-    is_woken: bool, anyio_backend_name: str
+    is_woken: bool,
 ) -> None:
-    only_on_asyncio(anyio_backend_name)
     queue: asyncio.Queue[int] = asyncio.Queue()
     async with prefetch(queue, 2) as items:
         first, second = (asyncio.create_task(anext(items)) for _ in range(2))
@@ -222,11 +222,11 @@ async def test_items_that_come_at_once_wake_as_many_readers() -> None:
             assert sorted(got) == [0, 1, 2]
 
 
+@on_asyncio
 @pytest.mark.parametrize("kind", ["prefetch", "map of it", "map"])
 async def test_a_wait_below_a_task_that_is_cancelled_elsewhere_fails_and_no_reader_hangs(
-    kind: str, anyio_backend_name: str
+    kind: str,
 ) -> None:
-    only_on_asyncio(anyio_backend_name)
     future = asyncio.get_running_loop().create_future()
 
     async def source() -> AsyncGenerator[int, None]:
@@ -251,10 +251,10 @@ async def test_a_wait_below_a_task_that_is_cancelled_elsewhere_fails_and_no_read
                     await anext(items)
 
 
-async def test_a_reader_is_given_an_error_where_the_task_of_a_stage_is_cancelled_from_outside(
-    anyio_backend_name: str,
-) -> None:
-    only_on_asyncio(anyio_backend_name)
+@on_asyncio
+async def test_a_reader_is_given_an_error_where_the_task_of_a_stage_is_cancelled_from_outside() -> (
+    None
+):
     tasks: list[asyncio.Task[Any]] = []
 
     async def source() -> AsyncGenerator[int, None]:

@@ -26,7 +26,7 @@ from asynchooks.data import (
 
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import Source, only_on_asyncio, read_all, read_some, same
+from .sources import Source, on_asyncio, read_all, read_some, same
 
 pytestmark = pytest.mark.anyio
 
@@ -55,8 +55,8 @@ def test_what_cannot_be_read_is_named_with_how_to_write_it(source: Any, hint: st
         prefetch(source, 1)
 
 
-async def test_an_asyncio_queue_is_a_source(anyio_backend_name: str) -> None:
-    only_on_asyncio(anyio_backend_name)
+@on_asyncio
+async def test_an_asyncio_queue_is_a_source() -> None:
     queue: asyncio.Queue[int] = asyncio.Queue(2)
 
     async def fill() -> None:
@@ -76,8 +76,8 @@ async def test_a_queue_of_asyncio_is_refused_elsewhere() -> None:
             pass
 
 
-async def test_a_cancelled_reader_of_a_queue_loses_no_item(anyio_backend_name: str) -> None:
-    only_on_asyncio(anyio_backend_name)
+@on_asyncio
+async def test_a_cancelled_reader_of_a_queue_loses_no_item() -> None:
     queue: asyncio.Queue[int] = asyncio.Queue()
     async with batch(queue, 2) as batches:
         reader = asyncio.create_task(anext(batches))

@@ -30,7 +30,16 @@ from ..hooks.inputs import Diary
 from ..hooks.savers import threads_left
 from ..support.afterwards import nothing_left
 from ..support.helpers import settle
-from .sources import BadRecordError, Calls, Source, only_on_asyncio, read_all, same, same_in_thread
+from .sources import (
+    BadRecordError,
+    Calls,
+    Source,
+    on_asyncio,
+    only_on_asyncio,
+    read_all,
+    same,
+    same_in_thread,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -378,9 +387,7 @@ HANGING: dict[str, Callable[[Hanging], Stage[Any]]] = {
 }
 
 
-def on_asyncio_for_each_hanging(test: Any) -> Any:
-    test = pytest.mark.parametrize("anyio_backend", ["asyncio"])(test)
-    return pytest.mark.parametrize("kind", HANGING)(test)
+hanging_kinds = pytest.mark.parametrize("kind", HANGING)
 
 
 @asynccontextmanager
@@ -410,7 +417,8 @@ async def closing(stage: Stage[Any], hanging: Hanging) -> AsyncIterator[asyncio.
             await settle()
 
 
-@on_asyncio_for_each_hanging
+@on_asyncio
+@hanging_kinds
 async def test_a_cancellation_leaves_when_the_call_has_ended(kind: str) -> None:
     hanging = Hanging()
     async with closing(HANGING[kind](hanging), hanging) as task:
@@ -423,7 +431,8 @@ async def test_a_cancellation_leaves_when_the_call_has_ended(kind: str) -> None:
         assert not threads_left()
 
 
-@on_asyncio_for_each_hanging
+@on_asyncio
+@hanging_kinds
 async def test_a_second_cancellation_leaves_at_once(kind: str) -> None:
     hanging = Hanging()
     async with closing(HANGING[kind](hanging), hanging) as task:
@@ -434,7 +443,8 @@ async def test_a_second_cancellation_leaves_at_once(kind: str) -> None:
         assert task.cancelled()
 
 
-@on_asyncio_for_each_hanging
+@on_asyncio
+@hanging_kinds
 async def test_a_cancellation_leaves_when_the_grace_period_is_over(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
