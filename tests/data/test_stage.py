@@ -295,6 +295,18 @@ async def test_of_several_errors_in_closing_the_first_leaves_and_all_are_closed(
     assert last.is_closed
 
 
+async def test_of_several_inputs_that_fail_to_close_the_first_error_notes_the_others() -> None:
+    first, second = OSError("first"), OSError("second")
+    with pytest.raises(OSError, match="first") as caught:
+        async with MonitoredSession([], Diary().creator) as session:
+            loops = [session.batches(fails_to_close(error)) for error in (first, second)]
+            for loop in loops:
+                await anext(loop)
+            await settle()  # both have read ahead
+    assert caught.value is first
+    assert "then, closing another input: OSError('second')" in first.__notes__
+
+
 def fails(error: type[BaseException]) -> Any:
     def fn(item: Any) -> Any:
         raise error("by mistake")
