@@ -7,6 +7,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Snapshot(NamedTuple):
     """The parameters as they were pulled, and the number of updates that made them.
@@ -122,8 +124,6 @@ class StalenessCounts:
 
     def state(self) -> Any:
         """Rows of (worker, staleness, count): int64, shape (n, 3)."""
-        import numpy as np
-
         rows = [
             (worker, staleness, count)
             for worker, counts in enumerate(self._counts)

@@ -58,16 +58,15 @@ class ProtocolHook(SessionRunHook):
     ) -> None:
         check.instance("server", server, Membership, "a ParameterServer")
         server.check_worker(worker)
-        is_here = isinstance(server, ParameterServer)
-        if saves_server and not is_here:
+        here = server if isinstance(server, ParameterServer) else None
+        if saves_server and here is None:
             raise ValueError(
                 f"saves_server is set, and {server!r} is in another process; leave it out, and "
                 "save what `await server.state_dict()` gives"
             )
         self._server = server
-        saves = worker == 0 if saves_server is None else saves_server
-        self._saved = server if isinstance(server, ParameterServer) else None
-        self._saves_server = saves and is_here
+        self._here = here  # None: in another process
+        self._saves_server = worker == 0 if saves_server is None else saves_server
         self._worker = worker
         self._step: Any = None
 
@@ -88,15 +87,15 @@ class ProtocolHook(SessionRunHook):
         await self._server.end_session(self._worker)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._saved.state_dict() if self._saved is not None and self._saves_server else {}
+        return self._here.state_dict() if self._here is not None and self._saves_server else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._saved is None:
+        if self._here is None:
             raise RuntimeError(
                 f"the checkpoint holds a parameter server's state, and {self._server!r} is in "
                 "another process; restore it by `await server.load_state_dict(state)`"
             )
-        self._saved.load_state_dict(state)
+        self._here.load_state_dict(state)
 
     def _checked(self, step: Any) -> Any:
         if not step.is_same(self._server.global_step):

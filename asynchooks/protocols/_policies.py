@@ -25,8 +25,27 @@ class Asynchronous(Protocol):
         return 1
 
 
+class _Waiting(Protocol):
+    """A worker that has pushed waits for the update that its gradient is part of."""
+
+    async def begin_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)  # it may be back from a crash after its push
+
+    async def end_step(self, server: ParameterServer, worker: int) -> None:
+        await server.wait_for_update(worker)
+
+
+class _InStep(_Waiting):
+    """One gradient of a worker, of the present version; an update abandons all others."""
+
+    abandons_stale = True
+
+    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
+        return version == server.version and not server.has_collected(worker)
+
+
 @dataclass(frozen=True)
-class Synchronous(Protocol):
+class Synchronous(_InStep):
     """One gradient of each worker makes an update, which all wait for.
 
     The gradient of a worker that has left meanwhile still counts. The mean is summed in the order
@@ -36,19 +55,8 @@ class Synchronous(Protocol):
         server = ParameterServer(np.zeros(3), Synchronous(), num_workers=4)
     """
 
-    abandons_stale = True
-
     def num_gradients(self, server: ParameterServer) -> int:
         return server.num_contributing
-
-    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
-        return version == server.version and not server.has_collected(worker)
-
-    async def begin_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)
-
-    async def end_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)
 
 
 @dataclass(frozen=True)
@@ -66,17 +74,11 @@ class _Collecting(Protocol):
 
 
 @dataclass(frozen=True)
-class _OneOfEach(_Collecting):
+class _OneOfEach(_Waiting, _Collecting):
     """One gradient of each of K workers, which wait for the update; fewer, where fewer are left."""
 
     def num_gradients(self, server: ParameterServer) -> int:
         return min(self.k, server.num_contributing)
-
-    async def begin_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)  # it may be back from a crash after its push
-
-    async def end_step(self, server: ParameterServer, worker: int) -> None:
-        await server.wait_for_update(worker)
 
     def check(self, num_workers: int) -> None:
         if self.k > num_workers:
@@ -86,7 +88,7 @@ class _OneOfEach(_Collecting):
 
 
 @dataclass(frozen=True)
-class KSync(_OneOfEach):
+class KSync(_InStep, _OneOfEach):
     """The K fastest make an update; the others are abandoned, and all start from the new version.
 
     Also known as synchronous training with backup workers (Chen et al. 2016).
@@ -94,17 +96,9 @@ class KSync(_OneOfEach):
     Args:
         k: gradients in an update, of as many workers, from 1 to the number of workers.
 
-    Raises:
-        ValueError, TypeError: `k` is below 1, or no integer.
-
     Example:
         server = ParameterServer(np.zeros(3), KSync(3), num_workers=4)
     """
-
-    abandons_stale = True
-
-    def accepts(self, server: ParameterServer, worker: int, version: int) -> bool:
-        return version == server.version and not server.has_collected(worker)
 
 
 @dataclass(frozen=True)
@@ -116,9 +110,6 @@ class KBatchSync(_Collecting):
 
     Args:
         k: gradients in an update, >= 1; perhaps more than there are workers.
-
-    Raises:
-        ValueError, TypeError: `k` is below 1, or no integer.
 
     Example:
         server = ParameterServer(np.zeros(3), KBatchSync(3), num_workers=4)
@@ -139,9 +130,6 @@ class KAsync(_OneOfEach):
     Args:
         k: gradients in an update, from 1 to the number of workers.
 
-    Raises:
-        ValueError, TypeError: `k` is below 1, or no integer.
-
     Example:
         server = ParameterServer(np.zeros(3), KAsync(3), num_workers=4)
     """
@@ -155,9 +143,6 @@ class KBatchAsync(_Collecting):
 
     Args:
         k: gradients in an update, >= 1; perhaps more than there are workers.
-
-    Raises:
-        ValueError, TypeError: `k` is below 1, or no integer.
 
     Example:
         server = ParameterServer(np.zeros(3), KBatchAsync(3), num_workers=4)
@@ -173,9 +158,6 @@ class StaleSynchronous(Protocol):
 
     Args:
         staleness: steps ahead of the slowest, >= 0.
-
-    Raises:
-        ValueError, TypeError: `staleness` is below 0, or no integer.
 
     Source: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
     Parameter Server".
@@ -240,20 +222,15 @@ class DiscardStale(Protocol):
         self.protocol.check(num_workers)
 
 
-_PLAIN: dict[str, Callable[[], Protocol]] = {"async": Asynchronous, "sync": Synchronous}
-_WITH_K: dict[str, Callable[[int], Protocol]] = {
-    "ksync": KSync,
-    "kbatch-sync": KBatchSync,
-    "kasync": KAsync,
-    "kbatch-async": KBatchAsync,
-}
-_CLASSES: dict[str, Callable[..., Protocol]] = {
-    each.__name__: each
-    for each in (
-        Asynchronous, Synchronous, KSync, KBatchSync, KAsync, KBatchAsync, StaleSynchronous,
-        DiscardStale,
-    )
+_BY_TEXT: dict[str, type[Protocol]] = {
+    "async": Asynchronous, "sync": Synchronous, "ksync:": KSync, "kbatch-sync:": KBatchSync,
+    "kasync:": KAsync, "kbatch-async:": KBatchAsync, "ssp:": StaleSynchronous,
 }  # fmt: skip
+"""By their names; a number follows the colon."""
+_BY_CLASS: dict[str, Callable[..., Protocol]] = {
+    "DiscardStale": DiscardStale,
+    **{each.__name__: each for each in _BY_TEXT.values()},
+}
 
 
 def parse_protocol(text: str, num_workers: int) -> Protocol:
@@ -295,14 +272,11 @@ def _named(text: str) -> Protocol:
 
 
 def _base(text: str) -> Protocol:
-    if text in _PLAIN:
-        return _PLAIN[text]()
     name, colon, number = text.partition(":")
-    if name in _WITH_K and colon:
-        return _WITH_K[name](_number(number, text))
-    if name == "ssp" and colon:
-        return StaleSynchronous(_number(number, text))
-    raise ValueError(f"{text!r} is not known")
+    made: Callable[..., Protocol] | None = _BY_TEXT.get(name + colon)
+    if made is None:
+        raise ValueError(f"{text!r} is not known")
+    return made(_number(number, text)) if colon else made()
 
 
 def _number(digits: str, where: str) -> int:
@@ -323,11 +297,11 @@ def _printed(text: str) -> Protocol:
 def _built(call: ast.expr, text: str) -> Protocol:
     """The protocol of a call expression; its arguments may be numbers and protocols only."""
     name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-    if not isinstance(call, ast.Call) or name not in _CLASSES:
+    if not isinstance(call, ast.Call) or name not in _BY_CLASS:
         raise ValueError(f"{text!r} is not known")
     arguments = [_value(each, text) for each in call.args]
     named = {each.arg or "**": _value(each.value, text) for each in call.keywords}
-    return _CLASSES[name](*arguments, **named)
+    return _BY_CLASS[name](*arguments, **named)
 
 
 def _value(expression: ast.expr, text: str) -> object:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from .. import _check as check
 from .._engine.base import Slot
 from .._errors import StopTraining
@@ -28,8 +30,10 @@ class Protocol(ABC):
     """Says which gradients make an update, and when a worker waits.
 
     You make it and give it to a `ParameterServer`, which asks it; there is nothing to close. It
-    holds no state: that is the server's, so one protocol may serve several. `num_gradients` is
-    enough for one of your own. To wait, await `server.wait_for_update`,
+    holds no state: that is the server's, so one protocol may serve several. Those of this package
+    raise TypeError for a number that is no integer, and ValueError for one out of its range.
+
+    `num_gradients` is enough for one of your own. To wait, await `server.wait_for_update`,
     `server.wait_for_slowest` or `server.global_step.wait_for`.
 
     Example:
@@ -462,8 +466,6 @@ class ParameterServer(Membership):
 
         Which workers are present is not part of it: the training that resumes has its own.
         """
-        import numpy as np
-
         return {
             "parameters": self.parameters,
             "version": self.version,

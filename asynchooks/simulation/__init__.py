@@ -22,19 +22,18 @@ from .cluster._cluster import Cluster, Failure
 from .cluster._failures import Crashes, Partition, Preemption, Slowdown
 from .cluster._network import Queue
 from .cluster._worker import Worker
-from .delays._compound import PerWorker, Stragglers
-from .delays._delay import Delay
+from .delays._delay import Delay, PerWorker, Stragglers
 from .delays._distributions import (
     Constant,
+    Empirical,
     Exponential,
     LogNormal,
     Pareto,
     ShiftedExponential,
     Uniform,
     Weibull,
+    parse_delay,
 )
-from .delays._empirical import Empirical
-from .delays._parse import parse_delay
 from .delays._phases import Phases
 from .output._perfetto import write_trace
 from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline

@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
-from numbers import Real
 from typing import Any, Literal, get_args
 
-from .._check import integer
+from .._check import a_number, integer
 from .._engine.base import EngineTask
 from .._errors import SimulationError
 from .._step.global_step import GlobalStep
@@ -282,7 +281,7 @@ def _check_until(until: Until | None) -> tuple[float, Callable[[], bool] | None]
         return math.inf, None
     if callable(until):
         return math.inf, until
-    if isinstance(until, Real) and not isinstance(until, bool) and until >= 0:
+    if a_number(until) and until >= 0:
         return float(until), None
     raise ValueError(
         f"until is {until!r}; give virtual seconds >= 0, a condition (a function without "

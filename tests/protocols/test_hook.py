@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -32,10 +33,11 @@ from ..support.helpers import settle
 from ..support.virtual_kernel import Trampoline
 from .worlds import ALL, make_server, pause
 
-Step = Callable[[], Awaitable[dict[str, Any]]]
+Wait = Callable[[], Awaitable[Any]]
+checkpoint = anyio.lowlevel.checkpoint
 
 
-def step_of(server: ParameterServer, worker: int, wait: Callable[[], Awaitable[Any]]) -> Step:
+def creator_of(server: ParameterServer, worker: int, wait: Wait) -> FunctionSessionCreator:
     async def step() -> dict[str, Any]:
         parameters, version = server.pull(worker)
         is_done, _ = await server.compute(version, wait)
@@ -43,25 +45,36 @@ def step_of(server: ParameterServer, worker: int, wait: Callable[[], Awaitable[A
             server.push(worker, 2.0 * parameters, version)
         return {"loss": float(np.sum(parameters**2)), "global_step": server.version}
 
-    return step
+    return FunctionSessionCreator(step, global_step=server.global_step)
 
 
-async def train(
-    server: ParameterServer,
-    worker: int,
-    wait: Callable[[], Awaitable[Any]],
-    last_step: int,
-    *hooks: Any,
-) -> int:
-    """One worker with a session of its own; returns its number of runs."""
+def session_of(
+    server: ParameterServer, worker: int, *hooks: Any, wait: Wait = checkpoint
+) -> MonitoredSession:
+    """A session of one worker, which is lost without a pause."""
+    all_hooks = [ProtocolHook(server, worker), *hooks]
+    creator, recovery = creator_of(server, worker, wait), Recovery(first_pause_secs=0)
+    return MonitoredSession(all_hooks, creator, recovery=recovery)
+
+
+async def run_all(session: MonitoredSession, feed: Any = None) -> int:
+    """Run until the session should stop; returns how often."""
     num_runs = 0
-    creator = FunctionSessionCreator(step_of(server, worker, wait), global_step=server.global_step)
-    all_hooks = [ProtocolHook(server, worker), StopAtStepHook(last_step=last_step), *hooks]
-    async with MonitoredSession(all_hooks, creator) as session:
+    async with session:
         while not session.should_stop():
-            await session.run("loss")
+            await session.run("loss", feed)
             num_runs += 1
     return num_runs
+
+
+async def train(server: ParameterServer, worker: int, wait: Wait, last_step: int) -> int:
+    return await run_all(session_of(server, worker, StopAtStepHook(last_step=last_step), wait=wait))
+
+
+async def train_shared(server: ParameterServer, worker: int, creator: Any, last_step: int) -> None:
+    hooks = [ProtocolHook(server, worker), StopAtStepHook(last_step=last_step)]
+    recovery = Recovery(first_pause_secs=0)
+    await run_all(MonitoredSession(hooks, creator, recovery=recovery), {"worker": worker})
 
 
 @pytest.mark.parametrize("backend", ["trampoline", "asyncio", "trio"])
@@ -102,9 +115,12 @@ def test_under_sessions_synchronous_updates_come_at_the_same_times() -> None:
                 await server.global_step.wait_for(step)
                 times.append(engine.now())
 
+        async def work(index: int, secs: float) -> None:
+            await train(server, index, partial(pause, secs), 3)
+
         tasks = [engine.start(look)]
         for index, secs in enumerate((1.0, 2.0, 5.0)):
-            tasks.append(engine.start(_train, server, index, secs))
+            tasks.append(engine.start(work, index, secs))
         for task in tasks:
             await task.wait()
 
@@ -112,19 +128,12 @@ def test_under_sessions_synchronous_updates_come_at_the_same_times() -> None:
     assert times == [5.0, 10.0, 15.0]
 
 
-async def _train(server: ParameterServer, worker: int, secs: float) -> None:
-    await train(server, worker, lambda: pause(secs), 3)
-
-
 @pytest.mark.anyio
 async def test_a_synchronous_run_returns_when_its_gradient_is_applied() -> None:
     server = make_server(Synchronous(), 2)
 
     async def worker(index: int) -> None:
-        creator = FunctionSessionCreator(
-            step_of(server, index, anyio.lowlevel.checkpoint), global_step=server.global_step
-        )
-        async with MonitoredSession([ProtocolHook(server, index)], creator) as session:
+        async with session_of(server, index) as session:
             for num_runs in range(1, 4):
                 await session.run("loss")
                 assert not server.has_collected(index)
@@ -141,7 +150,7 @@ async def test_a_server_may_be_trained_again_with_all_its_workers() -> None:
     for last_step in (3, 5):
         async with anyio.create_task_group() as group:
             for index in range(2):
-                group.start_soon(train, server, index, anyio.lowlevel.checkpoint, last_step)
+                group.start_soon(train, server, index, checkpoint, last_step)
         assert (server.version, server.num_applied) == (last_step, 2 * last_step)
 
 
@@ -151,28 +160,21 @@ async def test_workers_may_share_a_session_creator() -> None:
 
     async def step(worker: int) -> dict[str, Any]:
         parameters, version = server.pull(worker)
-        await anyio.lowlevel.checkpoint()
+        await checkpoint()
         server.push(worker, parameters, version)
         return {"loss": 0.5}
 
     creator = SharedSessionCreator(FunctionSessionCreator(step, global_step=server.global_step))
-
-    async def worker(index: int) -> None:
-        hooks = [ProtocolHook(server, index), StopAtStepHook(last_step=5)]
-        async with MonitoredSession(hooks, creator) as session:
-            while not session.should_stop():
-                await session.run("loss", {"worker": index})
-
     async with anyio.create_task_group() as group:
         for index in range(4):
-            group.start_soon(worker, index)
+            group.start_soon(train_shared, server, index, creator, 5)
     assert server.version == 5
 
 
 @pytest.mark.anyio
 async def test_a_session_on_another_step_is_refused() -> None:
     server = make_server(Asynchronous(), 1)
-    creator = FunctionSessionCreator(step_of(server, 0, anyio.lowlevel.checkpoint))
+    creator = creator_of(make_server(Asynchronous(), 1), 0, checkpoint)
     with pytest.raises(RuntimeError, match=r"give both the same step: FunctionSessionCreator"):
         async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
             await session.run("loss")
@@ -190,25 +192,17 @@ def test_bad_arguments_are_refused() -> None:
 @pytest.mark.parametrize("protocol", [Synchronous(), StaleSynchronous(0)], ids=repr)
 async def test_a_worker_that_waits_ends_when_its_session_is_stopped(protocol: Protocol) -> None:
     server = make_server(protocol, 2)
-    hooks = [ProtocolHook(server, 0)]
-    creator = FunctionSessionCreator(
-        step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
-    )
-    session = MonitoredSession(hooks, creator)
-    num_runs = 0
+    session = session_of(server, 0)
+    num_runs: list[int] = []
 
     async def run() -> None:
-        nonlocal num_runs
-        async with session:
-            while not session.should_stop():
-                await session.run("loss")
-                num_runs += 1
+        num_runs.append(await run_all(session))
 
     async with anyio.create_task_group() as group:
         group.start_soon(run)
         await settle()  # worker 1 never comes
         session.request_stop()
-    assert num_runs == 1
+    assert num_runs == [1]
     assert server.num_present == 1
 
 
@@ -218,19 +212,11 @@ async def test_a_limit_that_is_set_when_it_is_passed_ends_the_waits() -> None:
     server.global_step.publish(5)
     num_runs = []
 
-    async def first() -> None:
-        creator = FunctionSessionCreator(
-            step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
-        )
-        async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
     async def second() -> None:
-        num_runs.append(await train(server, 1, anyio.lowlevel.checkpoint, 3))
+        num_runs.append(await train(server, 1, checkpoint, 3))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(first)
+        group.start_soon(run_all, session_of(server, 0))
         await settle()
         group.start_soon(second)
     assert num_runs == [0]
@@ -246,10 +232,10 @@ async def test_the_others_wait_for_a_session_that_crashed_until_it_is_back() -> 
         if not done:
             done.append(server.version)
             raise ValueError("crashed")
-        await anyio.lowlevel.checkpoint()
+        await checkpoint()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
+        group.start_soon(train, server, 0, checkpoint, 3)
         with pytest.raises(ValueError, match="crashed"):
             await train(server, 1, fail_once, 3)
         await settle()
@@ -262,7 +248,7 @@ async def test_the_others_wait_for_a_session_that_crashed_until_it_is_back() -> 
 async def test_the_others_go_on_when_one_that_was_cancelled_is_said_to_be_gone() -> None:
     server = make_server(Synchronous(), 2)
     async with anyio.create_task_group() as group:
-        group.start_soon(train, server, 0, anyio.lowlevel.checkpoint, 3)
+        group.start_soon(train, server, 0, checkpoint, 3)
         with anyio.move_on_after(0.02):
             await train(server, 1, anyio.sleep_forever, 3)
         assert server.version == 0
@@ -281,12 +267,7 @@ async def test_a_lost_session_goes_on_with_the_servers_parameters() -> None:
         if num_runs == 3:
             raise PreemptionError("lost")
 
-    hooks = [ProtocolHook(server, 0), StopAtStepHook(last_step=4)]
-    creator = FunctionSessionCreator(step_of(server, 0, lose_once), global_step=server.global_step)
-    recovery = Recovery(first_pause_secs=0)
-    async with MonitoredSession(hooks, creator, recovery=recovery) as session:
-        while not session.should_stop():
-            await session.run("loss")
+    await train(server, 0, lose_once, 4)
     assert (server.version, num_runs) == (4, 5)
     np.testing.assert_array_equal(server.parameters, np.full(2, 0.5**4))
 
@@ -300,25 +281,17 @@ async def test_the_others_wait_while_a_shared_session_is_recreated() -> None:
         nonlocal num_runs
         num_runs += 1
         version = server.pull(worker).version
-        await anyio.lowlevel.checkpoint()
+        await checkpoint()
         if worker == 1 and num_runs in (2, 7):
             raise PreemptionError("lost")
         server.push(worker, np.ones(2), version)
         return {"loss": 0.5}
 
     creator = SharedSessionCreator(FunctionSessionCreator(step, global_step=server.global_step))
-
-    async def worker(index: int) -> None:
-        hooks = [ProtocolHook(server, index), StopAtStepHook(last_step=6)]
-        recovery = Recovery(first_pause_secs=0)
-        async with MonitoredSession(hooks, creator, recovery=recovery) as session:
-            while not session.should_stop():
-                await session.run("loss", {"worker": index})
-
     async with anyio.create_task_group() as group:
-        group.start_soon(worker, 0)
+        group.start_soon(train_shared, server, 0, creator, 6)
         await settle()
-        group.start_soon(worker, 1)
+        group.start_soon(train_shared, server, 1, creator, 6)
     assert (server.version, server.num_applied, server.num_discarded) == (6, 12, 0)
     assert num_runs > 12
 
@@ -329,7 +302,7 @@ async def test_a_worker_that_waits_at_the_limit_leaves_its_block_cleanly() -> No
     num_runs = []
 
     async def first() -> None:
-        num_runs.append(await train(server, 0, anyio.lowlevel.checkpoint, 2))
+        num_runs.append(await train(server, 0, checkpoint, 2))
 
     async with anyio.create_task_group() as group:
         group.start_soon(first)
@@ -342,10 +315,7 @@ async def test_a_worker_that_waits_at_the_limit_leaves_its_block_cleanly() -> No
 @pytest.mark.anyio
 async def test_after_its_session_was_stopped_a_worker_may_go_on_without_one() -> None:
     server = make_server(StaleSynchronous(0), 2)
-    creator = FunctionSessionCreator(
-        step_of(server, 0, anyio.lowlevel.checkpoint), global_step=server.global_step
-    )
-    async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+    async with session_of(server, 0) as session:
         await session.run("loss")
         session.request_stop()
     server.join(0)

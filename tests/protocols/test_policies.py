@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,22 +29,53 @@ from asynchooks.simulation import Simulation
 from .worlds import ALL, World, check_counts, fixed, make_server
 
 
-def test_synchronous_waits_for_the_slowest_at_each_update() -> None:
-    world = World(make_server(Synchronous(), 3, limit=3), fixed(1, 2, 5)).run()
-    assert world.updates == [5, 10, 15]
-    assert world.server.staleness_counts() == {0: 9}
-    assert world.num_begun == [3, 3, 3]
+@dataclass(frozen=True)
+class Collect(Protocol):
+    """A protocol of a user's own: as KBatchAsync."""
+
+    k: int
+
+    def num_gradients(self, server: ParameterServer) -> int:
+        return self.k
 
 
-def test_ksync_takes_the_fastest_and_abandons_the_others_at_the_update() -> None:
+@pytest.mark.parametrize(
+    ("protocol", "secs", "updates", "counts"),
+    [
+        (Synchronous(), [1, 2, 5], [5, 10, 15], [{0: 3}] * 3),
+        (KSync(2), [1, 2, 3, 4], [2, 4, 6], [{0: 3}, {0: 3}, {}, {}]),
+        # worker 0 at 1 s and 2 s, worker 1 at 2 s
+        (KBatchSync(3), [1, 2, 3, 4], [2, 4], [{0: 4}, {0: 2}, {}, {}]),
+        # more gradients than workers; the first abandons what the others compute at an update
+        (KBatchSync(5), [1, 1, 1, 1], [2, 4, 6], None),
+        (KBatchAsync(5), [1, 1, 1, 1], [2, 3, 4], None),
+        # 0 at 1 s waits for 1 at 2 s; both start again, 0 comes at 3 s and waits for 2 at 3.5 s,
+        # which began at version 0; then 1 comes at 4 s, from version 1, and waits for 0
+        (KAsync(2), [1, 2, 3.5], [2, 3.5, 4.5], [{0: 3}, {0: 1, 1: 1}, {1: 1}]),
+        # 0 at 1 s and 2 s, 1 at 2 s; then 0 and 2 at 3 s, and 1 at 4 s, both still of version 0
+        (KBatchAsync(3), [1, 2, 3], [2, 4], [{0: 3}, {0: 1, 1: 1}, {1: 1}]),
+        *((Collect(k), [1, 2, 3, 4], [at], None) for k, at in [(1, 1), (5, 3), (10, 6), (20, 10)]),
+    ],
+    ids=str,
+)
+def test_updates_come_at_their_times_of_the_gradients_that_the_protocol_says(
+    protocol: Any, secs: list[float], updates: list[float], counts: list[dict[int, int]] | None
+) -> None:
+    world = World(make_server(protocol, len(secs), limit=len(updates)), fixed(*secs)).run()
+    assert world.updates == updates
+    if counts is None:
+        assert world.server.num_applied == protocol.k * len(updates)
+    else:
+        assert [world.server.staleness_counts(worker) for worker in range(len(secs))] == counts
+
+
+def test_ksync_abandons_what_is_too_late_and_synchronous_nothing() -> None:
     world = World(make_server(KSync(2), 4, limit=3), fixed(1, 2, 3, 4)).run()
-    assert world.updates == [2, 4, 6]
-    applied = [sum(world.server.staleness_counts(worker).values()) for worker in range(4)]
-    assert applied == [3, 3, 0, 0]
     assert [entry for entry in world.log if entry[2] == "abandoned"] == [
         (time, worker, "abandoned") for time in (2, 4, 6) for worker in (2, 3)
     ]
-    assert world.server.staleness_counts() == {0: 6}
+    world = World(make_server(Synchronous(), 3, limit=3), fixed(1, 2, 5)).run()
+    assert world.num_begun == [3, 3, 3]
 
 
 def test_ksync_restarts_all_from_the_new_parameters() -> None:
@@ -87,68 +119,11 @@ def test_a_protocol_of_ones_own_may_need_fewer_gradients_as_training_goes_on() -
     assert server.push(0, np.ones(2), 1).is_applied
 
 
-def test_kbatch_sync_takes_gradients_of_one_version_from_any_worker() -> None:
-    world = World(make_server(KBatchSync(3), 4, limit=2), fixed(1, 2, 3, 4)).run()
-    assert world.updates == [2, 4]  # worker 0 at 1 s and 2 s, worker 1 at 2 s
-    applied = [sum(world.server.staleness_counts(worker).values()) for worker in range(4)]
-    assert applied == [4, 2, 0, 0]
-    assert world.server.staleness_counts() == {0: 6}
-
-
-@pytest.mark.parametrize(
-    ("protocol", "updates"),
-    [
-        (KBatchAsync(5), [2, 3, 4]),
-        (KBatchSync(5), [2, 4, 6]),  # what the others compute at an update is abandoned
-    ],
-    ids=repr,
-)
-def test_a_batch_may_be_of_more_gradients_than_there_are_workers(
-    protocol: Protocol, updates: list[float]
-) -> None:
-    world = World(make_server(protocol, 4, limit=3), fixed(1, 1, 1, 1)).run()
-    assert world.updates == updates
-    assert world.server.num_applied == 15
-
-
 def test_a_batch_stays_as_large_when_workers_leave() -> None:
     server = make_server(KBatchAsync(3), 2)
     server.push(0, np.ones(2), 0)
     server.leave(1)
     assert [server.push(0, np.ones(2), 0).is_applied for _ in range(2)] == [False, True]
-
-
-def test_kasync_lets_the_pusher_wait_and_the_others_go_on() -> None:
-    world = World(make_server(KAsync(2), 3, limit=3), fixed(1, 2, 3.5)).run()
-    # 0 at 1 s waits for 1 at 2 s; both start again, 0 comes at 3 s and waits for 2 at 3.5 s, which
-    # began at version 0; then 1 comes at 4 s, from version 1, and waits for 0
-    assert world.updates == [2, 3.5, 4.5]
-    assert world.server.staleness_counts(0) == {0: 3}
-    assert world.server.staleness_counts(1) == {0: 1, 1: 1}
-    assert world.server.staleness_counts(2) == {1: 1}
-
-
-@pytest.mark.parametrize(("k", "secs"), [(1, 1), (5, 3), (10, 6), (20, 10)])
-def test_kbatch_async_has_k_gradients_after_the_time_of_fixed_speeds(k: int, secs: int) -> None:
-    world = World(make_server(Collect(k), 4, limit=1), fixed(1, 2, 3, 4)).run()
-    assert world.updates == [secs]
-
-
-class Collect(Protocol):
-    """A protocol of a user's own: as KBatchAsync, perhaps with more gradients than workers."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-
-    def num_gradients(self, server: ParameterServer) -> int:
-        return self.k
-
-
-def test_kbatch_async_goes_on_with_the_present_parameters() -> None:
-    world = World(make_server(KBatchAsync(3), 3, limit=2), fixed(1, 2, 3)).run()
-    # 0 at 1 s and 2 s, 1 at 2 s; then 0 and 2 at 3 s, 2 still of version 0, and 0 at 4 s
-    assert world.updates == [2, 4]
-    assert world.server.staleness_counts(2) == {1: 1}
 
 
 def test_asynchronous_with_equal_times_has_a_constant_staleness() -> None:
@@ -159,16 +134,22 @@ def test_asynchronous_with_equal_times_has_a_constant_staleness() -> None:
     assert counts == {**dict.fromkeys(range(num_workers - 1), 1), num_workers - 1: 793}
 
 
-def test_stale_synchronous_holds_the_fast_worker_back() -> None:
-    world = World(make_server(StaleSynchronous(2), 2), fixed(1, 10), num_steps=6).run()
-    begins = [time for time, worker, what in world.log if worker == 0 and "pulled" in what]
-    assert begins == [0, 1, 2, 10, 20, 30]
-
-
-def test_stale_synchronous_with_zero_goes_side_by_side() -> None:
-    world = World(make_server(StaleSynchronous(0), 3), fixed(1, 2, 3), num_steps=4).run()
-    begins = [time for time, worker, what in world.log if "pulled" in what]
-    assert begins == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+@pytest.mark.parametrize(
+    ("staleness", "secs", "begins"),
+    [
+        (2, [1, 10], [0, 1, 2, 10, 20, 30]),
+        (0, [1, 2, 3], [0, 3, 6, 9]),
+    ],
+)
+def test_stale_synchronous_holds_the_fast_worker_back(
+    staleness: int, secs: list[float], begins: list[float]
+) -> None:
+    server = make_server(StaleSynchronous(staleness), len(secs))
+    world = World(server, fixed(*secs), num_steps=len(begins)).run()
+    pulls = [(time, worker) for time, worker, what in world.log if "pulled" in what]
+    assert [time for time, worker in pulls if worker == 0] == begins
+    if staleness == 0:  # all go side by side
+        assert sorted(pulls) == [(time, worker) for time in begins for worker in range(len(secs))]
 
 
 @given(

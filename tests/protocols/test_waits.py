@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
 
 import anyio
 import numpy as np
@@ -10,22 +12,40 @@ import pytest
 
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
-from asynchooks.protocols import ABANDONED, Asynchronous, KSync, Protocol, Synchronous
+from asynchooks.protocols import (
+    ABANDONED,
+    Asynchronous,
+    KSync,
+    ParameterServer,
+    Protocol,
+    Synchronous,
+)
 
 from ..support.virtual_kernel import Trampoline
 from .worlds import make_server, pause
 
 
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    has_ended = False
+def in_virtual_time(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run the test without an event loop, to its end."""
 
-    async def to_the_end() -> None:
-        nonlocal has_ended
-        await main()
-        has_ended = True
+    @wraps(main)
+    def run(**arguments: Any) -> None:
+        has_ended = False
 
-    Trampoline().run(to_the_end)
-    assert has_ended
+        async def to_the_end() -> None:
+            nonlocal has_ended
+            await main(**arguments)
+            has_ended = True
+
+        Trampoline().run(to_the_end)
+        assert has_ended
+
+    return run
+
+
+async def push_later(server: ParameterServer) -> None:
+    await pause(2.0)
+    server.push(0, np.ones(2), 0)
 
 
 async def answer(seconds: float) -> int:
@@ -33,110 +53,83 @@ async def answer(seconds: float) -> int:
     return 42
 
 
-def test_a_computation_that_is_done_in_time_gives_its_value() -> None:
-    async def main() -> None:
-        server = make_server(Synchronous(), 2)
-        assert await server.compute(0, answer, 3.0) == (True, 42)
-        assert current_engine().now() == 3.0
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_a_computation_that_is_done_in_time_gives_its_value() -> None:
+    server = make_server(Synchronous(), 2)
+    assert await server.compute(0, answer, 3.0) == (True, 42)
+    assert current_engine().now() == 3.0
 
 
-def test_an_update_cancels_what_works_on_the_version_before_at_once() -> None:
-    async def main() -> None:
-        server = make_server(KSync(1), 2)
-        engine = current_engine()
-        ends: list[float] = []
+@in_virtual_time
+async def test_an_update_cancels_what_works_on_the_version_before_at_once() -> None:
+    server = make_server(KSync(1), 2)
+    engine = current_engine()
+    ends: list[float] = []
 
-        async def straggle() -> None:
-            try:
-                await pause(100.0)
-            finally:
-                ends.append(engine.now())
+    async def straggle() -> None:
+        try:
+            await pause(100.0)
+        finally:
+            ends.append(engine.now())
 
-        async def push() -> None:
-            await pause(2.0)
-            server.push(0, np.ones(2), 0)
-
-        engine.start(push)
-        assert await server.compute(0, straggle) == (False, None)
-        assert ends == [2.0]
-        assert engine.now() == 2.0
-
-    in_virtual_time(main)
+    engine.start(push_later, server)
+    assert await server.compute(0, straggle) == (False, None)
+    assert ends == [2.0]
+    assert engine.now() == 2.0
 
 
-def test_an_update_leaves_others_alone_where_stale_work_counts() -> None:
-    async def main() -> None:
-        server = make_server(Asynchronous(), 2)
-        engine = current_engine()
-
-        async def push() -> None:
-            await pause(2.0)
-            server.push(0, np.ones(2), 0)
-
-        engine.start(push)
-        assert await server.compute(0, answer, 3.0) == (True, 42)
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_an_update_leaves_others_alone_where_stale_work_counts() -> None:
+    server = make_server(Asynchronous(), 2)
+    current_engine().start(push_later, server)
+    assert await server.compute(0, answer, 3.0) == (True, 42)
 
 
 @pytest.mark.parametrize("protocol", [Asynchronous(), KSync(1)], ids=repr)
-def test_at_the_limit_any_work_is_abandoned(protocol: Protocol) -> None:
-    async def main() -> None:
-        server = make_server(protocol, 2, limit=1)
-
-        async def push() -> None:
-            await pause(2.0)
-            server.push(0, np.ones(2), 0)
-
-        current_engine().start(push)
-        assert await server.compute(0, answer, 1000.0) == (False, None)
-        assert current_engine().now() == 2.0
-
-    in_virtual_time(main)
+@in_virtual_time
+async def test_at_the_limit_any_work_is_abandoned(protocol: Protocol) -> None:
+    server = make_server(protocol, 2, limit=1)
+    current_engine().start(push_later, server)
+    assert await server.compute(0, answer, 1000.0) == (False, None)
+    assert current_engine().now() == 2.0
 
 
-def test_what_is_useless_already_is_not_begun() -> None:
-    async def main() -> None:
-        server = make_server(KSync(1), 2)
-        server.push(0, np.ones(2), 0)
+@in_virtual_time
+async def test_what_is_useless_already_is_not_begun() -> None:
+    server = make_server(KSync(1), 2)
+    server.push(0, np.ones(2), 0)
 
-        async def never() -> None:
-            raise AssertionError("begun")
+    async def never() -> None:
+        raise AssertionError("begun")
 
-        assert await server.compute(0, never) == (False, None)
-        assert not server._waits.watchers
-
-    in_virtual_time(main)
+    assert await server.compute(0, never) == (False, None)
+    assert not server._waits.watchers
 
 
-def test_slots_wake_in_order_of_asking_and_forgotten_ones_do_not() -> None:
-    async def main() -> None:
-        server = make_server(KSync(1), 2)
-        engine = current_engine()
-        order: list[str] = []
+@in_virtual_time
+async def test_slots_wake_in_order_of_asking_and_forgotten_ones_do_not() -> None:
+    server = make_server(KSync(1), 2)
+    engine = current_engine()
+    order: list[str] = []
 
-        async def wait(name: str, version: int) -> None:
-            slot = Slot(engine, name)
-            server.watch_update(version, slot)
-            assert await engine.park(slot) is ABANDONED
-            order.append(name)
+    async def wait(name: str, version: int) -> None:
+        slot = Slot(engine, name)
+        server.watch_update(version, slot)
+        assert await engine.park(slot) is ABANDONED
+        order.append(name)
 
-        for name in "cab":
-            engine.start(wait, name, 0)
-        forgotten = Slot(engine, "a forgotten one")
-        server.watch_update(0, forgotten)()
-        await pause(1.0)
-        server.push(0, np.ones(2), 0)
-        await pause(0.0)
-        assert order == ["c", "a", "b"]
-        assert not forgotten.is_woken
-        at_once = Slot(engine, "an old version")
-        server.watch_update(0, at_once)()
-        assert at_once.value is ABANDONED
-
-    in_virtual_time(main)
+    for name in "cab":
+        engine.start(wait, name, 0)
+    forgotten = Slot(engine, "a forgotten one")
+    server.watch_update(0, forgotten)()
+    await pause(1.0)
+    server.push(0, np.ones(2), 0)
+    await pause(0.0)
+    assert order == ["c", "a", "b"]
+    assert not forgotten.is_woken
+    at_once = Slot(engine, "an old version")
+    server.watch_update(0, at_once)()
+    assert at_once.value is ABANDONED
 
 
 @pytest.mark.anyio

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynchooks import SessionRunHook
 from asynchooks.protocols import Protocol
 from asynchooks.simulation import (
     Cluster,
@@ -42,9 +43,17 @@ def spent(worker: WorkerReport) -> dict[str, float]:
     return {kind: value for kind, value in secs.items() if value}
 
 
-async def with_session(worker: Worker) -> None:
+async def bare(worker: Worker) -> None:
+    """A program without a session: pull, compute and push until training is over."""
+    while True:
+        snapshot = await worker.pull()
+        if await worker.compute():
+            await worker.push(np.zeros(1), snapshot.version)
+
+
+async def with_session(worker: Worker, *hooks: SessionRunHook) -> None:
     """A program: one session until training is over."""
-    async with worker.session() as session:
+    async with worker.session(hooks) as session:
         while not session.should_stop():
             await session.run("computed")
 

@@ -17,5 +17,11 @@ def backend(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
+def log() -> list[Any]:
+    """What a test's tasks have done, in order."""
+    return []
+
+
+@pytest.fixture
 def simulation(backend: Any) -> Simulation:
     return Simulation(backend=backend)

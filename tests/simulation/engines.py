@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from pathlib import Path
 from subprocess import run
 from typing import Any, get_args
@@ -19,6 +20,33 @@ on_every_engine = pytest.mark.parametrize("backend", BACKENDS)
 on_event_loops = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 _ROOT = Path(__file__).parents[2]
+
+
+def simulated(main: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The test is the main task of its `simulation`."""
+
+    @wraps(main)
+    def run(simulation: Simulation, **arguments: Any) -> None:
+        ended: list[bool] = []
+
+        async def to_the_end() -> None:
+            await main(simulation=simulation, **arguments)
+            ended.append(True)
+
+        simulation.run(to_the_end)
+        assert ended
+
+    return run
+
+
+def run_together(simulation: Simulation, *fns: Callable[[], Awaitable[Any]]) -> None:
+    """Run each as a task, until the last has ended."""
+
+    async def main() -> None:
+        for task in [simulation.start(each) for each in fns]:
+            await task.wait()
+
+    simulation.run(main)
 
 
 def outcome_of(simulation: Simulation, main: Callable[[], Awaitable[Any]]) -> Any:

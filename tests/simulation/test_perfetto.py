@@ -63,7 +63,8 @@ def busy(**options: Any) -> Report:
     )
 
 
-def events_of(report: Report, path: Path) -> list[Event]:
+def events_of(report: Report, directory: Path) -> list[Event]:
+    path = directory / "out.json"
     write_trace(path, report)
     events: list[Event] = json.loads(path.read_text(encoding="ascii"))["traceEvents"]
     return events
@@ -78,18 +79,16 @@ def lanes_of(events: list[Event]) -> dict[tuple[int, int], list[tuple[float, flo
     return {lane: sorted(spans) for lane, spans in lanes.items()}
 
 
-def check_lanes(events: list[Event]) -> None:
-    for spans in lanes_of(events).values():
+def check_events(events: list[Event]) -> None:
+    """Spans of a lane do not overlap, and flows lead from one span to a later one."""
+    lanes = lanes_of(events)
+    for spans in lanes.values():
         for first, second in pairwise(spans):
             assert first[1] <= second[0]
-
-
-def check_flows(events: list[Event]) -> None:
     begins = {each["id"]: each for each in events if each["ph"] == "s"}
     ends = {each["id"]: each for each in events if each["ph"] == "f"}
     assert begins.keys() == ends.keys()
     assert len(begins) == sum(each["ph"] == "s" for each in events)
-    lanes = lanes_of(events)
     for number, begin in begins.items():
         end = ends[number]
         assert (begin["name"], begin["cat"]) == (end["name"], end["cat"])
@@ -103,9 +102,8 @@ def check_flows(events: list[Event]) -> None:
 
 @pytest.mark.parametrize("protocol", ["async", "sync", "ksync:4", "kbatch-async:3", "ssp:1"])
 def test_spans_do_not_overlap_and_flows_are_paired(protocol: str, tmp_path: Path) -> None:
-    events = events_of(busy(protocol=protocol), tmp_path / "out.json")
-    check_lanes(events)
-    check_flows(events)
+    events = events_of(busy(protocol=protocol), tmp_path)
+    check_events(events)
     assert {"s", "f", "X", "C", "M"} <= {each["ph"] for each in events}
 
 
@@ -119,28 +117,26 @@ def test_any_delay_leaves_lanes_and_flows_whole(
     tmp_path_factory: pytest.TempPathFactory, seed: int, protocol: str, secs: Any
 ) -> None:
     report = busy(seed=seed, protocol=protocol, compute=secs, updates=20)
-    events = events_of(report, tmp_path_factory.mktemp("traces") / "out.json")
-    check_lanes(events)
-    check_flows(events)
+    events = events_of(report, tmp_path_factory.mktemp("traces"))
+    check_events(events)
 
 
 def test_after_virtual_years_neighbours_still_touch(tmp_path: Path) -> None:
     report = report_of("ssp:1", compute=Exponential(1e7), push=Exponential(1e6))
-    events = events_of(report, tmp_path / "out.json")
-    check_lanes(events)
-    check_flows(events)
+    events = events_of(report, tmp_path)
+    check_events(events)
     assert max(each.get("ts", 0) for each in events) > 3e7 * 1e6
 
 
 def test_every_kind_of_span_is_in_the_trace(tmp_path: Path) -> None:
-    events = events_of(busy(protocol="ksync:3", updates=100), tmp_path / "out.json")
+    events = events_of(busy(protocol="ksync:3", updates=100), tmp_path)
     names = {each["name"] for each in events if each["ph"] == "X" and each["pid"] == 2}
     assert names == {"compute", "lost", "wait", "pull", "push", "served", "down"}
 
 
 def test_times_are_microseconds_of_virtual_time(tmp_path: Path) -> None:
     report = report_of("sync", workers=2, updates=2, compute=Constant(0.25))
-    assert lanes_of(events_of(report, tmp_path / "out.json")) == {
+    assert lanes_of(events_of(report, tmp_path)) == {
         (2, 2): [(0, 250_000, "compute"), (250_000, 500_000, "compute")],
         (2, 3): [(0, 250_000, "compute"), (250_000, 500_000, "compute")],
         (1, 1): [(250_000, 500_000, "version 1")],
@@ -148,7 +144,7 @@ def test_times_are_microseconds_of_virtual_time(tmp_path: Path) -> None:
 
 
 def test_lanes_have_names_in_order(tmp_path: Path) -> None:
-    events = events_of(report_of("ssp:2", workers=3), tmp_path / "out.json")
+    events = events_of(report_of("ssp:2", workers=3), tmp_path)
     named = [each for each in events if each["ph"] == "M"]
     texts = {each["tid"]: each["args"]["name"] for each in named if each["name"] == "thread_name"}
     order = {
@@ -172,7 +168,7 @@ def counter(events: list[Event], name: str) -> list[tuple[float, int]]:
 
 def test_the_global_step_counts_the_updates_at_their_times(tmp_path: Path) -> None:
     report = report_of("kasync:3", updates=20)
-    steps = counter(events_of(report, tmp_path / "out.json"), "global step")
+    steps = counter(events_of(report, tmp_path), "global step")
     assert [value for _, value in steps] == list(range(1, 21))
     applied = [push.time for push in report.timeline.pushes if push.outcome == "applied"]  # type: ignore[union-attr]
     assert [ts for ts, _ in steps] == pytest.approx([1e6 * secs for secs in applied], abs=0.1)
@@ -181,7 +177,7 @@ def test_the_global_step_counts_the_updates_at_their_times(tmp_path: Path) -> No
 def test_active_workers_are_counted_through_a_preemption_and_a_repair(tmp_path: Path) -> None:
     failures = [Preemption(at=2.0, secs=1.5, workers=[0]), Preemption(at=3.0, workers=[1])]
     report = report_of(workers=3, updates=30, compute=Constant(0.5), failures=failures)
-    active = counter(events_of(report, tmp_path / "out.json"), "active workers")
+    active = counter(events_of(report, tmp_path), "active workers")
     assert active[:-1] == [(0, 3), (2e6, 2), (3e6, 1), (3.5e6, 2)]
     assert active[-1] == (1e6 * report.secs, 0)
 
@@ -190,7 +186,7 @@ def test_arrows_lead_from_gradients_to_their_update_and_on_to_its_pulls(
     tmp_path: Path,
 ) -> None:
     report = report_of("sync", workers=3, updates=3)
-    events = events_of(report, tmp_path / "out.json")
+    events = events_of(report, tmp_path)
     begins, ends = ([each for each in events if each["ph"] == phase] for phase in "sf")
     updates = [each["ts"] for each in ends if each["name"] == "update"]
     # the last update is the end: nothing begins there
@@ -205,19 +201,19 @@ def test_arrows_lead_from_gradients_to_their_update_and_on_to_its_pulls(
 def test_the_last_version_lasts_until_the_end_of_the_run(tmp_path: Path) -> None:
     simulation = Simulation(7, "turbo")
     cluster = simulation.cluster(1, compute=Constant(2.0), keep_timeline=True)
-    events = events_of(cluster.run(until=5.0), tmp_path / "out.json")
+    events = events_of(cluster.run(until=5.0), tmp_path)
     assert lanes_of(events)[1, 1] == [(2e6, 4e6, "version 1"), (4e6, 5e6, "version 2")]
 
 
 def test_a_discarded_gradient_is_a_mark_with_its_staleness(tmp_path: Path) -> None:
     report = report_of("async+discard:2", updates=40)
-    events = events_of(report, tmp_path / "out.json")
+    events = events_of(report, tmp_path)
     marks = [each for each in events if each["ph"] == "i"]
     assert len(marks) == report.discarded > 0
     assert min(each["args"]["staleness"] for each in marks) > 2
     # after a discarded gradient a worker goes on from the version of another
     assert any(each["ph"] == "f" and each["name"] == "pulled" for each in events)
-    check_flows(events)
+    check_events(events)
 
 
 def test_the_same_seed_gives_the_same_bytes_on_every_backend(tmp_path: Path) -> None:
@@ -265,4 +261,4 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_a_trace_may_be_of_real_gradients(tmp_path: Path) -> None:
     cluster = Simulation(7, "turbo").cluster(3, parameters=np.ones(2), keep_timeline=True)
     report = cluster.run(gradient=lambda parameters, _: parameters, updates=5)
-    assert counter(events_of(report, tmp_path / "out.json"), "global step")[-1][1] == 5
+    assert counter(events_of(report, tmp_path), "global step")[-1][1] == 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -27,6 +26,8 @@ from asynchooks.simulation import (
     plot_timeline,
 )
 
+from .engines import output_of
+
 figure = pytest.importorskip("matplotlib.figure")
 
 
@@ -43,7 +44,8 @@ def report_of(protocol: str = "async", *, workers: int = 4, **options: Any) -> R
     return replace(report, protocol=protocol)
 
 
-def new_axes() -> Any:
+@pytest.fixture
+def axes() -> Any:
     return figure.Figure().add_subplot()
 
 
@@ -69,9 +71,8 @@ def test_reports_without_losses_and_timelines_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").stat().st_size > 0
 
 
-def test_shares_of_the_staleness_are_those_of_the_report() -> None:
+def test_shares_of_the_staleness_are_those_of_the_report(axes: Any) -> None:
     report = report_of()
-    axes = new_axes()
     plot_staleness(axes, [report])
     (steps,) = axes.patches
     values, edges, _ = steps.get_data()
@@ -84,9 +85,8 @@ def test_shares_of_the_staleness_are_those_of_the_report() -> None:
     assert labels_of(axes) == [f"async, mean {report.mean_staleness:.3g}"]
 
 
-def test_a_wide_staleness_is_drawn_in_wider_bars() -> None:
+def test_a_wide_staleness_is_drawn_in_wider_bars(axes: Any) -> None:
     report = replace(report_of(), staleness={0: 1, 119: 2, 120: 1})
-    axes = new_axes()
     plot_staleness(axes, [report])
     (steps,) = axes.patches
     values, edges, _ = steps.get_data()
@@ -95,9 +95,8 @@ def test_a_wide_staleness_is_drawn_in_wider_bars() -> None:
     assert axes.get_xlabel() == "staleness (updates, 3 in a bar)"
 
 
-def test_losses_are_a_line_for_each_report() -> None:
+def test_losses_are_a_line_for_each_report(axes: Any) -> None:
     reports = [report_of(), report_of("sync")]
-    axes = new_axes()
     plot_losses(axes, reports)
     for line, report in zip(axes.get_lines(), reports, strict=True):
         assert list(line.get_xdata()) == [secs for secs, _, _ in report.losses]
@@ -107,18 +106,16 @@ def test_losses_are_a_line_for_each_report() -> None:
     assert axes.get_xscale() == "linear"
 
 
-def test_a_loss_that_is_not_finite_is_left_out() -> None:
+def test_a_loss_that_is_not_finite_is_left_out(axes: Any) -> None:
     report = replace(report_of(), losses=[(0.0, 0, 2.0), (1.0, 1, math.inf), (2.0, 2, math.nan)])
-    axes = new_axes()
     plot_losses(axes, [report])
     (line,) = axes.get_lines()
     assert list(line.get_ydata()) == [2.0]
     assert axes.get_yscale() == "linear"
 
 
-def test_times_far_apart_are_on_a_logarithmic_axis() -> None:
+def test_times_far_apart_are_on_a_logarithmic_axis(axes: Any) -> None:
     report = report_of()
-    axes = new_axes()
     plot_losses(axes, [report, replace(report, secs=report.secs * 30)])
     assert axes.get_xscale() == "log"
 
@@ -135,9 +132,8 @@ def bars_of(axes: Any) -> dict[str, list[tuple[float, float, float]]]:
     return bars
 
 
-def test_a_timeline_has_a_bar_for_each_span() -> None:
+def test_a_timeline_has_a_bar_for_each_span(axes: Any) -> None:
     report = report_of("sync", workers=2, compute=Constant(1.0))
-    axes = new_axes()
     plot_timeline(axes, report, window=(0.0, 2.5))
     (bars,) = bars_of(axes).values()
     expected = [(worker, i, i + 1) for worker in (0, 1) for i in (0.0, 1.0, 2.0)]
@@ -147,10 +143,9 @@ def test_a_timeline_has_a_bar_for_each_span() -> None:
     assert labels_of(axes) == ["compute"]
 
 
-def test_a_timeline_shows_the_first_workers_and_names_each_kind_once() -> None:
+def test_a_timeline_shows_the_first_workers_and_names_each_kind_once(axes: Any) -> None:
     failures = [Crashes(Exponential(3.0), Exponential(1.0))]
     report = report_of("sync", workers=6, failures=failures, push=Constant(0.1))
-    axes = new_axes()
     plot_timeline(axes, report, window=(0.0, report.secs), num_workers=3)
     bars = bars_of(axes)
     assert {worker for each in bars.values() for worker, _, _ in each} == {0, 1, 2}
@@ -159,10 +154,9 @@ def test_a_timeline_shows_the_first_workers_and_names_each_kind_once() -> None:
     assert axes.get_ylim() == (2.6, -0.6), "worker 0 is on top"
 
 
-def test_bars_of_one_worker_never_hide_each_other() -> None:
+def test_bars_of_one_worker_never_hide_each_other(axes: Any) -> None:
     failures = [Crashes(Exponential(3.0), Exponential(1.0), loses_work=False)]
     report = report_of(workers=2, failures=failures)
-    axes = new_axes()
     plot_timeline(axes, report, window=(0.0, report.secs))
     bars = sorted(bar for each in bars_of(axes).values() for bar in each)
     assert len(bars) > 40
@@ -170,14 +164,13 @@ def test_bars_of_one_worker_never_hide_each_other() -> None:
         assert first[0] < second[0] or first[2] <= second[1]
 
 
-def test_a_window_left_open_shows_about_thirty_spans_of_each_worker() -> None:
+def test_a_window_left_open_shows_about_thirty_spans_of_each_worker(axes: Any) -> None:
     report = report_of("sync", workers=1, compute=Constant(0.5))
-    axes = new_axes()
     plot_timeline(axes, report)
     assert axes.get_xlim() == (0.0, 15.0)
 
 
-def test_bad_input_is_refused(tmp_path: Path) -> None:
+def test_bad_input_is_refused(tmp_path: Path, axes: Any) -> None:
     report = report_of()
     with pytest.raises(ValueError, match="reports is empty"):
         plot_reports(tmp_path / "out.png", [])
@@ -186,24 +179,22 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no directory"):
         plot_reports(tmp_path / "missing" / "out.png", [report])
     with pytest.raises(ValueError, match=r"window is \(2, 1\)"):
-        plot_timeline(new_axes(), report, window=(2, 1))
+        plot_timeline(axes, report, window=(2, 1))
     with pytest.raises(ValueError, match="keep_timeline=True"):
-        plot_timeline(new_axes(), replace(report, timeline=None))
+        plot_timeline(axes, replace(report, timeline=None))
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.faults
 def test_matplotlib_is_loaded_when_a_plot_is_drawn_and_pyplot_never(tmp_path: Path) -> None:
-    code = (
+    program = (
         "import sys; from asynchooks.simulation import *\n"
-        "assert 'matplotlib' not in sys.modules\n"
+        "before = 'matplotlib' in sys.modules\n"
         "report = Simulation(7, 'turbo').cluster(2).run(updates=3)\n"
-        "plot_reports(sys.argv[1], [report])\n"
-        "assert 'matplotlib.pyplot' not in sys.modules"
+        f"plot_reports({str(tmp_path / 'out.png')!r}, [report])\n"
+        "print(before, 'matplotlib.pyplot' in sys.modules)"
     )
-    arguments = [sys.executable, "-c", code, str(tmp_path / "out.png")]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert output_of(program) == ["False False"]
 
 
 def test_a_missing_matplotlib_is_named_with_its_extra(

@@ -1,17 +1,187 @@
-"""Facts about every program: random ones, run on every engine."""
+"""Random programs of tasks, run on every engine: all do the same, and lose nothing."""
 
 from __future__ import annotations
 
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asynchooks._engine.base import Slot
+from asynchooks._engine.base import EngineTask, Slot
 from asynchooks.simulation import Simulation
 
 from .engines import BACKENDS, outcome_of
-from .random_programs import PROGRAMS, Op, Run
+
+NUM_SCRIPTS, NUM_SLOTS = 5, 3
+_variable: ContextVar[int] = ContextVar("variable")
+_SECS = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 3.5])
+
+Op = tuple[Any, ...]
+
+
+class Failed(Exception):  # noqa: N818 - a program's own
+    """What a script raises."""
+
+
+class Halted(BaseException):
+    """What a script raises that is no Exception."""
+
+
+def _simple() -> st.SearchStrategy[Op]:
+    scripts, slots = st.integers(0, NUM_SCRIPTS - 1), st.integers(0, NUM_SLOTS - 1)
+    return st.one_of(
+        st.tuples(st.just("sleep"), _SECS),
+        st.tuples(st.just("sleep"), _SECS),
+        st.tuples(st.just("turn")),
+        st.tuples(st.just("quiescence")),
+        st.tuples(st.just("start"), scripts),
+        st.tuples(st.just("cancel"), scripts),
+        st.tuples(st.just("cancel_self")),
+        st.tuples(st.just("wait"), scripts, st.one_of(st.none(), _SECS)),
+        st.tuples(st.just("park"), slots, st.one_of(st.none(), _SECS, _SECS)),
+        st.tuples(st.just("wake"), slots),
+        st.tuples(st.just("set"), st.integers(0, 2)),
+        st.tuples(st.just("fail"), st.sampled_from([Failed, Failed, Halted])),
+    )
+
+
+def _nested(ops: st.SearchStrategy[Op]) -> st.SearchStrategy[Op]:
+    bodies = st.lists(ops, min_size=1, max_size=4)
+    return st.one_of(
+        st.tuples(st.just("shield"), st.one_of(st.none(), _SECS), bodies),
+        st.tuples(st.just("finally"), bodies, bodies),
+        st.tuples(st.just("swallow"), bodies),
+        st.tuples(st.just("with_set"), st.integers(0, 2), bodies),
+    )
+
+
+OPS = st.recursive(_simple(), _nested, max_leaves=8)
+PROGRAMS = st.lists(
+    st.lists(OPS, min_size=1, max_size=6), min_size=NUM_SCRIPTS, max_size=NUM_SCRIPTS
+)
+
+
+@dataclass
+class Run:
+    """One run of a program: its log, and what became of its tasks and slots."""
+
+    simulation: Simulation
+    scripts: list[list[Op]]
+    log: list[tuple[float, str]] = field(default_factory=list)
+    begun: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    started: list[EngineTask] = field(default_factory=list)
+    slots: dict[int, Slot] = field(default_factory=dict)
+    num_wakes: int = 0
+    num_woken: int = 0
+
+    def note(self, what: str) -> None:
+        now = self.simulation.now
+        assert not self.log or now >= self.log[-1][0], "time went back"
+        seen = f"{what}, where the variable is {_variable.get(None)}"
+        self.log.append((now, seen))
+        self.simulation.note(seen)
+
+    async def main(self) -> None:
+        await self._script("main", 0)
+        await self.simulation.sleep(5.0)
+
+    async def _script(self, name: str, number: int) -> None:
+        self.begun[name] += 1
+        self.note(f"{name} begins")
+        try:
+            for op in self.scripts[number]:
+                await self._do(name, op)
+        finally:
+            self.ended[name] += 1
+            self.note(f"{name} ends")
+
+    async def _all(self, name: str, ops: list[Op]) -> None:
+        for op in ops:
+            await self._do(name, op)
+
+    async def _do(self, name: str, op: Op) -> None:
+        kind, *rest = op
+        await getattr(self, f"_{kind}")(name, *rest)
+        self.note(f"{name} did {kind}")
+
+    async def _sleep(self, name: str, secs: float) -> None:
+        begin = self.simulation.now
+        await self.simulation.sleep(secs)
+        assert self.simulation.now == begin + secs
+
+    async def _turn(self, name: str) -> None:
+        await self.simulation.kernel.turn()
+
+    async def _quiescence(self, name: str) -> None:
+        await self.simulation.quiescence()
+
+    async def _start(self, name: str, number: int) -> None:
+        if len(self.started) < 30:
+            child = f"{number}.{len(self.started)}"
+            self.started.append(self.simulation.start(self._script, child, number, name=child))
+
+    async def _cancel(self, name: str, number: int) -> None:
+        if self.started:
+            self.started[number % len(self.started)].cancel()
+
+    async def _cancel_self(self, name: str) -> None:
+        for task in self.started:
+            if getattr(task, "name", None) == name:
+                task.cancel()
+
+    async def _wait(self, name: str, number: int, secs: float | None) -> None:
+        if self.started:
+            task = self.started[number % len(self.started)]
+            until = {} if secs is None else {"until": self.simulation.now + secs}
+            self.note(f"{name} saw the end: {await task.wait(**until)}")
+
+    async def _park(self, name: str, number: int, secs: float | None) -> None:
+        kernel = self.simulation.kernel
+        slot = self.slots[number] = Slot(kernel, f"slot {number}")
+        until = {} if secs is None else {"until": kernel.now() + secs}
+        value = await kernel.park(slot, **until)
+        self.num_woken += isinstance(value, int)
+        self.note(f"{name} got {value}")
+
+    async def _wake(self, name: str, number: int) -> None:
+        slot = self.slots.pop(number, None)
+        if slot is not None and not slot.is_woken:
+            self.num_wakes += 1
+            slot.wake(self.num_wakes)
+
+    async def _set(self, name: str, value: int) -> None:
+        _variable.set(value)
+
+    async def _with_set(self, name: str, value: int, ops: list[Op]) -> None:
+        token = _variable.set(value)
+        try:
+            await self._all(name, ops)
+        finally:
+            _variable.reset(token)
+
+    async def _fail(self, name: str, error: type[BaseException]) -> None:
+        raise error(name)
+
+    async def _shield(self, name: str, secs: float | None, ops: list[Op]) -> None:
+        with self.simulation.kernel.shielded(100.0 if secs is None else secs) as scope:
+            await self._all(name, ops)
+        self.note(f"{name} left the shield, cut short: {scope.cancelled_caught}")
+
+    async def _finally(self, name: str, ops: list[Op], at_end: list[Op]) -> None:
+        try:
+            await self._all(name, ops)
+        finally:
+            await self._all(name, at_end)
+
+    async def _swallow(self, name: str, ops: list[Op]) -> None:
+        try:
+            await self._all(name, ops)
+        except BaseException as error:
+            self.note(f"{name} swallows {isinstance(error, Exception)}")
 
 
 def run_on(

@@ -41,8 +41,8 @@ from asynchooks.simulation import (
 )
 from asynchooks.simulation.cluster._standstill import Standstill
 
-from .clusters import new_cluster, with_session
-from .engines import on_event_loops
+from .clusters import bare, new_cluster, with_session
+from .engines import on_event_loops, simulated
 
 CRASHES = Crashes(Exponential(100.0), Exponential(5.0))
 PAUSES = Crashes(Exponential(100.0), Exponential(5.0), loses_work=False)
@@ -128,16 +128,14 @@ def test_another_condition_may_be_one_on_time() -> None:
     assert 1e5 < simulation.now < 2e5
 
 
-def test_a_task_that_sleeps_may_end_the_wait(simulation: Simulation) -> None:
-    async def main() -> None:
-        cluster = simulation.cluster(2, failures=[CRASHES])
-        training = simulation.start(cluster.train, waits_for_step(3))
-        await simulation.sleep(1e4)
-        for version in range(3):
-            cluster.server.push(0, np.zeros(1), version)
-        await training.wait()
-
-    simulation.run(main)
+@simulated
+async def test_a_task_that_sleeps_may_end_the_wait(simulation: Simulation) -> None:
+    cluster = simulation.cluster(2, failures=[CRASHES])
+    training = simulation.start(cluster.train, waits_for_step(3))
+    await simulation.sleep(1e4)
+    for version in range(3):
+        cluster.server.push(0, np.zeros(1), version)
+    await training.wait()
     assert simulation.now == 1e4
 
 
@@ -268,13 +266,7 @@ def _random_program(random: Random) -> Any:
 
     async def gradual(worker: Worker) -> None:
         await worker.cluster.global_step.wait_for(worker.index * ahead)
-        await pushes(worker)
-
-    async def pushes(worker: Worker) -> None:
-        while True:
-            snapshot = await worker.pull()
-            if await worker.compute():
-                await worker.push(np.zeros(1), snapshot.version)
+        await bare(worker)
 
     async def dawdles(worker: Worker) -> None:
         while True:
@@ -298,7 +290,7 @@ def _random_program(random: Random) -> Any:
             else:
                 await worker.cluster.simulation.sleep(0.1)
 
-    return random.choice([None, with_session, gradual, pushes, dawdles, in_turns])
+    return random.choice([None, with_session, gradual, bare, dawdles, in_turns])
 
 
 def _random_cluster(seed: int) -> tuple[Cluster, Any]:

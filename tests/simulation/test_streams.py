@@ -24,7 +24,6 @@ from asynchooks.simulation import (
 from asynchooks.simulation.delays._delay import LONGEST_SECS, Draws
 from asynchooks.simulation.delays._streams import DelayStream, Streams
 
-from .engines import output_of
 from .laws import check_cdf, check_moments, exponential
 
 DELAY = Exponential(1.0)
@@ -101,22 +100,6 @@ def test_seed_worker_and_purpose_each_give_other_draws() -> None:
     assert draws_of(2**64, 3, "ø") == draws_of(2**64, 3, "ø")
 
 
-@pytest.mark.faults
-def test_the_same_seed_gives_the_same_draws_in_every_process() -> None:
-    program = (
-        "from asynchooks.simulation.delays._streams import Streams\n"
-        "from asynchooks.simulation import Exponential\n"
-        "streams = Streams(5)\n"
-        "stream = streams.delays(3, 'compute', Exponential(1.0))\n"
-        "noise = streams.generator(3, 'noise').random(3).tolist()\n"
-        "print([stream.next() for _ in range(40)], noise)"
-    )
-    noise = Streams(5).generator(3, "noise").random(3).tolist()
-    for hash_seed in ("0", "1", "random"):
-        (output,) = output_of(program, PYTHONHASHSEED=hash_seed)
-        assert output == f"{draws_of(5, 3, 'compute')} {noise}"
-
-
 def test_a_seed_stands_for_the_same_bits_for_ever() -> None:
     class Raw(Delay):
         mean = variance = 1.0
@@ -191,9 +174,6 @@ def test_ten_thousand_streams_are_small() -> None:
         tracemalloc.stop()
     assert (without - before) / num <= 200
     assert (with_block - before) / num <= 700
-
-
-DELAY = Exponential(1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a worker's program acts through."""
+"""What a worker's program acts through; queues and cut links."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asynchooks import StopTraining
 from asynchooks.protocols import KSync, Snapshot
-from asynchooks.simulation import Constant, Phases, Worker
+from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation, Worker
+from asynchooks.simulation.cluster._network import arrival
 
-from .clusters import new_cluster, speeds, spent, with_session
+from .clusters import new_cluster, speeds, spent
+from .engines import simulated
 
 
 def test_pull_compute_push_in_order(backend: Any) -> None:
@@ -146,11 +150,96 @@ def test_training_that_is_over_ends_a_program_by_stop_training() -> None:
     assert ends == [StopTraining] * 2
 
 
-def test_the_repr_of_a_worker_has_its_number() -> None:
-    async def program(worker: Worker) -> None:
-        assert repr(worker) == f"<worker {worker.index} of 3>"
+def served(backend: Any, num_servers: int, arrivals: list[float]) -> tuple[list[float], Queue]:
+    """When each leaves, of services of 1 s."""
+    simulation = Simulation(backend=backend)
+    ends = [0.0] * len(arrivals)
+    queues: list[Queue] = []
 
-    new_cluster(3).run(program)
-    cluster = new_cluster(1)
-    cluster.run(with_session, updates=1)
-    assert cluster.workers[0].num_computed == 1
+    async def main() -> None:
+        queue = simulation.queue(Constant(1.0), num_servers=num_servers)
+        queues.append(queue)
+
+        async def customer(number: int) -> None:
+            await simulation.sleep(arrivals[number])
+            took = await queue.serve()
+            ends[number] = simulation.now
+            assert took == simulation.now - arrivals[number]
+
+        for task in [simulation.start(customer, number) for number in range(len(arrivals))]:
+            await task.wait()
+
+    simulation.run(main)
+    return ends, queues[0]
+
+
+def test_requests_are_served_in_order_of_arrival(backend: Any) -> None:
+    ends, queue = served(backend, 1, [0.0, 0.0, 0.5, 5.0])
+    assert ends == [1.0, 2.0, 3.0, 6.0]
+    assert (queue.num_served, queue.secs_busy, queue.secs_queued) == (4, 4.0, 1.0 + 1.5)
+    assert served(backend, 2, [0.0, 0.0, 0.5, 0.75])[0] == [1.0, 1.0, 2.0, 2.0]
+
+
+@simulated
+async def test_the_request_of_a_cancelled_task_is_served(simulation: Simulation) -> None:
+    queue = simulation.queue(Constant(2.0))
+    first = simulation.start(queue.serve)
+    await simulation.sleep(0.5)
+    first.cancel()
+    await queue.serve()
+    assert simulation.now == 4.0
+
+
+@simulated
+async def test_a_server_may_have_phases(simulation: Simulation) -> None:
+    queue = simulation.queue(Phases(Constant(1.0), [(1.5, 1.0), (100.0, 2.0)]))
+    await queue.serve()
+    assert await queue.serve() == 0.5 + 1.0
+
+
+@pytest.mark.parametrize("num_servers", [0, -1, 1.5])
+@simulated
+async def test_a_queue_without_servers_is_refused(simulation: Simulation, num_servers: Any) -> None:
+    match = f"num_servers is {num_servers}; give an integer >= 1"
+    with pytest.raises((TypeError, ValueError), match=match):
+        simulation.queue(Constant(1.0), num_servers=num_servers)
+
+
+def test_a_service_of_each_worker_is_that_of_the_first() -> None:
+    service = PerWorker([Constant(2.0), Constant(99.0)])
+    simulation = Simulation(backend="turbo")
+    report = simulation.cluster(1, compute=Constant(1.0), service=service).run(updates=2)
+    assert report.secs == 6.0
+
+
+@pytest.mark.parametrize(
+    ("spans", "sent", "arrives", "expected"),
+    [
+        ([(2.0, 5.0)], 0.0, 1.0, 1.0),
+        ([(2.0, 5.0)], 0.0, 3.0, 5.0),  # under way as the cut begins
+        ([(2.0, 5.0)], 3.0, 4.0, 5.0),
+        ([(2.0, 5.0)], 3.0, 9.0, 9.0),
+        ([(2.0, 5.0)], 5.0, 6.0, 6.0),
+        ([(2.0, 5.0)], 0.0, 2.0, 5.0),  # it arrives as the cut begins
+        ([(4.0, 7.0), (2.0, 5.0)], 3.0, 3.5, 7.0),  # held up by one cut until the next
+        ([(0.0, 100.0), (1.0, 2.0)], 1.5, 1.5, 100.0),
+    ],
+)
+def test_a_message_that_meets_a_cut_arrives_at_its_end(
+    spans: list[tuple[float, float]], sent: float, arrives: float, expected: float
+) -> None:
+    assert arrival(tuple(spans), sent, arrives) == expected
+
+
+TIMES = st.integers(0, 20).map(float)
+
+
+@given(st.lists(st.tuples(TIMES, TIMES.map(lambda secs: secs / 2)), max_size=5), TIMES, TIMES)
+def test_no_message_arrives_within_a_cut_nor_too_early(
+    spans: list[tuple[float, float]], sent: float, secs: float
+) -> None:
+    cuts = tuple((begin, begin + length) for begin, length in spans)
+    arrives = arrival(cuts, sent, sent + secs)
+    assert arrives == sent + secs or arrives in [end for _, end in cuts]
+    assert arrives >= sent + secs
+    assert not any(begin <= arrives < end and sent < end for begin, end in cuts)

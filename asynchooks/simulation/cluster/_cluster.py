@@ -19,10 +19,9 @@ from ..._errors import SimulationError, StepUnreachableError, is_clean_end
 from ..._step.global_step import GlobalStep
 from ..._step.waiters import Worker as StepWorker
 from ...protocols import Asynchronous, ParameterServer, Protocol
-from ..delays._compound import PerWorker
-from ..delays._delay import Delay, checked_delay, checked_secs_above_zero
+from ..delays._delay import Delay, PerWorker, checked_delay, checked_secs_above_zero
 from ..delays._distributions import Constant, Exponential
-from ..delays._streams import DelayStream, Streams
+from ..delays._streams import Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._report import SPENT, Report, WorkerReport
 from ..output._timeline import Timeline
@@ -195,30 +194,33 @@ class Cluster:
             raise SimulationError("a cluster trains within its own simulation; call this there")
         if self.workers:
             raise SimulationError("this cluster has trained; make another one")
-        self._kernel = kernel
+        self._kernel, self._program = kernel, training.program_for(self.nothing)
         self.updates, self.began_at = training.updates, kernel.time
         if self.updates is not None:
             self.global_step.raise_limit(self.updates)
         if self._service is not None:
             self.queue = Queue(kernel, self.streams, self._service, 1, "the server")
-        self._program = training.program_for(self.nothing)
-        self.workers = [self._new_worker(index) for index in range(self.num_workers)]
+        delays = self._compute, self._pull, self._push
+        self.workers = [Worker(self, index, *delays) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self.num_unfinished = self.num_workers
         self._stand_in = self.global_step.open_worker(kernel)
         self._change = Slot(kernel, "the end of training")
+        hits = [
+            (worker, failure)
+            for worker in self.workers
+            for failure in self.failures
+            if failure.concerns(worker.index)
+        ]
+        for worker, failure in hits:
+            failure.prepare(worker)
+            worker.meets_endless_failures |= failure.repeats_for_ever
         for worker in self.workers:
-            for failure in self.failures:
-                if failure.concerns(worker.index):
-                    failure.prepare(worker)
-                    worker.meets_endless_failures |= failure.repeats_for_ever
             self._start_worker(worker)
-        for worker in self.workers:
-            for failure in self.failures:
-                if failure.concerns(worker.index):
-                    what = f"{type(failure).__name__} of worker {worker.index}"
-                    playing = self._start_side_task(what, failure.play, self, worker)
-                    playing.is_daemon = failure.repeats_for_ever
+        for worker, failure in hits:
+            what = f"{type(failure).__name__} of worker {worker.index}"
+            playing = self._start_side_task(what, failure.play, self, worker)
+            playing.is_daemon = failure.repeats_for_ever
         if training.loss is not None:
             self._loss = training.loss
             self._start_side_task("losses", self._record_losses, training.loss_every)
@@ -324,13 +326,6 @@ class Cluster:
             self._num_away += 1 if is_away else -1
             if self._num_away == int(is_away):  # the first, or the last
                 self.global_step.set_idle(self._stand_in, not is_away)
-
-    def _new_worker(self, index: int) -> Worker:
-        def stream(purpose: str, delay: Delay | None) -> DelayStream | None:
-            return None if delay is None else self.streams.delays(index, purpose, delay)
-
-        compute = self.streams.delays(index, "compute", self._compute)
-        return Worker(self, index, compute, stream("pull", self._pull), stream("push", self._push))
 
     def _start_worker(self, worker: Worker) -> None:
         self.num_active += 1

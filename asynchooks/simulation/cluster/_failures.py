@@ -11,9 +11,7 @@ from ..._check import number
 from ..._engine.base import Slot
 from ..delays._delay import Delay, checked_delay, checked_secs
 from ..delays._distributions import Constant
-from ..delays._phases import Slowdowns
 from ._cluster import Cluster, Failure
-from ._network import LinkCuts
 from ._worker import Worker
 
 
@@ -128,8 +126,7 @@ class Slowdown(Failure):
             raise ValueError("a pause that never ends is a Preemption; give one of these")
 
     def prepare(self, worker: Worker) -> None:
-        worker.slowdowns = worker.slowdowns or Slowdowns()
-        worker.slowdowns.add(self.at, self.at + self.secs, self.factor)
+        worker.slowdowns += ((self.at, self.at + self.secs, self.factor),)
 
 
 @dataclass(frozen=True)
@@ -159,8 +156,7 @@ class Partition(Failure):
             raise ValueError("a partition that never ends is a Preemption; give one of these")
 
     def prepare(self, worker: Worker) -> None:
-        worker.link_cuts = worker.link_cuts or LinkCuts()
-        worker.link_cuts.add(self.at, self.at + self.secs)
+        worker.link_cuts += ((self.at, self.at + self.secs),)
 
 
 def _check_time(name: str, value: float, *, may_last: bool = False) -> None:

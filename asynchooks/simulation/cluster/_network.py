@@ -1,7 +1,4 @@
-"""Times of messages: cut links of workers, and a queue in front of a server.
-
-No message is moved here: a wait ends when it would arrive.
-"""
+"""Times of messages: cut links of workers, and a queue in front of a server."""
 
 from __future__ import annotations
 
@@ -63,21 +60,13 @@ class Queue:
         return ends - asked
 
 
-class LinkCuts:
-    """Times at which a worker's links are cut: no message arrives then."""
+LinkCuts = tuple[tuple[float, float], ...]
+"""(Begin, end) of each span of virtual seconds in which no message arrives."""
 
-    __slots__ = ("_spans",)
 
-    def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
-
-    def add(self, begin: float, end: float) -> None:
-        """Cut them from `begin` to `end`, in virtual seconds."""
-        self._spans = sorted([*self._spans, (begin, end)])
-
-    def arrival(self, sent: float, arrives: float) -> float:
-        """When a message really arrives, given when it would without cuts."""
-        for begin, end in self._spans:
-            if sent < end and begin <= arrives:
-                arrives = max(arrives, end)
-        return arrives
+def arrival(cuts: LinkCuts, sent: float, arrives: float) -> float:
+    """When a message really arrives, given when it would without cuts."""
+    for begin, end in sorted(cuts):
+        if sent < end and begin <= arrives:
+            arrives = max(arrives, end)
+    return arrives

@@ -77,8 +77,7 @@ class _Round:
         self._num_to_see = sum(
             each.meets_endless_failures and not each.is_finished for each in self._workers
         )
-        self._waits: dict[Worker, tuple[str | None, str | None]] = {}
-        self._num_looks: dict[Worker, int] = {}
+        self._waits: dict[Worker, list[tuple[str | None, str | None]]] = {}  # as they were seen
         # checking all entries takes time in proportion to the workers
         self._num_added, self._every = 0, max(1, len(self._workers) // 8)
         self._num_seen = 0  # workers that were seen often enough
@@ -90,15 +89,14 @@ class _Round:
         if self._num_added % self._every == 0 and not _is_left_to_failures(self._kernel):
             return False
         self._num_added += 1
-        looks = self._num_looks.get(worker, 0) + 1
-        if looks <= _NUM_LOOKS and not worker.is_down:
+        waits = self._waits.setdefault(worker, [])
+        if len(waits) < _NUM_LOOKS and not worker.is_down:
             assert worker.task is not None
-            wait = wait_of(worker.task.outermost)
-            if self._waits.setdefault(worker, wait) != wait:
+            waits.append(wait_of(worker.task.body))
+            if waits[-1] != waits[0]:
                 return False
-            self._num_looks[worker] = looks
-            self._num_seen += looks == _NUM_LOOKS
-            self._needs_all = self._needs_all or wait[0] is None or not worker.is_away
+            self._num_seen += len(waits) == _NUM_LOOKS
+            self._needs_all = self._needs_all or waits[0][0] is None or not worker.is_away
         if self._needs_all and not self._had_all:
             self._had_all = not any(map(_is_down, self._workers))
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +17,12 @@ from ..._stopping.backoff import Recovery
 from ...backends._function import FunctionSessionCreator
 from ...hooks import StopAtStepHook
 from ...protocols import ParameterServer, ProtocolHook, Pushed, Snapshot
-from ..delays._delay import checked_secs
+from ..delays._delay import Delay, checked_secs
 from ..delays._phases import Slowdowns, stretched, work_done
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._timeline import TimeAccount, Timeline
-from ._network import LinkCuts, Queue
+from ._network import LinkCuts, Queue, arrival
 
 _PAUSED = Sentinel("PAUSED")
 
@@ -93,14 +94,17 @@ class Worker:
         self,
         cluster: ClusterView,
         index: int,
-        compute: DelayStream,
-        pull: DelayStream | None,
-        push: DelayStream | None,
+        compute: Delay,
+        pull: Delay | None,
+        push: Delay | None,
     ) -> None:
         self.cluster = cluster
         self.index = index
         """From 0."""
-        self._compute, self._pull, self._push = compute, pull, push
+        draws = partial(cluster.streams.delays, index)
+        self._compute = draws("compute", compute)
+        self._pull = None if pull is None else draws("pull", pull)
+        self._push = None if push is None else draws("push", push)
         self._rng: np.random.Generator | None = None
         self.is_in_session = False  # the session waits as the protocol says
         self._epoch = cluster.global_step.epoch  # when the protocol let it pull
@@ -109,8 +113,8 @@ class Worker:
         self._until: Slot | None = None  # parked in until its repair
         self.is_finished = False
         self.is_away = True  # it has no open session, and may still open one
-        self.link_cuts: LinkCuts | None = None
-        self.slowdowns: Slowdowns | None = None
+        self.link_cuts: LinkCuts = ()
+        self.slowdowns: Slowdowns = ()
         self.meets_endless_failures = False  # of those that repeat for ever
         self.task: KernelTask | None = None
         # failures may overlap: it works only while both are 0
@@ -143,7 +147,7 @@ class Worker:
             await cluster.server.begin_step(self.index)
             if self.num_pauses:
                 await self._until_repaired()
-        if self.link_cuts is not None:  # the request is a message, too
+        if self.link_cuts:  # the request is a message, too
             await self._transfer("pull", None)
         snapshot = cluster.server.pull(self.index)
         self.version = snapshot.version
@@ -179,7 +183,7 @@ class Worker:
         try:
             while value is _PAUSED and not self._is_undone:
                 start, takes = kernel.time, work
-                if delay.changes_with_time or self.slowdowns is not None:
+                if self.slowdowns or delay.changes_with_time:
                     takes = stretched(delay, self.slowdowns, start, work)
                 self._slot = slot = Slot(kernel, "the end of its computation")
                 remove = server.watch_update(self.version, slot)
@@ -211,7 +215,7 @@ class Worker:
         version = self.version if version is None else version
         if self.num_pauses:
             await self._until_repaired()
-        if self._push is not None or self.link_cuts is not None:
+        if self._push is not None or self.link_cuts:
             await self._transfer("push", self._push)
         if cluster.queue is not None:
             begun = cluster.clock()
@@ -333,8 +337,8 @@ class Worker:
         sent = arrives = kernel.time
         if stream is not None:
             arrives += stream.delay.stretch(sent, stream.next())
-        if self.link_cuts is not None:
-            arrives = self.link_cuts.arrival(sent, arrives)
+        if self.link_cuts:
+            arrives = arrival(self.link_cuts, sent, arrives)
         if arrives <= sent:
             return
         begun = self.cluster.clock()

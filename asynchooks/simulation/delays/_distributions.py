@@ -1,4 +1,4 @@
-"""Distributions of delays: with light tails, and mostly short but occasionally very long.
+"""Distributions of delays, traces that delays are drawn from, and parse_delay.
 
 Draws that overflow a float become `LONGEST_SECS`; means and variances are those of the
 distributions.
@@ -7,17 +7,29 @@ distributions.
 from __future__ import annotations
 
 import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 
-from ..._check import number
-from ._delay import LONGEST_SECS, Delay, Draws, checked_secs, checked_secs_above_zero, put
+from ..._check import instance, number
+from ._delay import (
+    LONGEST_SECS,
+    Delay,
+    Draws,
+    Stragglers,
+    checked_secs,
+    checked_secs_above_zero,
+    put,
+)
+
+_SAMPLES = f"seconds, each >= 0 and at most {LONGEST_SECS:g}"
 
 _CHECKS: dict[str, Callable[[str, object], float]] = {
     "secs": checked_secs,
@@ -60,9 +72,6 @@ class Constant(Distribution):
     Args:
         secs: seconds, >= 0.
 
-    Raises:
-        TypeError, ValueError: the parameter is no number, or out of its range.
-
     Example:
         assert Constant(2.0).mean == 2.0
     """
@@ -89,9 +98,6 @@ class Exponential(Distribution):
     Args:
         mean: seconds, > 0.
 
-    Raises:
-        TypeError, ValueError: the parameter is no number, or out of its range.
-
     Example:
         assert str(Exponential(2.0)) == "exponential:2.0"
     """
@@ -116,9 +122,6 @@ class ShiftedExponential(Distribution):
     Args:
         shift: seconds, >= 0.
         excess: the mean of the exponential, in seconds, > 0.
-
-    Raises:
-        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert ShiftedExponential(0.5, 1.0).mean == 1.5
@@ -147,9 +150,6 @@ class Uniform(Distribution):
     Args:
         low: seconds, >= 0.
         high: seconds, >= low.
-
-    Raises:
-        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert Uniform(1.0, 3.0).mean == 2.0
@@ -183,9 +183,6 @@ class Pareto(Distribution):
     Args:
         scale: the shortest delay, in seconds, > 0.
         shape: > 0; up to 1 the mean is infinite, up to 2 the variance is.
-
-    Raises:
-        TypeError, ValueError: a parameter is no number, or out of its range.
 
     Example:
         assert Pareto(1.0, 3.0).mean == 1.5
@@ -221,9 +218,6 @@ class LogNormal(Distribution):
         mu: the mean of the logarithm (of seconds).
         sigma: the standard deviation of the logarithm, >= 0.
 
-    Raises:
-        TypeError, ValueError: a parameter is no number, or out of its range.
-
     Example:
         assert LogNormal(0.0, 0.0).mean == 1.0
     """
@@ -256,9 +250,6 @@ class Weibull(Distribution):
         scale: seconds, > 0.
         shape: > 0; 1 gives an exponential.
 
-    Raises:
-        TypeError, ValueError: a parameter is no number, or out of its range.
-
     Example:
         assert Weibull(2.0, 1.0).mean == 2.0
     """
@@ -285,11 +276,6 @@ class Weibull(Distribution):
         return deviation * deviation
 
 
-DISTRIBUTIONS: tuple[type[Distribution], ...] = (
-    Constant, Exponential, ShiftedExponential, Uniform, Pareto, LogNormal, Weibull,
-)  # fmt: skip
-
-
 def _times(scale: float, draws: Draws) -> Draws:
     """The product, at most the longest delay: numpy would warn of an overflow."""
     return scale * np.minimum(draws, min(LONGEST_SECS / scale, sys.float_info.max))
@@ -301,3 +287,165 @@ def _or_inf(fn: Callable[[float], float], value: float) -> float:
         return fn(value)
     except OverflowError:
         return math.inf
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Empirical(Delay):
+    """One of the samples, each as likely as any other, drawn with replacement.
+
+    Args:
+        samples: seconds, each >= 0, at least one; a sequence or an array, shape (n,).
+
+    Raises:
+        TypeError, ValueError: a sample is no number or out of its range, or there are none.
+
+    Example:
+        assert Empirical([1.0, 1.5, 9.0]).mean == 11.5 / 3
+    """
+
+    samples: Sequence[float] | Draws
+    path: str | None = field(default=None, init=False, compare=False)
+    """The file that the samples are from; None: from none."""
+    _array: Draws = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        array = _checked_samples(self.samples)
+        put(self, _array=array, samples=tuple(array.tolist()), path=None)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Empirical:
+        """Read a trace: a `.npy` of shape (n,), or a text with one number of seconds a line.
+
+        Empty lines of a text count for nothing.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds something else.
+        """
+        name = os.fspath(path)
+        try:
+            is_npy = name.endswith(".npy")
+            delay = cls(np.load(name, allow_pickle=False) if is_npy else _from_text(name))
+        except (EOFError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} is no trace of delays: {error}; give a .npy of shape (n,), or a text "
+                "with one number of seconds a line"
+            ) from error
+        put(delay, path=name)
+        return delay
+
+    def sample(self, rng: Generator, size: int) -> Draws:
+        # of doubles: 6 times as fast as whole numbers, and always below the length
+        return self._array[(rng.random(size) * len(self._array)).astype(np.intp)]
+
+    @property
+    def mean(self) -> float:
+        return float(self._array.mean())
+
+    @property
+    def variance(self) -> float:
+        with np.errstate(over="ignore"):
+            return float(self._array.var())
+
+    def __str__(self) -> str:
+        return repr(self) if self.path is None else f"empirical:{self.path}"
+
+    def __repr__(self) -> str:
+        return f"<Empirical of {len(self.samples)} samples, mean {self.mean:g} s>"
+
+
+def _checked_samples(samples: object) -> Draws:
+    """The samples as an array of our own."""
+    if isinstance(samples, (str, bytes)) or not isinstance(samples, (Sequence, np.ndarray)):
+        raise TypeError(f"samples is {samples!r}; give a sequence of {_SAMPLES}")
+    if not isinstance(samples, np.ndarray):
+        bools = [i for i, each in enumerate(samples) if isinstance(each, (bool, np.bool_))]
+        if bools:
+            raise TypeError(f"samples[{bools[0]}] is {samples[bools[0]]!r}; give {_SAMPLES}")
+    try:
+        array = np.asarray(samples)
+    except ValueError as error:  # nested, with rows of many lengths
+        raise ValueError(f"samples is no array of shape (n,); give {_SAMPLES}") from error
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(f"samples has shape {array.shape}; give at least one, in shape (n,)")
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"samples has dtype {array.dtype}; give {_SAMPLES}")
+    array = array.astype(np.float64)
+    wrong = np.flatnonzero(~((array >= 0) & (array <= LONGEST_SECS)))
+    if len(wrong) > 0:
+        raise ValueError(f"samples[{wrong[0]}] is {array[wrong[0]]}; give {_SAMPLES}")
+    return array
+
+
+def _from_text(name: str) -> list[float]:
+    values = []
+    for place, line in enumerate(Path(name).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            values.append(float(line))
+        except ValueError:
+            raise ValueError(f"line {place} is {line!r}") from None
+    return values
+
+
+_DISTRIBUTIONS: tuple[type[Distribution], ...] = (
+    Constant, Exponential, ShiftedExponential, Uniform, Pareto, LogNormal, Weibull,
+)  # fmt: skip
+_TEXTS = ", ".join(
+    [
+        *(f"{each.kind}:{','.join(each.parameters())}" for each in _DISTRIBUTIONS),
+        "empirical:PATH",
+        "stragglers:PROBABILITY,FACTOR,DELAY",
+    ]
+)
+
+
+def parse_delay(text: str) -> Delay:
+    """The delay that a text stands for, as "exponential:1.0"; times in seconds.
+
+    All that a text may be: constant:SECS, exponential:MEAN, shifted-exponential:SHIFT,EXCESS,
+    uniform:LOW,HIGH, pareto:SCALE,SHAPE, lognormal:MU,SIGMA, weibull:SCALE,SHAPE, empirical:PATH
+    (a trace, see `Empirical.from_file`), stragglers:PROBABILITY,FACTOR,DELAY.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is the text of no delay (lists them).
+        OSError: the file of an empirical delay cannot be read.
+    """
+    instance("a delay", text, str, 'a string, as in "exponential:1.0"')
+    kind, _, rest = text.partition(":")
+    try:
+        return _parse(kind.strip(), rest)
+    except ValueError as error:
+        raise ValueError(f"the delay {text!r}: {error}") from error
+
+
+def _parse(kind: str, rest: str) -> Delay:
+    if kind == "empirical":
+        if not rest:
+            raise ValueError("it names no file; give empirical:PATH")
+        return Empirical.from_file(rest)
+    if kind == "stragglers":
+        probability, factor, base = _split(kind, rest, ["PROBABILITY", "FACTOR", "DELAY"])
+        # the base last: a file's name may hold commas
+        return Stragglers(parse_delay(base), _number(probability), _number(factor))
+    for each in _DISTRIBUTIONS:
+        if kind == each.kind:
+            return each(*map(_number, _split(kind, rest, each.parameters())))
+    raise ValueError(f"there is no {kind!r}; give one of {_TEXTS}")
+
+
+def _split(kind: str, rest: str, names: list[str]) -> list[str]:
+    """One text for each name; the last one may hold commas."""
+    values = rest.split(",", len(names) - 1)
+    if len(values) != len(names):
+        raise ValueError(f"{kind} takes {len(names)} values; give {kind}:{','.join(names)}")
+    return values
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number; give one of {_TEXTS}") from None

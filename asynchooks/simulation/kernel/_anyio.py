@@ -34,18 +34,13 @@ REAL_IO = (
 class LoopTask(KernelTask):
     """A task of the event loop, cancelled through a scope around it."""
 
-    __slots__ = ("context", "coroutine", "scope")
+    __slots__ = ("context", "scope")
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         super().__init__(kernel, name)
         self.context: Context = copy_context()
         self.context.run(_current.set, self)
         self.scope = anyio.CancelScope()
-        self.coroutine: object = None  # the outermost, once it has begun
-
-    @property
-    def outermost(self) -> object:
-        return self.coroutine
 
     def cancel(self) -> None:
         if not self.is_done:
@@ -130,7 +125,8 @@ class AnyioKernel(Kernel):
                 raise
 
     def running_tasks(self) -> list[tuple[str, object]]:
-        ours = {task.coroutine: task.name for task in self.live if isinstance(task, LoopTask)}
+        begun = [task for task in self.live if type(task.body) is not tuple]
+        ours = {task.body: task.name for task in begun}
         others = {coroutine: name for name, coroutine in self._all_tasks()}
         return [(name, coroutine) for coroutine, name in {**ours, **others, **ours}.items()]
 
@@ -148,10 +144,10 @@ class AnyioKernel(Kernel):
                     assert isinstance(task, LoopTask)
                     task.scope.cancel()
 
-    async def body_of(self, task: LoopTask) -> None:
+    async def body_of(
+        self, task: LoopTask, fn: Callable[..., Awaitable[None]], args: tuple[Any, ...]
+    ) -> None:
         """Run the task's function, and report its end to the kernel."""
-        fn, args = task.body
-        task.body = None
         failure: BaseException | None = None
         try:
             with task.scope:

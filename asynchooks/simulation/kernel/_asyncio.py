@@ -68,8 +68,8 @@ class AsyncioKernel(AnyioKernel):
 
     def begin(self, task: KernelTask) -> None:
         assert isinstance(task, LoopTask)
-        body = task.coroutine = self.body_of(task)
-        running = self._loop.create_task(body, name=task.name, context=task.context)
+        task.body = self.body_of(task, *task.body)
+        running = self._loop.create_task(task.body, name=task.name, context=task.context)
         self._loop.tasks.add(running)  # the loop itself holds weak references only
         running.add_done_callback(self._loop.tasks.discard)
 

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -36,15 +37,13 @@ _MOST_NOTES = 8
 
 
 class Target(Protocol):
-    """What an entry wakes; it fires only while `due` is the entry's order of asking.
-
-    `is_daemon`: whether it makes no progress.
-    """
+    """What an entry wakes; it fires only while `due` is the entry's order of asking."""
 
     due: int
 
     @property
-    def is_daemon(self) -> bool: ...
+    def is_daemon(self) -> bool:
+        """Whether it makes no progress."""
 
     def fire(self) -> None: ...
 
@@ -96,7 +95,7 @@ class KernelTask(EngineTask):
         self.kernel = kernel
         self._name = name  # or its number
         self.due = 0
-        self.body: Any = None
+        self.body: Any = None  # its function and arguments; once it has begun, its coroutine
         self.is_done = False
         self.is_main = False
         self.is_daemon = False  # it makes no progress: all others may be deadlocked beside it
@@ -106,11 +105,6 @@ class KernelTask(EngineTask):
     def name(self) -> str:
         """The name that it was started with."""
         return self._name if isinstance(self._name, str) else f"task {self._name}"
-
-    @property
-    def outermost(self) -> object:
-        """The coroutine that the task runs, once it has begun."""
-        return self.body
 
     async def wait(self, until: float = math.inf) -> bool:
         if not self.is_done:
@@ -139,13 +133,11 @@ class Event(NamedTuple):
         return f"{self.time.hex()} {self.what}"
 
 
+@dataclass(repr=False, eq=False, slots=True)
 class Recording:
     """Every entry that fired, and what the program noted, in order. The kernel writes it."""
 
-    __slots__ = ("events",)
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
+    events: list[Event] = field(default_factory=list)
 
     def add(self, time: float, what: str) -> None:
         """Record what happens at this time."""
@@ -164,21 +156,15 @@ class Recording:
 
 
 class Kernel(Engine):
-    """Clock, heap and tasks of one simulation, which makes it and runs it once.
-
-    Args:
-        orders: gives the order of each asking, which decides among equal times; all differ.
-        max_turns: how often the tasks of one simulation may run at one virtual time, per task.
-        recording: records what fires; None: nothing is recorded.
-    """
+    """Clock, heap and tasks of one simulation, which makes it and runs it once."""
 
     is_virtual = True
 
     def __init__(
         self,
-        orders: Iterator[int] | None = None,
-        max_turns: int = 10_000,
-        recording: Recording | None = None,
+        orders: Iterator[int] | None,  # of each asking: they decide among equal times
+        max_turns: int,  # at one virtual time, per task
+        recording: Recording | None,
     ) -> None:
         # fired last: its time is the current one
         self.entry: tuple[float, int, Any] = (0.0, 0, None)
@@ -300,9 +286,9 @@ class Kernel(Engine):
     def _break_waits(self, error: SimulationError) -> None:
         """Let every wait raise the error, shielded or not: tasks ignore their cancellation."""
 
-    @abstractmethod
     def num_threads_busy(self) -> int:
         """How many threads of the program work for its tasks now, as far as is known."""
+        return 0
 
     def start(
         self, fn: Callable[..., Awaitable[None]], *args: Any, name: str | None = None

@@ -72,9 +72,9 @@ class TrioKernel(AnyioKernel):
     def begin(self, task: KernelTask) -> None:
         assert isinstance(task, LoopTask)
         spawned = trio.lowlevel.spawn_system_task(
-            self.body_of, task, name=task.name, context=task.context
+            self.body_of, task, *task.body, name=task.name, context=task.context
         )
-        task.coroutine = spawned.coro
+        task.body = spawned.coro
 
     def _wake_loop(self) -> None:
         with suppress(trio.RunFinishedError):

@@ -159,9 +159,6 @@ class TurboKernel(Kernel):
         task: object = self.entry[2]  # resumed last
         return task
 
-    def num_threads_busy(self) -> int:
-        return 0  # a thread could report its end to an event loop only
-
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
         hooks = sys.get_asyncgen_hooks()
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put
@@ -316,7 +313,7 @@ class TurboKernel(Kernel):
                     self.push(float(until), task)
                 return
             else:
-                error = _foreign_await(task.body, until)
+                error = _foreign(f"it awaits {type(until).__name__}", frames_of(task.body))
             try:
                 until = self._call(task, task.body.throw, error)
             except BaseException as left:
@@ -336,7 +333,8 @@ class TurboKernel(Kernel):
         assert isinstance(task, TurboTask)
         fn, args = task.body
         try:
-            task.body = as_coroutine(self._call(task, lambda _: fn(*args), None))
+            made = self._call(task, lambda _: fn(*args), None)
+            task.body = made if isinstance(made, Coroutine) else _awaiting(made)
         except BaseException as error:  # e.g. other arguments than it takes
             self._has_left(task, error)
             return
@@ -370,11 +368,6 @@ def _differs_if_other(value: object) -> bool:
     return type(value).__eq__ is object.__eq__ or type(value) in (str, type(None))
 
 
-def as_coroutine(awaitable: Any) -> Coroutine[Any, Any, Any]:
-    """The coroutine itself, or one around another awaitable."""
-    return awaitable if isinstance(awaitable, Coroutine) else _awaiting(awaitable)
-
-
 async def _awaiting(awaitable: Awaitable[Any]) -> None:
     await awaitable
 
@@ -387,11 +380,6 @@ class _Shield:
     shield: bool = True
     is_over: bool = False
     cancelled_caught: bool = False
-
-
-def _foreign_await(coroutine: Any, yielded: object) -> ForeignAwaitError:
-    """The error for a coroutine that awaits something other than asynchooks's waits."""
-    return _foreign(f"it awaits {type(yielded).__name__}", frames_of(coroutine))
 
 
 def _foreign_error(error: BaseException) -> BaseException:

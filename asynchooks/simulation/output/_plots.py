@@ -105,13 +105,10 @@ def plot_losses(axes: Axes, reports: Sequence[Report]) -> None:
     seen = []
     for report in reports:
         points = [(secs, loss) for secs, _, loss in report.losses if math.isfinite(loss)]
-        seen += [loss for _, loss in points]
-        axes.plot(
-            [secs for secs, _ in points],
-            [loss for _, loss in points],
-            label=f"{report.protocol}, {report.updates_per_second:.3g} updates/s",
-            linewidth=1.5,
-        )
+        losses = [loss for _, loss in points]
+        seen += losses
+        label = f"{report.protocol}, {report.updates_per_second:.3g} updates/s"
+        axes.plot([secs for secs, _ in points], losses, label=label, linewidth=1.5)
     if seen and min(seen) > 0 and max(seen) > 10 * min(seen):
         axes.set_yscale("log")
     times = [each.secs for each in reports]
@@ -144,16 +141,18 @@ def plot_timeline(
     """
     spans = [each for each in timeline_of(report).spans if each.worker < num_workers]
     shown = min(num_workers, report.num_workers)
-    begin, end = _window(report, shown, len(spans)) if window is None else window
+    if window is None:  # from the beginning, about thirty spans of each worker long
+        whole = report.secs or 1.0
+        window = 0.0, min(whole, 30 * shown * whole / max(1, len(spans)))
+    begin, end = window
     if not begin < end:
         raise ValueError(f"window is {window!r}; give (begin, end) in seconds, begin < end")
-    bars: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    bars: dict[str, dict[int, list[tuple[float, float]]]] = {kind: {} for kind in _COLOURS}
     for worker, kind, since, until in cut_spans(spans):
         if since < end and until > begin:
-            lane = bars.setdefault(kind, {}).setdefault(worker, [])
-            lane.append((since, until - since))
+            bars[kind].setdefault(worker, []).append((since, until - since))
     for kind, colour in _COLOURS.items():
-        for number, (worker, pieces) in enumerate(bars.get(kind, {}).items()):
+        for number, (worker, pieces) in enumerate(bars[kind].items()):
             axes.broken_barh(
                 pieces,
                 (worker - 0.4, 0.8),
@@ -169,19 +168,13 @@ def plot_timeline(
     axes.set_xlim(begin, end)
     axes.set_ylim(shown - 0.4, -0.6)
     axes.locator_params(axis="y", integer=True)  # there is no worker 2.5
-    if bars:
+    if any(bars.values()):
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def _legend_below(axes: Axes) -> None:
     """Put the legend below, where it cannot hide a line."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
-
-
-def _window(report: Report, shown: int, num_spans: int) -> tuple[float, float]:
-    """From the beginning, about thirty spans of each worker long."""
-    whole = report.secs or 1.0
-    return 0.0, min(whole, 30 * shown * whole / max(1, num_spans))
 
 
 def check_format(path: str | os.PathLike[str]) -> None:

@@ -77,12 +77,9 @@ class Report:
     @property
     def staleness_variance(self) -> float:
         """The variance over the same gradients."""
-        mean = _mean(self.staleness)
-        squares = {staleness: (staleness - mean) ** 2 for staleness in self.staleness}
-        total = sum(self.staleness.values())
-        if not total:
-            return 0.0
-        return math.fsum(squares[each] * count for each, count in self.staleness.items()) / total
+        mean, total = _mean(self.staleness), sum(self.staleness.values())
+        squares = [(value - mean) ** 2 * count for value, count in self.staleness.items()]
+        return math.fsum(squares) / total if total else 0.0
 
     def worker_rows(self) -> list[dict[str, Any]]:
         """A row for each worker."""
@@ -114,7 +111,6 @@ class Report:
 
     def summary_row(self) -> dict[str, Any]:
         """One row for all, to compare protocols."""
-        spent = {kind: self._share(f"secs_{kind}") for kind in (*SPENT, "idle")}
         return {
             "protocol": self.protocol,
             "workers": self.num_workers,
@@ -125,7 +121,7 @@ class Report:
             "undone": self.undone,
             "mean_staleness": self.mean_staleness,
             "max_staleness": max(self.staleness, default=0),
-            **{f"share_{kind}": share for kind, share in spent.items()},
+            **{f"share_{kind}": self._share(f"secs_{kind}") for kind in (*SPENT, "idle")},
             "loss": self.losses[-1][2] if self.losses else None,
         }
 

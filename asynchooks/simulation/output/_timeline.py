@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...protocols import Pushed
@@ -49,13 +51,13 @@ class Timeline:
         self.runs: list[tuple[int, float, float]] = []
         """(Worker, begin, end) of each run of its program; a crash begins another one."""
 
+    def __repr__(self) -> str:
+        return f"<Timeline of {len(self.spans)} spans and {len(self.pushes)} pushes>"
+
     def add(self, worker: int, kind: str, begin: float, end: float) -> None:
         """Record what a worker has done."""
         if self.is_kept:
             self.spans.append(Span(worker, kind, begin, end))
-
-    def __repr__(self) -> str:
-        return f"<Timeline of {len(self.spans)} spans and {len(self.pushes)} pushes>"
 
     def pushed(self, worker: int, time: float, pushed: Pushed, version: int) -> None:
         """Record the outcome of a push."""
@@ -73,11 +75,6 @@ class TimeAccount:
     """One worker's seconds, by kind of span (see `Span`). The worker makes it, and writes it.
 
     No time counts twice: while the worker is down, it counts as down. "served" counts as "push".
-
-    Args:
-        worker: its number.
-        clock: the current time, in virtual seconds; it stands still once training is over.
-        timeline: of all workers.
     """
 
     __slots__ = ("_clock", "_down_since", "_downs", "_timeline", "_worker", "compute", "down",
@@ -86,7 +83,7 @@ class TimeAccount:
     def __init__(self, worker: int, clock: Callable[[], float], timeline: Timeline) -> None:
         self.compute = self.lost = self.wait = self.pull = self.push = self.down = 0.0
         self._worker = worker
-        self._clock = clock
+        self._clock = clock  # it stands still once training is over
         self._timeline = timeline
         self._down_since: float | None = None
         self._downs: list[tuple[float, float]] | None = None  # since its current activity began
@@ -132,7 +129,7 @@ def cut_spans(spans: list[Span]) -> Iterator[Span]:
     A computation that is not lost by a crash spans the repair, and so may a wait; two failures of
     one worker may overlap.
     """
-    down = {worker: merged(each) for worker, each in _down(spans).items()}
+    down = _down(spans)
     if not down:
         yield from spans
         return
@@ -152,17 +149,14 @@ def cut_spans(spans: list[Span]) -> Iterator[Span]:
 
 def numbers_at_work(timeline: Timeline) -> list[tuple[float, int]]:
     """(Virtual seconds, workers whose program runs and that are not down from then on)."""
-    down = {worker: merged(each) for worker, each in _down(timeline.spans).items()}
-    changes: dict[float, int] = {}
+    down = _down(timeline.spans)
+    changes: Counter[float] = Counter()
     for worker, begin, end in timeline.runs:
         for since, until in without((begin, end), down.get(worker, [])):
-            changes[since] = changes.get(since, 0) + 1
-            changes[until] = changes.get(until, 0) - 1
-    number, numbers = 0, []
-    for secs in sorted(changes):
-        number += changes[secs]
-        numbers.append((secs, number))
-    return numbers
+            changes[since] += 1
+            changes[until] -= 1
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[secs] for secs in times), strict=True))
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
@@ -194,8 +188,9 @@ def without(interval: Interval, gaps: list[Interval]) -> list[Interval]:
 
 
 def _down(spans: list[Span]) -> dict[int, list[Interval]]:
+    """When each worker was down."""
     down: dict[int, list[Interval]] = {}
     for worker, kind, begin, end in spans:
         if kind == "down":
             down.setdefault(worker, []).append((begin, end))
-    return down
+    return {worker: merged(each) for worker, each in down.items()}

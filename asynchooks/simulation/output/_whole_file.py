@@ -18,9 +18,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written there (says why).
     """
-    place = _place(path)
-    # with the process's id, so that two runs never write one file
-    new = place.with_name(f".{place.name}.{os.getpid()}.new")
+    place, new = _places(path)
     try:
         yield new
         os.replace(new, place)
@@ -38,18 +36,17 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: FileNotFoundError, IsADirectoryError, PermissionError or another (says why).
     """
-    new = _place(path)
-    probe = new.with_name(f".{new.name}.{os.getpid()}.new")
+    _, new = _places(path)
     try:
         # permissions alone do not show read-only file systems, quotas and names too long
-        probe.touch()
-        probe.unlink()
+        new.touch()
+        new.unlink()
     except OSError as error:
         raise _explained(path, error) from error
 
 
-def _place(path: str | os.PathLike[str]) -> Path:
-    """The path with links resolved: a link stays a link."""
+def _places(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """The path with links resolved, so that a link stays one, and a new file's beside it."""
     place = Path(os.path.realpath(path))
     if os.path.isdir(place):  # unlike Path.is_dir, never an error
         raise IsADirectoryError(
@@ -60,7 +57,8 @@ def _place(path: str | os.PathLike[str]) -> Path:
         raise FileExistsError(
             errno.EEXIST, "cannot be written whole, it is no regular file; name one", str(path)
         )
-    return place
+    # with the process's id, so that two runs never write one file
+    return place, place.with_name(f".{place.name}.{os.getpid()}.new")
 
 
 def _explained(path: str | os.PathLike[str], error: OSError) -> OSError:
