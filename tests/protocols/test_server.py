@@ -21,7 +21,7 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks._engine.base import EngineTask, Slot
+from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
 from asynchooks._running.hook_state import load_hooks, save_hooks
 from asynchooks.protocols import (
@@ -72,31 +72,28 @@ def test_a_server_says_what_it_needs() -> None:
     )
 
 
-@pytest.mark.parametrize("number", [None, 0, 1.5, True])
-def test_a_protocol_that_asks_for_no_number_of_gradients_is_refused(number: Any) -> None:
-    class Undecided(Protocol):
-        def num_gradients(self, server: ParameterServer) -> int:
-            return number  # type: ignore[no-any-return]
-
-    with pytest.raises(TypeError, match=rf"Undecided.num_gradients returned {number!r}; return"):
-        ParameterServer(np.zeros(1), Undecided(), num_workers=2)
-
-
 @pytest.mark.parametrize("number", [None, 0, -1, 2.5, 1.0, True])
 @pytest.mark.parametrize("collected", [0, 1])
-def test_a_later_number_of_gradients_that_is_none_is_refused(number: Any, collected: int) -> None:
+def test_a_number_of_gradients_that_is_none_is_refused_at_first_and_later(
+    number: Any, collected: int
+) -> None:
     class Fickle(Protocol):
-        number: Any = 2
+        number: Any
 
         def num_gradients(self, server: ParameterServer) -> int:
             return self.number  # type: ignore[no-any-return]
 
     protocol = Fickle()
+    protocol.number = number
+    refused = rf"Fickle.num_gradients returned {number!r}; return how"
+    with pytest.raises(TypeError, match=refused):
+        ParameterServer(np.zeros(1), protocol, num_workers=2)
+    protocol.number = 2
     server = ParameterServer(np.zeros(1), protocol, num_workers=2)
     for _ in range(collected):
         server.push(0, np.ones(1), 0)
     protocol.number = number
-    with pytest.raises(TypeError, match=rf"Fickle.num_gradients returned {number!r}; return how"):
+    with pytest.raises(TypeError, match=refused):
         server.push(1, np.ones(1), 0)
     assert (server.version, server.num_collected, server.num_applied) == (0, collected, 0)
     assert server.clock(1) == 0
@@ -230,26 +227,22 @@ def test_nothing_hangs_when_workers_crash_or_leave(
     server = make_server(protocol, NUM_WORKERS)
     world = World(server, lambda w, n: secs[(3 * w + n) % len(secs)], num_steps=5)
 
-    async def crash(tasks: list[EngineTask]) -> None:
-        engine = current_engine()
+    async def again(worker: int, after: float) -> None:
+        await pause(after)
+        await world.work(worker)
 
-        async def again(worker: int, after: float) -> None:
-            await pause(after)
-            await world.work(worker)
-
+    async def crash() -> None:
         for after, worker, absence in crashes:
             await pause(after)
-            tasks[worker].cancel()
-            await tasks[worker].wait()
+            world.cancel(worker)
+            await world.tasks[worker].wait()
             if worker in world.ended:
                 continue
             if absence is None:
                 server.leave(worker)
                 world.ended.add(worker)
             else:
-                tasks[worker] = engine.start(again, worker, absence)
-        for each in tasks:
-            await each.wait()
+                world.tasks[worker] = current_engine().start(again, worker, absence)
 
     bound = protocol.staleness if isinstance(protocol, StaleSynchronous) else None
 
@@ -259,7 +252,7 @@ def test_nothing_hangs_when_workers_crash_or_leave(
             assert server.clock(worker) - min(server.clock(w) for w in present) <= bound
 
     world.at_begin = check
-    world.run(crash)
+    world.run(beside=crash)
     assert world.ended == set(range(NUM_WORKERS))
     assert server.num_present == 0
     check_counts(world)
@@ -270,12 +263,11 @@ def test_the_others_go_on_when_the_one_they_wait_for_leaves(moment: float) -> No
     server = make_server(Synchronous(), 3, limit=4)
     world = World(server, fixed(1, 1, 100))
 
-    async def lose_one(tasks: list[EngineTask]) -> None:
-        await pause(moment)
-        tasks[2].cancel()
+    def lose_one() -> None:
+        world.cancel(2)
         server.leave(2)
 
-    world.run(lose_one)
+    world.run((moment, lose_one))
     # those by a push; where the others wait already, the first update comes by the leaving
     by_push = [1.0, 2.0, 3.0, 4.0] if moment <= 1 else [moment + 1, moment + 2, moment + 3]
     assert world.updates == by_push
@@ -318,13 +310,7 @@ def test_stale_synchronous_waits_for_one_that_crashed_until_it_is_back() -> None
     server = make_server(StaleSynchronous(1), 2)
     world = World(server, fixed(1, 1), num_steps=4)
 
-    async def crash(tasks: list[EngineTask]) -> None:
-        await pause(1.5)
-        tasks[1].cancel()
-        await pause(18.5)
-        tasks[1] = current_engine().start(world.work, 1)
-
-    world.run(crash)
+    world.run((1.5, lambda: world.cancel(1)), (20.0, lambda: world.restart(1)))
     begins = [time for time, worker, what in world.log if worker == 0 and "pulled" in what]
     assert begins == [0, 1, 2, 21]  # two steps ahead of the one step that worker 1 had finished
 
@@ -333,13 +319,7 @@ def test_a_synchronous_worker_that_crashed_after_its_push_waits_again_when_it_is
     server = make_server(Synchronous(), 2, limit=2)
     world = World(server, fixed(1, 10))
 
-    async def crash(tasks: list[EngineTask]) -> None:
-        await pause(2)
-        tasks[0].cancel()
-        await pause(1)
-        tasks[0] = current_engine().start(world.work, 0)
-
-    world.run(crash)
+    world.run((2.0, lambda: world.cancel(0)), (3.0, lambda: world.restart(0)))
     assert world.updates == [10, 20]
     assert world.num_begun == [2, 2]
     check_counts(world)
@@ -349,11 +329,7 @@ def test_a_worker_that_was_made_to_leave_ends_at_its_next_step() -> None:
     server = make_server(StaleSynchronous(0), 2, limit=20)
     world = World(server, fixed(1, 5))
 
-    async def tell(tasks: list[EngineTask]) -> None:
-        await pause(2)  # worker 0 waits for the slow one
-        server.leave(0)
-
-    world.run(tell)
+    world.run((2.0, lambda: server.leave(0)))  # worker 0 waits for the slow one
     assert (2.0, 0, "stopped") in world.log
     assert server.clock(1) == 19
 
@@ -369,11 +345,7 @@ def test_closing_ends_every_wait() -> None:
     server = make_server(KSync(3), 3)
     world = World(server, fixed(1, 1, 100))
 
-    async def close(tasks: list[EngineTask]) -> None:
-        await pause(7)
-        server.close()
-
-    world.run(close)
+    world.run((7.0, server.close))
     assert {entry for entry in world.log if entry[0] > 1} == {
         (7.0, 2, "abandoned"), (7.0, 0, "stopped"), (7.0, 1, "stopped"), (7.0, 2, "stopped"),
     }  # fmt: skip
@@ -406,12 +378,7 @@ def test_a_cancelled_wait_leaves_nothing_behind(protocol: Protocol) -> None:
     server = make_server(protocol, NUM_WORKERS)
     world = World(server, fixed(1, 2, 3, 400))
 
-    async def cancel(tasks: list[EngineTask]) -> None:
-        await pause(50)
-        for task in tasks:
-            task.cancel()
-
-    world.run(cancel)
+    world.run((50.0, lambda: [task.cancel() for task in world.tasks]))
     waits: Any = server._waits
     assert not waits.for_next
     assert not waits.watchers
@@ -535,11 +502,8 @@ def test_who_waits_looks_again_after_a_restore(protocol: Protocol) -> None:
     first = server.state_dict()
     world = World(server, fixed(1, 3), num_steps=4)
 
-    async def restore(tasks: list[EngineTask]) -> None:
-        await pause(5)  # worker 0 has finished its second step, and waits for worker 1
-        server.load_state_dict(first)
-
-    world.run(restore)
+    # worker 0 has finished its second step, and waits for worker 1
+    world.run((5.0, lambda: server.load_state_dict(first)))
     assert world.ended == {0, 1}
     begins = [entry for entry in world.log if "pulled" in entry[2] and entry[0] == 5]
     # where worker 1 computed on a version that is undone, it begins again, too

@@ -29,8 +29,8 @@ from ..support.virtual_kernel import AnyioKernel, Trampoline
 
 Delay = Callable[[int, int], float]
 """(worker, how many computations it began before) -> seconds."""
-Also = Callable[[list[EngineTask]], Awaitable[None]]
-"""What happens beside the workers, whose tasks it is given."""
+Event = tuple[float, Callable[[], object]]
+"""(Time, what happens then), beside the workers."""
 
 ALL: list[Protocol] = [
     Asynchronous(), Synchronous(), KSync(2), KBatchSync(2), KAsync(2), KBatchAsync(3),
@@ -56,6 +56,7 @@ class World:
         self.num_begun = [0] * server.num_workers
         self.num_done = [0] * server.num_workers
         self.ended: set[int] = set()
+        self.tasks: list[EngineTask] = []
         self.at_begin: Callable[[int], None] = lambda worker: None
 
     def note(self, worker: int, what: str) -> None:
@@ -93,19 +94,30 @@ class World:
         self.updates += [current_engine().now()] * (server.version - before)
         await server.end_step(worker)
 
-    async def all_work(self, also: Also | None) -> None:
-        engine = current_engine()
-        tasks = [engine.start(self.work, index) for index in range(self.server.num_workers)]
-        if also is not None:
-            await also(tasks)
-        for task in tasks:
-            await task.wait()
+    def cancel(self, worker: int) -> None:
+        self.tasks[worker].cancel()
 
-    def run(self, also: Also | None = None, backend: str | None = None) -> World:
+    def restart(self, worker: int) -> None:
+        self.tasks[worker] = current_engine().start(self.work, worker)
+
+    def run(
+        self,
+        *events: Event,
+        beside: Callable[[], Awaitable[None]] | None = None,
+        backend: str | None = None,
+    ) -> World:
         """All workers in virtual time, until nothing happens any more; on an event loop or none."""
 
         async def main() -> None:
-            await self.all_work(also)
+            engine = current_engine()
+            self.tasks = [engine.start(self.work, i) for i in range(self.server.num_workers)]
+            for time, act in events:
+                await pause(time - engine.now())
+                act()
+            if beside is not None:
+                await beside()
+            for task in self.tasks:
+                await task.wait()
 
         async def run_kernel() -> None:
             await AnyioKernel().run(main)

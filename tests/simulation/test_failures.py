@@ -41,12 +41,51 @@ from asynchooks.simulation import (
 from .clusters import bare, check_report, new_cluster, speeds, spent, with_session
 
 
-def test_a_crash_loses_what_was_computed(backend: Any) -> None:
-    crash = Crashes(mtbf=Constant(2.5), repair=Constant(0.5))
-    cluster = new_cluster(1, backend, compute=Constant(1.0), failures=[crash])
-    report = cluster.run(updates=4)
-    assert report.secs == 5.0
-    assert spent(report.workers[0]) == {"computed": 4.0, "lost": 0.5, "down": 0.5}
+@pytest.mark.parametrize(
+    ("failures", "options", "end", "secs", "expected"),
+    [
+        (
+            [Crashes(mtbf=Constant(2.5), repair=Constant(0.5))], {"compute": Constant(1.0)},
+            {"updates": 4}, 5.0, {"computed": 4.0, "lost": 0.5, "down": 0.5},
+        ),
+        (  # pulls 0-1 | down | pulls 2-4, computes 4-5, pushes 5-6 | down | 7-9, 9-10, 10-14
+            [Preemption(1.0, 1.0), Preemption(6.0, 1.0)],
+            {"compute": Constant(1.0), "pull": Constant(2.0), "push": Constant(4.0)},
+            {"updates": 1}, 14.0, {"pulled": 5.0, "computed": 2.0, "pushed": 5.0, "down": 2.0},
+        ),
+        (  # the repair is under way at the end
+            [Preemption(1.0, 100.0)], {"compute": Constant(2.0)},
+            {"until": 11.0}, 11.0, {"lost": 1.0, "down": 10.0},
+        ),
+        (  # at equal times; what was computed by 2 met the cut, and was lost with the crash
+            [Preemption(2.0, 3.0), Preemption(2.0, 5.0), Slowdown(2.0, 3.0, 2.0),
+             Partition(2.0, 3.0)],
+            {"compute": Constant(1.0)}, {"updates": 4}, 10.0, {"computed": 5.0, "down": 5.0},
+        ),
+        (  # pulls 0-2, computes 2-5, sent within the cut; pulls 6.5-8.5, 8.5-11.5, 11.5-12.5
+            [Partition(4.5, 2.0)],
+            {"compute": Constant(3.0), "pull": Constant(2.0), "push": Constant(1.0)},
+            {"updates": 2}, 12.5, {"pulled": 4.0, "computed": 6.0, "pushed": 2.5},
+        ),
+        (  # 0-3, 3-6, and what is sent at 6 arrives at 6.5
+            [Partition(4.5, 2.0)], {"compute": Constant(3.0)},
+            {"updates": 2}, 6.5, {"computed": 6.0, "pushed": 0.5},
+        ),
+    ],
+    ids=["crash", "messages", "repair at the end", "equal times", "links cut", "no links cut"],
+)  # fmt: skip
+def test_seconds_of_a_worker_that_meets_failures(
+    backend: Any,
+    failures: list[Failure],
+    options: dict[str, Any],
+    end: dict[str, Any],
+    secs: float,
+    expected: dict[str, float],
+) -> None:
+    report = new_cluster(1, backend, failures=failures, **options).run(**end)
+    assert report.secs == secs
+    assert spent(report.workers[0]) == expected
+    check_report(report)
 
 
 def test_a_crash_that_loses_no_work_only_costs_the_repair(backend: Any) -> None:
@@ -153,15 +192,6 @@ def test_a_preemption_that_was_over_before_training_began_changes_nothing(backen
     assert report.updates == 20
 
 
-def test_failures_at_equal_times_happen_all() -> None:
-    failures: list[Failure] = [Preemption(2.0, secs=3.0), Preemption(2.0, secs=5.0),
-                               Slowdown(2.0, 3.0, 2.0), Partition(2.0, 3.0)]  # fmt: skip
-    report = new_cluster(2, compute=Constant(1.0), failures=failures).run(updates=8)
-    # what they had computed by 2 met the cut, and was lost with their crash
-    assert [spent(each) for each in report.workers] == [{"computed": 5.0, "down": 5.0}] * 2
-    assert report.updates == 8
-
-
 def test_a_worker_that_has_finished_does_not_crash() -> None:
     async def program(worker: Worker) -> None:
         await worker.compute(1.0 if worker.index == 0 else 100.0)
@@ -216,23 +246,6 @@ def test_a_crash_at_any_moment_of_a_step_costs_that_step(backend: Any, at: float
     assert report.applied == 6
     check_report(report)
     assert spent(report.workers[0])["down"] == 0.25
-
-
-def test_seconds_of_a_message_that_a_crash_ends_count_as_spent_on_it() -> None:
-    cluster = new_cluster(1, compute=Constant(1.0), pull=Constant(2.0), push=Constant(4.0),
-                          failures=[Preemption(1.0, 1.0), Preemption(6.0, 1.0)])  # fmt: skip
-    report = cluster.run(updates=1)
-    # pulls 0-1 | down | pulls 2-4, computes 4-5, pushes 5-6 | down | 7-9, 9-10, 10-14
-    assert report.secs == 14.0
-    assert spent(report.workers[0]) == {
-        "pulled": 5.0, "computed": 2.0, "pushed": 5.0, "down": 2.0,
-    }  # fmt: skip
-
-
-def test_a_repair_that_is_under_way_at_the_end_counts_as_far_as_it_went() -> None:
-    report = new_cluster(1, failures=[Preemption(1.0, 100.0)]).run(until=11.0)
-    assert spent(report.workers[0])["down"] == 10.0
-    check_report(report)
 
 
 def test_one_that_stands_still_neither_pulls_nor_sends(backend: Any) -> None:
@@ -309,18 +322,6 @@ def test_a_pause_holds_up_no_work_that_takes_no_time() -> None:
         await worker.compute(0.0)
 
     assert new_cluster(1, failures=[PAUSE]).run(program).secs == 2.0
-
-
-@pytest.mark.parametrize("links", [{}, {"pull": Constant(2.0), "push": Constant(1.0)}])
-def test_a_partition_holds_up_messages(links: dict[str, Any]) -> None:
-    cuts = [Partition(4.5, 2.0)]
-    cluster = new_cluster(1, compute=Constant(3.0), failures=cuts, **links)
-    report = cluster.run(updates=2)
-    if links:  # pulls 0-2, computes 2-5, sent within the cut; pulls 6.5-8.5, 8.5-11.5, 11.5-12.5
-        assert report.secs == 12.5
-        assert spent(report.workers[0]) == {"pulled": 4.0, "computed": 6.0, "pushed": 2.5}
-    else:  # 0-3, 3-6, and what is sent at 6 arrives at 6.5
-        assert report.secs == 6.5
 
 
 def test_what_is_pulled_during_a_partition_is_as_it_is_at_its_end() -> None:

@@ -36,23 +36,37 @@ NUM_WORKERS = 3
 
 
 class Program:
-    """Workers that never look at should_stop(); the first one has the hooks."""
+    """Workers that never look at should_stop(); the first one has the hooks.
 
-    def __init__(self, cluster: Cluster, *hooks: Any) -> None:
+    Those that are named in `secs` take so long for each step.
+    """
+
+    def __init__(self, cluster: Cluster, *hooks: Any, secs: dict[int, float] | None = None) -> None:
         self.cluster = cluster
         self.hooks = hooks
+        self.secs = secs or {}
+        self.stalled: list[int] = []
         self.sessions: list[MonitoredSession] = []
         self.num_runs = [0] * cluster.num_workers
         self.ended_at = [0.0] * cluster.num_workers
 
     async def __call__(self, worker: Worker) -> None:
-        session = worker.session(self.hooks if worker.index == 0 else [])
+        async def step() -> dict[str, Any]:
+            return {"computed": await worker.compute(self.secs[worker.index])}
+
+        session = worker.session(
+            self.hooks if worker.index == 0 else [],
+            step=step if worker.index in self.secs else None,
+        )
         self.sessions.append(session)
-        async with session:
-            for _ in range(10_000):
-                await session.run("computed")
-                self.num_runs[worker.index] += 1
-            raise AssertionError("no run ended the block")
+        try:
+            async with session:
+                for _ in range(10_000):
+                    await session.run("computed")
+                    self.num_runs[worker.index] += 1
+                raise AssertionError("no run ended the block")
+        except StallError:
+            self.stalled.append(worker.index)
         self.ended_at[worker.index] = self.cluster.simulation.now
 
     @property
@@ -73,21 +87,20 @@ def test_a_time_limit_of_one_worker_ends_all(protocol: Any, backend: Any) -> Non
 
 def test_workers_that_wait_for_the_slowest_end_at_once(backend: Any) -> None:
     cluster = new_cluster(2, backend, protocol=Synchronous(), compute=Constant(1.0))
-
-    async def program(worker: Worker) -> None:
-        async def slow() -> dict[str, Any]:
-            await worker.compute(100.0)
-            return {"computed": True}
-
-        hooks = [TimeLimitHook(5.0)] if worker.index == 0 else []
-        async with worker.session(hooks, step=slow if worker.index else None) as session:
-            while True:
-                await session.run("computed")
-        ended_at[worker.index] = cluster.simulation.now
-
-    ended_at = [0.0, 0.0]
+    program = Program(cluster, TimeLimitHook(5.0), secs={1: 100.0})
     cluster.run(program)
-    assert ended_at == [5.0, 100.0]
+    assert program.ended_at == [5.0, 100.0]
+
+
+def test_a_stall_of_one_worker_ends_all_with_its_words() -> None:
+    cluster = new_cluster(2, compute=Constant(1.0))
+    program = Program(cluster, StallHook(5.5), secs={0: 1000.0})
+    cluster.run(program)
+    assert program.stalled == [0]
+    assert program.ended_at == [1000.0, 6.0]
+    assert program.reasons == {
+        "StallHook: no run of its session has ended for 5.5 s, since global step 5"
+    }
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
@@ -99,34 +112,6 @@ def test_early_stopping_of_one_worker_ends_all(protocol: Any) -> None:
     assert max(program.num_runs) <= 6
     assert max(program.ended_at) <= 6.0
     assert program.reasons == {"EarlyStoppingHook: no better than 1 of step 1 for 4 looks"}
-
-
-def test_a_stall_of_one_worker_ends_all_with_its_words() -> None:
-    cluster = new_cluster(2, compute=Constant(1.0))
-
-    async def program(worker: Worker) -> None:
-        async def hangs() -> dict[str, Any]:
-            await worker.compute(1000.0)
-            return {"computed": True}
-
-        hooks = [StallHook(5.5)] if worker.index == 0 else []
-        session = worker.session(hooks, step=hangs if worker.index == 0 else None)
-        sessions.append(session)
-        try:
-            async with session:
-                while True:
-                    await session.run("computed")
-        except StallError:
-            stalled.append(worker.index)
-        ended_at[worker.index] = cluster.simulation.now
-
-    sessions: list[MonitoredSession] = []
-    ended_at, stalled = [0.0, 0.0], list[int]()
-    cluster.run(program)
-    assert stalled == [0]
-    assert ended_at == [1000.0, 6.0]
-    reasons = {str(each.stop_reason) for each in sessions}
-    assert reasons == {"StallHook: no run of its session has ended for 5.5 s, since global step 5"}
 
 
 def test_a_worker_that_is_back_after_a_stop_for_all_ends_at_once(backend: Any) -> None:
