@@ -26,7 +26,7 @@ from .cluster._standstill import Standstill
 from .delays._delay import Delay
 from .delays._streams import Streams
 from .kernel._interpreter import no_real_sleep, rare_collections
-from .kernel._kernel import Kernel, Recording, Until
+from .kernel._kernel import Event, Kernel, Recording, Until
 
 Backend = Literal["asyncio", "trio", "turbo"]
 
@@ -233,7 +233,7 @@ class Simulation:
     def note(self, what: str) -> None:
         """Add a line to the trace, if it is kept."""
         if self.recording is not None:
-            self.recording.add(self.now, what)
+            self.recording.events.append(Event(self.now, what))
 
     def __repr__(self) -> str:
         state = "over" if self._is_over else "running"

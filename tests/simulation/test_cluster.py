@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 
 from asynchooks.protocols import (
     Asynchronous,
-    DiscardStale,
-    KAsync,
-    KBatchAsync,
-    KBatchSync,
     KSync,
     ParameterServer,
-    Protocol,
-    StaleSynchronous,
     Synchronous,
 )
 from asynchooks.simulation import (
@@ -40,6 +34,7 @@ from asynchooks.simulation import (
     current_simulation,
 )
 
+from ..protocols.worlds import ALL
 from .clusters import bare, check_report, new_cluster, speeds, spent, with_session
 from .engines import BACKENDS
 
@@ -322,10 +317,6 @@ def test_clusters_and_queues_of_one_simulation_draw_numbers_of_their_own() -> No
 
 P = 3
 DELAYS: list[Delay] = [Constant(1.0), Exponential(1.0), Uniform(0.5, 1.5)]
-PROTOCOLS: list[Protocol] = [
-    Asynchronous(), Synchronous(), KSync(2), KBatchSync(2), KAsync(2), KBatchAsync(3),
-    StaleSynchronous(0), StaleSynchronous(2), DiscardStale(KBatchAsync(2), 1),
-]  # fmt: skip
 WORKERS = st.one_of(st.none(), st.sets(st.integers(0, P - 1), min_size=1, max_size=P))
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.25])
 FAILURES = st.one_of(
@@ -344,7 +335,7 @@ FAILURES = st.one_of(
 LINKS = st.sampled_from([None, Constant(0.25), Exponential(0.5)])
 OPTIONS = st.fixed_dictionaries(
     {
-        "protocol": st.sampled_from(PROTOCOLS),
+        "protocol": st.sampled_from(ALL),
         "compute": st.sampled_from(DELAYS),
         "pull": LINKS,
         "push": LINKS,
@@ -362,34 +353,19 @@ class Watched:
         self.cluster = self.simulation.cluster(P, keep_timeline=True, **options)
         self.in_session = in_session
         self.running = [0] * P
-        self.times: list[float] = []
 
     async def program(self, worker: Worker) -> None:
         self.running[worker.index] += 1
         assert self.running[worker.index] == 1
         try:
-            await (self.train_in_session if self.in_session else self.train)(worker)
+            await (with_session if self.in_session else bare)(worker)
         finally:
             self.running[worker.index] -= 1
-
-    async def train(self, worker: Worker) -> None:
-        while True:
-            await worker.pull()
-            self.times.append(self.simulation.now)
-            if await worker.compute():
-                await worker.push(self.cluster.nothing)
-
-    async def train_in_session(self, worker: Worker) -> None:
-        async with worker.session() as session:
-            while not session.should_stop():
-                await session.run("computed")
-                self.times.append(self.simulation.now)
 
     def run(self, **arguments: Any) -> tuple[Any, bytes]:
         report = self.cluster.run(self.program, **arguments)
         check_report(report)
         assert self.running == [0] * P
-        assert self.times == sorted(self.times)
         events = [event.time for event in self.simulation.trace.events]
         assert events == sorted(events)
         self.check_timeline(report)

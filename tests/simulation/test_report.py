@@ -198,10 +198,7 @@ def test_failures_that_overlap_are_one_span() -> None:
 
 
 def test_a_worker_that_is_down_is_not_at_work() -> None:
-    timeline = Timeline()
-    timeline.add(0, "down", 3, 5)
-    timeline.ran(0, 0, 10)  # it was paused, its program went on
-    timeline.add(1, "down", 4, 8)
-    timeline.ran(1, 0, 4)
-    timeline.ran(1, 8, 9)
+    spans = [Span(0, "down", 3, 5), Span(1, "down", 4, 8)]
+    # worker 0 was paused, its program went on; worker 1 crashed
+    timeline = Timeline(spans=spans, runs=[(0, 0, 10), (1, 0, 4), (1, 8, 9)])
     assert numbers_at_work(timeline) == [(0, 2), (3, 1), (4, 0), (5, 1), (8, 2), (9, 1), (10, 0)]

@@ -351,7 +351,8 @@ class Cluster:
                 raise
         finally:
             self.num_active -= 1
-            self.timeline.ran(worker.index, begun, self.kernel.time)
+            if self.timeline.is_kept:
+                self.timeline.runs.append((worker.index, begun, self.kernel.time))
             if has_ended:
                 self.retire(worker)
             self._change.wake()

@@ -79,8 +79,7 @@ class Preemption(Failure):
     workers: Collection[int] | None = None
 
     def __post_init__(self) -> None:
-        _check_time("at", self.at)
-        _check_time("secs", self.secs, may_last=True)
+        _check_span(self.at, self.secs)
 
     async def play(self, cluster: Cluster, worker: Worker) -> None:
         kernel = cluster.kernel
@@ -118,8 +117,7 @@ class Slowdown(Failure):
     workers: Collection[int] | None = None
 
     def __post_init__(self) -> None:
-        _check_time("at", self.at)
-        _check_time("secs", self.secs, may_last=True)
+        _check_span(self.at, self.secs)
         allowed = "a number >= 1, or math.inf for a pause"
         number("factor", self.factor, least=1, finite=False, expected=allowed)
         if math.inf == self.factor == self.secs:
@@ -150,8 +148,7 @@ class Partition(Failure):
     workers: Collection[int] | None = None
 
     def __post_init__(self) -> None:
-        _check_time("at", self.at)
-        _check_time("secs", self.secs, may_last=True)
+        _check_span(self.at, self.secs)
         if self.secs == math.inf:
             raise ValueError("a partition that never ends is a Preemption; give one of these")
 
@@ -159,6 +156,7 @@ class Partition(Failure):
         worker.link_cuts += ((self.at, self.at + self.secs),)
 
 
-def _check_time(name: str, value: float, *, may_last: bool = False) -> None:
-    if not (may_last and value == math.inf):
-        checked_secs(name, value)
+def _check_span(at: float, secs: float) -> None:
+    checked_secs("at", at)
+    if secs != math.inf:
+        checked_secs("secs", secs)

@@ -98,7 +98,7 @@ class _Round:
             self._num_seen += len(waits) == _NUM_LOOKS
             self._needs_all = self._needs_all or waits[0][0] is None or not worker.is_away
         if self._needs_all and not self._had_all:
-            self._had_all = not any(map(_is_down, self._workers))
+            self._had_all = not any(each.is_down for each in self._workers)
         return True
 
     @property
@@ -141,7 +141,8 @@ async def watch_updates(cluster: ClusterView, max_secs: float) -> None:
             if server.is_over or epoch != step.epoch:  # a restore has brought the step back
                 continue
             # a worker that is down may continue
-            waits = kernel.is_left_to_daemons() and not any(map(_is_down, cluster.workers))
+            is_any_down = any(worker.is_down for worker in cluster.workers)
+            waits = kernel.is_left_to_daemons() and not is_any_down
             raise (DeadlockError if waits else LivelockError)(
                 f"no update came from virtual time {begun!r} to {kernel.time!r}, for "
                 f"max_secs_without_update={max_secs!r} seconds, while the tasks "
@@ -153,10 +154,6 @@ async def watch_updates(cluster: ClusterView, max_secs: float) -> None:
 def _is_left_to_failures(kernel: Kernel) -> bool:
     """Whether only such failures are pending, apart from entries of the current time."""
     return not kernel.may_end_by_time and kernel.is_left_to_daemons(later=True)
-
-
-def _is_down(worker: Worker) -> bool:
-    return worker.is_down
 
 
 def _num_unfinished(clusters: list[ClusterView]) -> int:

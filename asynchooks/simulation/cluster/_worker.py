@@ -21,7 +21,7 @@ from ..delays._delay import Delay, checked_secs
 from ..delays._phases import Slowdowns, stretched, work_done
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
-from ..output._timeline import TimeAccount, Timeline
+from ..output._timeline import Push, TimeAccount, Timeline
 from ._network import LinkCuts, Queue, arrival
 
 _PAUSED = Sentinel("PAUSED")
@@ -224,7 +224,10 @@ class Worker:
             finally:
                 self.time.spend("served", begun)
         pushed = cluster.server.push(self.index, gradient, version)
-        cluster.timeline.pushed(self.index, cluster.kernel.time, pushed, cluster.server.version)
+        if cluster.timeline.is_kept:
+            now, after = cluster.kernel.time, cluster.server.version
+            push = Push(self.index, now, pushed.outcome.value, pushed.staleness, after)
+            cluster.timeline.pushes.append(push)
         if not self.is_in_session:
             await cluster.server.end_step(self.index)
         return pushed

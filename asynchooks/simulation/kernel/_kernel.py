@@ -139,10 +139,6 @@ class Recording:
 
     events: list[Event] = field(default_factory=list)
 
-    def add(self, time: float, what: str) -> None:
-        """Record what happens at this time."""
-        self.events.append(Event(time, what))
-
     def __repr__(self) -> str:
         return f"<Recording of {len(self.events)} events>"
 
@@ -383,7 +379,7 @@ class Kernel(Engine):
             self.entry = heapq.heappop(heap)
             target.due = 0
             if self.recording is not None:
-                self.recording.add(time, repr(target))
+                self.recording.events.append(Event(time, repr(target)))
             fired: Target = target
             return fired
 

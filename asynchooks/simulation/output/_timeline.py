@@ -8,10 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
-
-from ...protocols import Pushed
 
 Interval = tuple[float, float]
 
@@ -39,36 +38,18 @@ class Push(NamedTuple):
     version: int
 
 
+@dataclass(repr=False, eq=False, slots=True)
 class Timeline:
     """Spans and pushes in order of their ends, if they are kept. The cluster writes it."""
 
-    __slots__ = ("is_kept", "pushes", "runs", "spans")
-
-    def __init__(self, *, is_kept: bool = True) -> None:
-        self.is_kept = is_kept
-        self.spans: list[Span] = []
-        self.pushes: list[Push] = []
-        self.runs: list[tuple[int, float, float]] = []
-        """(Worker, begin, end) of each run of its program; a crash begins another one."""
+    is_kept: bool = True
+    spans: list[Span] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+    runs: list[tuple[int, float, float]] = field(default_factory=list)
+    """(Worker, begin, end) of each run of its program; a crash begins another one."""
 
     def __repr__(self) -> str:
         return f"<Timeline of {len(self.spans)} spans and {len(self.pushes)} pushes>"
-
-    def add(self, worker: int, kind: str, begin: float, end: float) -> None:
-        """Record what a worker has done."""
-        if self.is_kept:
-            self.spans.append(Span(worker, kind, begin, end))
-
-    def pushed(self, worker: int, time: float, pushed: Pushed, version: int) -> None:
-        """Record the outcome of a push."""
-        if self.is_kept:
-            outcome = pushed.outcome.value
-            self.pushes.append(Push(worker, time, outcome, pushed.staleness, version))
-
-    def ran(self, worker: int, begin: float, end: float) -> None:
-        """Record that a worker's program ran, and has ended."""
-        if self.is_kept:
-            self.runs.append((worker, begin, end))
 
 
 class TimeAccount:
@@ -120,7 +101,8 @@ class TimeAccount:
     def _add(self, kind: str, begin: float, end: float) -> None:
         name = "push" if kind == "served" else kind
         setattr(self, name, getattr(self, name) + (end - begin))
-        self._timeline.add(self._worker, kind, begin, end)
+        if self._timeline.is_kept:
+            self._timeline.spans.append(Span(self._worker, kind, begin, end))
 
 
 def cut_spans(spans: list[Span]) -> Iterator[Span]:
