@@ -93,8 +93,7 @@ class Run:
         self.begun[name] += 1
         self.note(f"{name} begins")
         try:
-            for op in self.scripts[number]:
-                await self._do(name, op)
+            await self._all(name, self.scripts[number])
         finally:
             self.ended[name] += 1
             self.note(f"{name} ends")
@@ -104,84 +103,71 @@ class Run:
             await self._do(name, op)
 
     async def _do(self, name: str, op: Op) -> None:
-        kind, *rest = op
-        await getattr(self, f"_{kind}")(name, *rest)
-        self.note(f"{name} did {kind}")
-
-    async def _sleep(self, name: str, secs: float) -> None:
-        begin = self.simulation.now
-        await self.simulation.sleep(secs)
-        assert self.simulation.now == begin + secs
-
-    async def _turn(self, name: str) -> None:
-        await self.simulation.kernel.turn()
-
-    async def _quiescence(self, name: str) -> None:
-        await self.simulation.quiescence()
-
-    async def _start(self, name: str, number: int) -> None:
-        if len(self.started) < 30:
-            child = f"{number}.{len(self.started)}"
-            self.started.append(self.simulation.start(self._script, child, number, name=child))
-
-    async def _cancel(self, name: str, number: int) -> None:
-        if self.started:
-            self.started[number % len(self.started)].cancel()
-
-    async def _cancel_self(self, name: str) -> None:
-        for task in self.started:
-            if getattr(task, "name", None) == name:
-                task.cancel()
-
-    async def _wait(self, name: str, number: int, secs: float | None) -> None:
-        if self.started:
-            task = self.started[number % len(self.started)]
-            until = {} if secs is None else {"until": self.simulation.now + secs}
-            self.note(f"{name} saw the end: {await task.wait(**until)}")
-
-    async def _park(self, name: str, number: int, secs: float | None) -> None:
-        kernel = self.simulation.kernel
-        slot = self.slots[number] = Slot(kernel, f"slot {number}")
-        until = {} if secs is None else {"until": kernel.now() + secs}
-        value = await kernel.park(slot, **until)
-        self.num_woken += isinstance(value, int)
-        self.note(f"{name} got {value}")
-
-    async def _wake(self, name: str, number: int) -> None:
-        slot = self.slots.pop(number, None)
-        if slot is not None and not slot.is_woken:
-            self.num_wakes += 1
-            slot.wake(self.num_wakes)
-
-    async def _set(self, name: str, value: int) -> None:
-        _variable.set(value)
-
-    async def _with_set(self, name: str, value: int, ops: list[Op]) -> None:
-        token = _variable.set(value)
-        try:
-            await self._all(name, ops)
-        finally:
-            _variable.reset(token)
-
-    async def _fail(self, name: str, error: type[BaseException]) -> None:
-        raise error(name)
-
-    async def _shield(self, name: str, secs: float | None, ops: list[Op]) -> None:
-        with self.simulation.kernel.shielded(100.0 if secs is None else secs) as scope:
-            await self._all(name, ops)
-        self.note(f"{name} left the shield, cut short: {scope.cancelled_caught}")
-
-    async def _finally(self, name: str, ops: list[Op], at_end: list[Op]) -> None:
-        try:
-            await self._all(name, ops)
-        finally:
-            await self._all(name, at_end)
-
-    async def _swallow(self, name: str, ops: list[Op]) -> None:
-        try:
-            await self._all(name, ops)
-        except BaseException as error:
-            self.note(f"{name} swallows {isinstance(error, Exception)}")
+        simulation, kernel = self.simulation, self.simulation.kernel
+        match op:
+            case "sleep", secs:
+                begin = simulation.now
+                await simulation.sleep(secs)
+                assert simulation.now == begin + secs
+            case ("turn",):
+                await kernel.turn()
+            case ("quiescence",):
+                await simulation.quiescence()
+            case "start", number:
+                if len(self.started) < 30:
+                    child = f"{number}.{len(self.started)}"
+                    task = simulation.start(self._script, child, number, name=child)
+                    self.started.append(task)
+            case "cancel", number:
+                if self.started:
+                    self.started[number % len(self.started)].cancel()
+            case ("cancel_self",):
+                for task in self.started:
+                    if getattr(task, "name", None) == name:
+                        task.cancel()
+            case "wait", number, secs:
+                if self.started:
+                    task = self.started[number % len(self.started)]
+                    until = {} if secs is None else {"until": simulation.now + secs}
+                    self.note(f"{name} saw the end: {await task.wait(**until)}")
+            case "park", number, secs:
+                slot = self.slots[number] = Slot(kernel, f"slot {number}")
+                until = {} if secs is None else {"until": kernel.now() + secs}
+                value = await kernel.park(slot, **until)
+                self.num_woken += isinstance(value, int)
+                self.note(f"{name} got {value}")
+            case "wake", number:
+                woken = self.slots.pop(number, None)
+                if woken is not None and not woken.is_woken:
+                    self.num_wakes += 1
+                    woken.wake(self.num_wakes)
+            case "set", value:
+                _variable.set(value)
+            case "with_set", value, ops:
+                token = _variable.set(value)
+                try:
+                    await self._all(name, ops)
+                finally:
+                    _variable.reset(token)
+            case "fail", error:
+                raise error(name)
+            case "shield", secs, ops:
+                with kernel.shielded(100.0 if secs is None else secs) as scope:
+                    await self._all(name, ops)
+                self.note(f"{name} left the shield, cut short: {scope.cancelled_caught}")
+            case "finally", ops, at_end:
+                try:
+                    await self._all(name, ops)
+                finally:
+                    await self._all(name, at_end)
+            case "swallow", ops:
+                try:
+                    await self._all(name, ops)
+                except BaseException as error:
+                    self.note(f"{name} swallows {isinstance(error, Exception)}")
+            case _:
+                raise NotImplementedError(op)
+        self.note(f"{name} did {op[0]}")
 
 
 def run_on(

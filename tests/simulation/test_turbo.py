@@ -132,21 +132,21 @@ def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str
     seen: list[Any] = []
     own: list[Any] = []
 
+    def set_at(now: str) -> None:
+        if now == moment:
+            variable.set("own")
+
     async def change() -> None:
         try:
-            if moment == "first step":
-                variable.set("own")
+            set_at("first step")
             await simulation.sleep(0.75)
-            if moment == "a later step":
-                variable.set("own")
-                await simulation.sleep(0.25)
-            if moment == "last step":
-                variable.set("own")
+            set_at("a later step")
+            await simulation.sleep(0.25)
+            set_at("last step")
             if moment == "clean-up":
                 await simulation.sleep(100)
         finally:
-            if moment == "clean-up":
-                variable.set("own")
+            set_at("clean-up")
             own.append(variable.get())
 
     async def main() -> None:
