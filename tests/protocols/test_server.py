@@ -40,7 +40,7 @@ from asynchooks.protocols import (
 
 from ..support.helpers import settle
 from ..support.virtual_kernel import Trampoline
-from .worlds import ALL, World, check_counts, fixed, make_server, pause
+from .worlds import ALL, World, check_counts, fixed, make_server, pause, server_of
 
 pytestmark = pytest.mark.anyio
 
@@ -87,9 +87,9 @@ def test_a_number_of_gradients_that_is_none_is_refused_at_first_and_later(
     protocol.number = number
     refused = rf"Fickle.num_gradients returned {number!r}; return how"
     with pytest.raises(TypeError, match=refused):
-        ParameterServer(np.zeros(1), protocol, num_workers=2)
+        server_of(np.zeros(1), protocol)
     protocol.number = 2
-    server = ParameterServer(np.zeros(1), protocol, num_workers=2)
+    server = server_of(np.zeros(1), protocol)
     for _ in range(collected):
         server.push(0, np.ones(1), 0)
     protocol.number = number
@@ -107,9 +107,7 @@ def test_a_learning_rate_that_a_function_gives_is_checked_too(
     rate: Any, protocol: Protocol
 ) -> None:
     rates = iter([0.5, 0.5, rate, rate])
-    server = ParameterServer(
-        np.zeros(1), protocol, num_workers=2, learning_rate=lambda _: next(rates)
-    )
+    server = server_of(np.zeros(1), protocol, learning_rate=lambda _: next(rates))
     for _ in range(2):
         server.push(0, np.ones(1), 0)
     pushes = 1 if protocol == Asynchronous() else 2
@@ -124,9 +122,7 @@ def test_a_learning_rate_that_a_function_gives_is_checked_too(
 
 def test_a_function_may_give_any_real_number_as_the_rate() -> None:
     rates: list[Any] = [0, np.float32(0.5), np.float64(0.25), 1]
-    server = ParameterServer(
-        np.zeros(1), Asynchronous(), num_workers=1, learning_rate=rates.__getitem__
-    )
+    server = server_of(np.zeros(1), learning_rate=rates.__getitem__)
     for staleness, moved in enumerate([0.0, 0.5, 0.75, 1.75]):
         server.push(0, np.ones(1), server.version - staleness)
         assert server.parameters == -moved
@@ -389,9 +385,8 @@ def test_a_cancelled_wait_leaves_nothing_behind(protocol: Protocol) -> None:
 PARAMETERS = {"w": np.zeros((2, 3), np.float32), "b": np.float64(1.0)}
 
 
-def new_server(protocol: Protocol, num_workers: int = 3) -> ParameterServer:
-    rate = staleness_aware(0.5)
-    return ParameterServer(PARAMETERS, protocol, num_workers=num_workers, learning_rate=rate)
+def new_server(protocol: Protocol) -> ParameterServer:
+    return server_of(PARAMETERS, protocol, 3, learning_rate=staleness_aware(0.5))
 
 
 def push_some(server: ParameterServer, seed: int, num_pushes: int) -> None:

@@ -129,10 +129,17 @@ class World:
         return self
 
 
+def server_of(
+    parameters: Any, protocol: Protocol | None = None, num_workers: int = 2, **arguments: Any
+) -> ParameterServer:
+    protocol = protocol or Asynchronous()
+    return ParameterServer(parameters, protocol, num_workers=num_workers, **arguments)
+
+
 def make_server(
     protocol: Protocol, num_workers: int, limit: int | None = None, **arguments: Any
 ) -> ParameterServer:
-    server = ParameterServer(np.ones(2), protocol, num_workers=num_workers, **arguments)
+    server = server_of(np.ones(2), protocol, num_workers, **arguments)
     if limit is not None:
         server.global_step.raise_limit(limit)
     return server

@@ -64,25 +64,21 @@ def test_a_writable_path_passes_and_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "out.json"
-    with pytest.raises(FileNotFoundError, match=r"there is no directory '.*missing'; make it"):
-        check_writable(path)
-    with pytest.raises(FileNotFoundError, match=r"there is no directory '.*missing'; make it"):
-        with whole_file(path) as new:
+@pytest.mark.parametrize(
+    ("path", "error", "match"),
+    [
+        ("missing/out", FileNotFoundError, "there is no directory '.*missing'; make it"),
+        ("", IsADirectoryError, "it is a directory; name a file"),
+        ("/dev/null", FileExistsError, "no regular file"),
+        ("x" * 300, OSError, "cannot be written.*name another file"),
+    ],
+    ids=["directory is missing", "directory", "device", "name too long"],
+)
+def test_what_cannot_be_written_is_refused_with_the_reason(
+    tmp_path: Path, path: str, error: type[OSError], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        check_writable(tmp_path / path)
+    with pytest.raises(error, match=match):
+        with whole_file(tmp_path / path) as new:
             new.write_text("new")
-
-
-def test_a_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match="it is a directory; name a file"):
-        check_writable(tmp_path)
-
-
-def test_a_device_is_not_replaced() -> None:
-    with pytest.raises(FileExistsError, match="no regular file"):
-        check_writable("/dev/null")
-
-
-def test_a_name_that_the_system_refuses_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="cannot be written.*name another file"):
-        check_writable(tmp_path / ("x" * 300))
