@@ -245,7 +245,7 @@ async def test_the_others_wait_for_a_session_that_crashed_until_it_is_back() -> 
 
 
 @pytest.mark.anyio
-async def test_the_others_go_on_when_one_that_was_cancelled_is_said_to_be_gone() -> None:
+async def test_the_others_go_on_when_one_that_was_cancelled_has_left() -> None:
     server = make_server(Synchronous(), 2)
     async with anyio.create_task_group() as group:
         group.start_soon(train, server, 0, checkpoint, 3)

@@ -24,7 +24,6 @@ from asynchooks.protocols import (
     Synchronous,
     parse_protocol,
 )
-from asynchooks.simulation import Simulation
 
 from .worlds import ALL, World, check_counts, fixed, make_server
 
@@ -192,7 +191,7 @@ def test_discard_stale_abandons_what_its_protocol_abandons() -> None:
 
 
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
-def test_the_limit_is_kept_and_everybody_leaves(protocol: Protocol) -> None:
+def test_the_limit_is_kept_and_all_leave(protocol: Protocol) -> None:
     world = World(make_server(protocol, 4, limit=7), fixed(1, 1, 2, 3)).run()
     assert world.server.version == 7
     assert world.ended == {0, 1, 2, 3}
@@ -251,39 +250,19 @@ INTEGER: Any = np.int64(3)
         ("ssp:3", StaleSynchronous(3)),
         ("ssp:0", StaleSynchronous(0)),
         ("kasync:6+discard:8", DiscardStale(KAsync(6), 8)),
+        ("KSync(3)", KSync(INTEGER)),
+        ("StaleSynchronous(staleness=3)", StaleSynchronous(INTEGER)),
+        ("DiscardStale(Synchronous(), bound=2)", DiscardStale(Synchronous(), 2)),
+        ("kbatch-sync:9+discard:3+discard:4",
+         DiscardStale(DiscardStale(KBatchSync(9), INTEGER), 4)),
     ],
-)
+)  # fmt: skip
 def test_a_text_names_a_protocol_and_so_does_what_that_prints_as(
     text: str, protocol: Protocol
 ) -> None:
     assert parse_protocol(text, 64) == protocol
     assert parse_protocol(repr(protocol), 64) == protocol
     assert parse_protocol(f" {protocol} ", 64) == protocol
-
-
-@pytest.mark.parametrize(
-    "protocol",
-    [
-        Asynchronous(), Synchronous(), KSync(2), KBatchSync(9), KAsync(2), KBatchAsync(9),
-        StaleSynchronous(0), StaleSynchronous(INTEGER), KSync(INTEGER),
-        DiscardStale(DiscardStale(KBatchSync(5), INTEGER), 4),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_what_a_report_says_of_its_protocol_can_be_read_again(protocol: Protocol) -> None:
-    report = Simulation(backend="turbo").cluster(4, protocol=protocol).run(updates=2)
-    assert parse_protocol(report.protocol, 4) == protocol
-
-
-@pytest.mark.parametrize(
-    ("text", "protocol"),
-    [
-        ("KSync(3)", KSync(3)),
-        ("DiscardStale(Synchronous(), bound=2)", DiscardStale(Synchronous(), 2)),
-    ],
-)
-def test_a_printed_protocol_needs_no_names(text: str, protocol: Protocol) -> None:
-    assert parse_protocol(text, 4) == protocol
 
 
 def test_what_is_no_text_is_refused() -> None:

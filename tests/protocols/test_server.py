@@ -492,7 +492,7 @@ def test_what_was_computed_on_a_version_that_is_undone_comes_to_nothing() -> Non
 
 
 @pytest.mark.parametrize("protocol", [Synchronous(), StaleSynchronous(0)], ids=repr)
-def test_who_waits_looks_again_after_a_restore(protocol: Protocol) -> None:
+def test_a_worker_that_waits_checks_again_after_a_restore(protocol: Protocol) -> None:
     server = make_server(protocol, 2)
     first = server.state_dict()
     world = World(server, fixed(1, 3), num_steps=4)

@@ -55,7 +55,7 @@ def test_synchronous_training_equals_full_batch_gradient_descent_bit_for_bit(see
     assert server.parameters.tobytes() == weights.tobytes()
 
 
-def test_an_update_does_not_depend_on_who_came_first() -> None:
+def test_an_update_does_not_depend_on_the_order_of_arrival() -> None:
     gradients = np.array([0.1, 1e8, -1e8], np.float32)
     results = set()
     for order in itertools.permutations(range(3)):

@@ -138,19 +138,21 @@ def test_the_number_of_updates_holds_for_workers_without_a_session_beside_others
     assert report.updates == 20
 
 
-def test_losses_are_recorded_with_their_times() -> None:
-    cluster = new_cluster(1, parameters=np.ones(1), compute=Constant(1.0), learning_rate=0.5)
-    cluster.run(gradient=lambda p, _: p, updates=5, loss=lambda p: p[0], loss_every=2)
-    assert cluster.report().losses == [(0.0, 0, 1.0), (2.0, 2, 0.25), (4.0, 4, 1 / 16),
-                                       (5.0, 5, 1 / 32)]  # fmt: skip
-
-
-def test_the_last_loss_is_that_of_the_end_where_a_time_ends_training(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "losses"),
+    [
+        ({"updates": 5}, [(0.0, 0, 1.0), (2.0, 2, 0.25), (4.0, 4, 1 / 16), (5.0, 5, 1 / 32)]),
+        ({"until": 3.5}, [(0.0, 0, 1.0), (2.0, 2, 0.25), (3.5, 3, 1 / 8)]),
+    ],
+)
+def test_losses_are_recorded_with_their_times(
+    backend: Any, end: dict[str, Any], losses: list[tuple[float, int, float]]
+) -> None:
     cluster = new_cluster(
         1, backend, parameters=np.ones(1), compute=Constant(1.0), learning_rate=0.5
     )
-    report = cluster.run(gradient=lambda p, _: p, until=3.5, loss=lambda p: p[0], loss_every=2)
-    assert report.losses == [(0.0, 0, 1.0), (2.0, 2, 0.25), (3.5, 3, 1 / 8)]
+    report = cluster.run(gradient=lambda p, _: p, loss=lambda p: p[0], loss_every=2, **end)
+    assert report.losses == losses
     assert cluster.report() == report, "nothing is recorded twice"
 
 

@@ -117,7 +117,7 @@ def test_a_delay_never_changes() -> None:
         Constant(1).secs = 2  # type: ignore[misc]
 
 
-def test_stragglers_are_as_frequent_and_as_slow_as_said() -> None:
+def test_stragglers_are_as_frequent_and_as_slow_as_their_parameters() -> None:
     delay = Stragglers(Constant(2.0), 0.25, 10.0)
     draws = delay.sample(rng(), NUM_DRAWS)
     assert set(draws.tolist()) == {2.0, 20.0}

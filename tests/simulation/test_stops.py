@@ -92,7 +92,7 @@ def test_workers_that_wait_for_the_slowest_end_at_once(backend: Any) -> None:
     assert program.ended_at == [5.0, 100.0]
 
 
-def test_a_stall_of_one_worker_ends_all_with_its_words() -> None:
+def test_a_stall_of_one_worker_ends_all_with_its_reason() -> None:
     cluster = new_cluster(2, compute=Constant(1.0))
     program = Program(cluster, StallHook(5.5), secs={0: 1000.0})
     cluster.run(program)
