@@ -26,9 +26,6 @@ class Clocks:
     def num_present(self) -> int:
         return len(self.values) - len(self.left)
 
-    def is_present(self, worker: int) -> bool:
-        return worker not in self.left
-
     def tick(self, worker: int) -> bool:
         """Count a finished step of a worker; returns whether this has moved the slowest."""
         clock = self.values[worker]

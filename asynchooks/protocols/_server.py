@@ -517,7 +517,7 @@ class ParameterServer(Membership):
         if self.is_over:
             why = "is closed" if self.is_closed else "has made its last update"
             raise StopTraining(f"the parameter server {why}: {self.global_step!r}")
-        if not self._clocks.is_present(worker):
+        if worker in self._clocks.left:
             raise StopTraining(f"worker {worker} has left the parameter server")
 
     def _is_obsolete(self, version: int) -> bool:

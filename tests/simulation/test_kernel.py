@@ -332,37 +332,30 @@ async def test_a_task_may_cancel_itself(simulation: Simulation, log: list[Any]) 
     assert log == ["goes on", "value"]
 
 
-def _race(backend: Any, first: str) -> list[Any]:
-    """A task is woken and cancelled at one moment; what it sees."""
-    simulation = Simulation(backend=backend)
-    log: list[Any] = []
+@pytest.mark.parametrize(
+    ("is_cancelled_first", "expected"), [(False, [7, (True, 7, 1.0)]), (True, [(True, 7, 1.0)])]
+)
+@simulated
+async def test_a_cancellation_that_comes_with_a_wake_up_loses_no_value(
+    simulation: Simulation, log: list[Any], is_cancelled_first: bool, expected: list[Any]
+) -> None:
+    slot = Slot(simulation.kernel, "a value")
 
-    async def main() -> None:
-        kernel = simulation.kernel
-        slot = Slot(kernel, "a value")
+    async def worker() -> None:
+        try:
+            log.append(await simulation.kernel.park(slot, until=100.0))
+            await simulation.sleep(1)
+            log.append("never")
+        finally:
+            log.append((slot.is_woken, slot.value, simulation.now))
 
-        async def worker() -> None:
-            try:
-                log.append(await kernel.park(slot, until=100.0))
-                await simulation.sleep(1)
-                log.append("never")
-            finally:
-                log.append((slot.is_woken, slot.value, simulation.now))
-
-        task = simulation.start(worker)
-        await simulation.sleep(1)
-        acts: dict[str, Callable[[], Any]] = {"wake": lambda: slot.wake(7), "cancel": task.cancel}
-        acts.pop(first)()
-        next(iter(acts.values()))()
-        await simulation.sleep(200)
-
-    simulation.run(main)
-    return log
-
-
-def test_a_cancellation_that_comes_with_a_wake_up_loses_no_value(backend: Any) -> None:
-    assert _race(backend, first="wake") == [7, (True, 7, 1.0)]
-    assert _race(backend, first="cancel") == [(True, 7, 1.0)]
+    task = simulation.start(worker)
+    await simulation.sleep(1)
+    acts = [lambda: slot.wake(7), task.cancel]
+    for act in acts[::-1] if is_cancelled_first else acts:
+        act()
+    await simulation.sleep(200)
+    assert log == expected
 
 
 @simulated
