@@ -20,7 +20,6 @@ from asynchooks import (
     SharedSessionCreator,
     StallError,
     StallHook,
-    StopAtStepHook,
     StopReason,
     TimeLimitHook,
 )
@@ -125,41 +124,39 @@ def test_a_worker_that_is_back_after_a_stop_for_all_ends_at_once(backend: Any) -
     assert str(program.sessions[3].stop_reason) == "TimeLimitHook: 9.5 s have passed"
 
 
-def test_one_worker_s_own_stop_leaves_the_others_training() -> None:
-    class Stops(SessionRunHook):
-        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-            run_context.request_stop("of one")
+class Stops(SessionRunHook):
+    """Stops after so many runs: its session, or all."""
 
+    def __init__(self, num_runs: int, *, all_workers: bool = False) -> None:
+        self.num_left, self.all_workers = num_runs, all_workers
+
+    async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+        self.num_left -= 1
+        if self.num_left == 0:
+            run_context.request_stop("enough", all_workers=self.all_workers)
+
+
+def test_one_worker_s_own_stop_leaves_the_others_training() -> None:
     cluster = new_cluster(2, compute=Constant(1.0))
-    program = Program(cluster, Stops())
+    program = Program(cluster, Stops(1))
     cluster.run(program, updates=10)
     assert program.num_runs == [1, 9]
     assert program.reasons == {
-        "after_run of Stops: of one",
+        "after_run of Stops: enough",
         "the limit: global_step is at 10 of 10",
     }
 
 
-def test_a_stop_by_name_ends_all_at_the_same_moment_in_each_run(backend: Any) -> None:
+def test_a_stop_of_all_comes_at_the_same_moment_in_each_run(backend: Any) -> None:
     def ends() -> tuple[list[float], list[int]]:
         cluster = new_cluster(8, backend, seed=3)
-
-        async def program(worker: Worker) -> None:
-            async with worker.session([StopAtStepHook(last_step=10**6)]) as session:
-                for number in range(10_000):
-                    await session.run("computed")
-                    num_runs[worker.index] += 1
-                    if worker.index == 3 and number == 5:
-                        session.request_stop(StopReason("worker 3", "enough"), all_workers=True)
-            ended_at[worker.index] = cluster.simulation.now
-
-        num_runs, ended_at = [0] * 8, [0.0] * 8
+        program = Program(cluster, Stops(6, all_workers=True))
         cluster.run(program)
-        return ended_at, num_runs
+        return program.ended_at, program.num_runs
 
     ended_at, num_runs = ends()
-    assert num_runs[3] == 6
-    assert min(ended_at) == ended_at[3]  # the others' steps under way count
+    assert num_runs[0] == 6
+    assert min(ended_at) == ended_at[0]  # the others' steps under way count
     assert ends() == (ended_at, num_runs)
 
 

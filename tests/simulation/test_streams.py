@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,21 @@ from asynchooks.simulation.delays._streams import DelayStream, Streams
 from .laws import check_cdf, check_moments, exponential
 
 DELAY = Exponential(1.0)
+
+
+class Drawn(Delay):
+    """Draws what a function gives."""
+
+    mean = variance = 1.0
+
+    def __init__(self, draw: Callable[[np.random.Generator, int], Draws]) -> None:
+        self.draw = draw
+
+    def sample(self, rng: np.random.Generator, size: int) -> Draws:
+        return self.draw(rng, size)
+
+    def __str__(self) -> str:
+        return "a delay of a program's own"
 
 
 def take(stream: DelayStream, num: int) -> list[float]:
@@ -54,34 +70,20 @@ def test_the_order_in_which_workers_draw_changes_no_draw(order: list[tuple[int, 
 
 
 def test_a_delay_that_leaves_half_a_word_shifts_no_other_stream() -> None:
-    class Halves(Delay):
-        mean = variance = 1.0
-
-        def sample(self, rng: np.random.Generator, size: int) -> Draws:
-            # one more half word than whole words hold
-            return rng.random(size + 1, np.float32)[:size].astype(np.float64)
-
+    # one more half word than whole words hold
+    halves = Drawn(lambda rng, size: rng.random(size + 1, np.float32)[:size].astype(np.float64))
     streams = Streams(1)
-    halves = streams.delays(0, "compute", Halves())
-    expected = take(Streams(1).delays(1, "compute", Halves()), 40)
-    take(halves, 17)
-    assert take(streams.delays(1, "compute", Halves()), 40) == expected
-    firsts = {streams.delays(i, "compute", Halves()).next() for i in range(40)}
+    expected = take(Streams(1).delays(1, "compute", halves), 40)
+    take(streams.delays(0, "compute", halves), 17)
+    assert take(streams.delays(1, "compute", halves), 40) == expected
+    firsts = {streams.delays(i, "compute", halves).next() for i in range(40)}
     assert len(firsts) > 20
 
 
 def test_draws_go_on_as_they_are_drawn_together() -> None:
-    class Rising(Delay):
-        """Its draws count themselves, and blocks."""
-
-        mean = variance = 1.0
-        num_blocks = 0
-
-        def sample(self, rng: np.random.Generator, size: int) -> Draws:
-            self.num_blocks += 1
-            return self.num_blocks * 1000.0 + np.arange(size, dtype=np.float64)
-
-    stream = Streams(1).delays(0, "compute", Rising())
+    blocks = count(1)
+    rising = Drawn(lambda _, size: next(blocks) * 1000.0 + np.arange(size, dtype=np.float64))
+    stream = Streams(1).delays(0, "compute", rising)
     sizes = [16, 32, 64, 128, 256, 256, 256]
     expected = [1000.0 * block + i for block, size in enumerate(sizes, 1) for i in range(size)]
     assert take(stream, sum(sizes)) == expected
@@ -101,13 +103,8 @@ def test_seed_worker_and_purpose_each_give_other_draws() -> None:
 
 
 def test_a_seed_stands_for_the_same_bits_for_ever() -> None:
-    class Raw(Delay):
-        mean = variance = 1.0
-
-        def sample(self, rng: np.random.Generator, size: int) -> Draws:
-            return rng.bit_generator.random_raw(size).astype(np.float64)
-
-    stream = Streams(5).delays(3, "compute", Raw())
+    raw = Drawn(lambda rng, size: rng.bit_generator.random_raw(size).astype(np.float64))
+    stream = Streams(5).delays(3, "compute", raw)
     draws = take(stream, 17)
     assert (draws[0], draws[16]) == (2.053602295367792e18, 5.927879854155673e18)
     assert int(Streams(5).generator(3, "noise").bit_generator.random_raw()) == 1806381968038484320
@@ -186,26 +183,15 @@ def test_ten_thousand_streams_are_small() -> None:
     ],
 )
 def test_draws_that_are_no_times_are_an_error(bad: list[float], match: str) -> None:
-    class Bad(Delay):
-        mean = variance = 1.0
-
-        def sample(self, rng: np.random.Generator, size: int) -> Draws:
-            return np.resize(bad, 1 if len(bad) == 1 else size)
-
-        def __str__(self) -> str:
-            return "bad"
-
-    with pytest.raises(ValueError, match=f"bad {match}") as caught:
-        Streams(1).delays(0, "compute", Bad()).next()
+    wrong = Drawn(lambda _, size: np.resize(bad, 1 if len(bad) == 1 else size))
+    with pytest.raises(ValueError, match=f"a delay of a program's own {match}") as caught:
+        Streams(1).delays(0, "compute", wrong).next()
     assert caught.value.__context__ is None
 
 
 def test_a_draw_may_be_the_longest_delay_or_none() -> None:
     for secs in (0.0, LONGEST_SECS):
         assert Streams(1).delays(0, "compute", Constant(secs)).next() == secs
-
-
-WRONG: Any = None
 
 
 def test_wrong_seeds_workers_purposes_and_delays_are_refused() -> None:
@@ -225,8 +211,8 @@ def test_wrong_seeds_workers_purposes_and_delays_are_refused() -> None:
         with pytest.raises(ValueError, match="worker is -1; give an integer"):
             make(-1, "compute")
         with pytest.raises(TypeError, match="purpose is None; give a string"):
-            make(0, WRONG)
+            make(0, None)
         with pytest.raises(ValueError, match="purpose is empty; give a name"):
             make(0, "")
     with pytest.raises(TypeError, match="delay is None; give a delay, as in delay=Exp"):
-        streams.delays(0, "compute", WRONG)
+        streams.delays(0, "compute", None)  # type: ignore[arg-type]

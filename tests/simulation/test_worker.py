@@ -14,7 +14,7 @@ from asynchooks.protocols import KSync, Snapshot
 from asynchooks.simulation import Constant, PerWorker, Phases, Queue, Simulation, Worker
 from asynchooks.simulation.cluster._network import arrival
 
-from .clusters import new_cluster, speeds, spent
+from .clusters import bare, new_cluster, speeds, spent
 from .engines import simulated
 
 
@@ -138,10 +138,7 @@ def test_training_that_is_over_ends_a_program_by_stop_training() -> None:
 
     async def program(worker: Worker) -> None:
         try:
-            while True:
-                await worker.pull()
-                await worker.compute()
-                await worker.push(np.zeros(1))
+            await bare(worker)
         except BaseException as error:
             ends.append(type(error))
             raise
