@@ -128,7 +128,8 @@ def looking(simulation: Simulation, seen: list[Any], num_looks: int) -> Callable
 
 
 @pytest.mark.parametrize("moment", ["first step", "a later step", "last step", "clean-up"])
-def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str) -> None:
+@simulated
+async def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str) -> None:
     seen: list[Any] = []
     own: list[Any] = []
 
@@ -149,64 +150,48 @@ def test_a_task_keeps_what_it_sets_to_itself(simulation: Simulation, moment: str
             set_at("clean-up")
             own.append(variable.get())
 
-    async def main() -> None:
-        look = looking(simulation, seen, 20)
-        await simulation.sleep(1.25)
-        simulation.start(look)
-        await simulation.sleep(1.0)
-        task = simulation.start(change)
-        simulation.start(look)
-        await simulation.sleep(3.1)
-        task.cancel()
-        await simulation.sleep(10.0)
-
-    simulation.run(main)
+    look = looking(simulation, seen, 20)
+    await simulation.sleep(1.25)
+    simulation.start(look)
+    await simulation.sleep(1.0)
+    task = simulation.start(change)
+    simulation.start(look)
+    await simulation.sleep(3.1)
+    task.cancel()
+    await simulation.sleep(10.0)
     assert own == ["own"]
     assert set(seen) == {None}
 
 
 @pytest.mark.parametrize(
-    "value",
-    [list, lambda: np.zeros(3), lambda: 1.0, lambda: "text"],
-    ids=["list", "array", "1", "text"],
+    "make",
+    [
+        lambda: ([], [[]]),
+        lambda: (np.zeros(3), [np.zeros(3)]),
+        lambda: (1, [1.0]),
+        lambda: ("text", ["text"]),
+        lambda: (object(), [np.zeros(3), np.ones(3)]),
+    ],
+    ids=["list", "array", "1", "text", "arrays over an object"],
 )
-def test_a_value_that_equals_the_common_one_is_a_tasks_own_all_the_same(
-    simulation: Simulation, value: Callable[[], Any]
+def test_a_value_that_may_equal_the_common_one_is_a_tasks_own_all_the_same(
+    simulation: Simulation, make: Callable[[], tuple[Any, list[Any]]]
 ) -> None:
     seen: list[Any] = []
-    own = value()
+    common, values = make()
 
     async def change() -> None:
-        await simulation.sleep(0.75)
-        variable.set(own)
-        await simulation.sleep(2.0)
-        assert variable.get() is own
+        for value in values:
+            await simulation.sleep(0.75)
+            variable.set(value)
+            await simulation.sleep(0.75)
+            assert variable.get() is value
 
     def run() -> None:
-        common = 1 if isinstance(own, float) else value()
-        variable.set(common)
-        look = looking(simulation, seen, 6)
-        run_together(simulation, look, change, look)
-        assert len(seen) == 12
-        assert all(each is common for each in seen)
-
-    copy_context().run(run)
-
-
-def test_an_array_set_over_a_plain_object_is_a_tasks_own(simulation: Simulation) -> None:
-    seen: list[Any] = []
-
-    async def change() -> None:
-        await simulation.sleep(0.75)
-        variable.set(np.zeros(3))
-        await simulation.sleep(0.75)
-        variable.set(np.ones(3))
-
-    def run() -> None:
-        common = object()
         variable.set(common)
         look = looking(simulation, seen, 6)
         run_together(simulation, look, change, look, change)
+        assert len(seen) == 12
         assert all(each is common for each in seen)
 
     copy_context().run(run)
