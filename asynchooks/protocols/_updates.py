@@ -34,12 +34,7 @@ def checked_rate(name: str, rate: object) -> float:
 
 
 class Updates:
-    """Computes new parameters from the current ones and a gradient.
-
-    Args:
-        parameters: the initial ones; their names, shapes and dtypes stay.
-        update: in place of plain SGD, p - rate * gradient.
-    """
+    """Computes new parameters from the current ones and a gradient: by `update`, or plain SGD."""
 
     __slots__ = ("_is_mapping", "_shape", "_update", "first")
 
@@ -64,12 +59,7 @@ class Updates:
         }
 
     def checked(self, what: str, given: Any) -> Any:
-        """The gradient (or parameters) as arrays that fit the parameters, not copied.
-
-        Raises:
-            ValueError: names or shapes do not fit (says which).
-            TypeError: got a mapping and expected an array, or the reverse.
-        """
+        """The gradient (or parameters) as arrays that fit the parameters, not copied."""
         if not self._is_mapping:
             if type(given) is np.ndarray and given.shape == self._shape:
                 return given
@@ -97,11 +87,7 @@ class Updates:
         return gradient.copy()
 
     def mean(self, gradients: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
-        """The mean, summed in the order given, so that equal orders give equal bits.
-
-        Args:
-            weights: one for each, with a sum above 0; None: all are equal.
-        """
+        """The (weighted) mean, summed in the order given: equal orders give equal bits."""
         if not self._is_mapping:
             return _mean(gradients, weights)
         return {name: _mean([each[name] for each in gradients], weights) for name in self.first}

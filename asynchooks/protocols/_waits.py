@@ -106,13 +106,7 @@ def _wake(slots: Iterable[Slot]) -> None:
 async def compute_unless(
     watch: Watch, fn: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
 ) -> tuple[bool, Any]:
-    """Run `fn(*args)` until it ends, or cancel it when it is abandoned.
-
-    It has ended when this returns or raises.
-
-    Returns:
-        (True, its value), or (False, None) if it was abandoned.
-    """
+    """Run `fn(*args)` to its end: (True, its value), or (False, None) if it was abandoned."""
     engine = current_engine()
     slot = Slot(engine, f"the end of {getattr(fn, '__qualname__', fn)!r}, or an update")
     call = SlotCall(engine, slot)

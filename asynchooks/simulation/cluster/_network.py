@@ -16,13 +16,6 @@ class Queue:
 
     You make it through `Simulation.queue`, and call `serve` from any task. The request of a task
     that is cancelled is served all the same: it is under way.
-
-    Args:
-        kernel: of the simulation.
-        streams: of its random numbers.
-        service: seconds that a request takes once it is its turn.
-        num_servers: requests that are served at the same time, >= 1.
-        name: names the stream of its service times.
     """
 
     __slots__ = ("_free_at", "_kernel", "_service", "num_served", "secs_busy", "secs_queued")

@@ -42,11 +42,7 @@ class Standstill:
         self._round = None
 
     def check(self, worker: Worker) -> None:
-        """Check a worker that a failure is about to hit.
-
-        Raises:
-            DeadlockError: nothing but failures happens from now on.
-        """
+        """DeadlockError if nothing but failures happens; for a worker that one is about to hit."""
         kernel, now = worker.cluster.kernel, self._round
         if now is None and not _is_left_to_failures(kernel):
             return
@@ -124,12 +120,7 @@ class _Round:
 
 
 async def watch_updates(cluster: ClusterView, max_secs: float) -> None:
-    """Wait for update after update.
-
-    Raises:
-        DeadlockError: none came for so many virtual seconds, and all tasks wait.
-        LivelockError: none came for so many, though tasks go on.
-    """
+    """DeadlockError, or LivelockError if tasks go on, after so many seconds without an update."""
     server, step, kernel = cluster.server, cluster.global_step, cluster.kernel
     while not server.is_over:
         begun, epoch, value = kernel.time, step.epoch, step.value

@@ -13,10 +13,8 @@ from pathlib import Path
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path next to `path` to write to; the file is renamed at the end of the block.
 
-    After any error the new file is removed, and the file at `path` is untouched.
-
-    Raises:
-        OSError: it cannot be written there (says why).
+    After any error the new file is removed, and the file at `path` is untouched. An OSError says
+    why it cannot be written there.
     """
     place, new = _places(path)
     try:
@@ -31,11 +29,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise what `whole_file` would raise at this path, before any work is done for it.
-
-    Raises:
-        OSError: FileNotFoundError, IsADirectoryError, PermissionError or another (says why).
-    """
+    """Raise what `whole_file` would raise at this path, before any work is done for it."""
     _, new = _places(path)
     try:
         # permissions alone do not show read-only file systems, quotas and names too long
