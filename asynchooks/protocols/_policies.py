@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from .. import _check as check
 from ._server import ParameterServer, Protocol
@@ -287,26 +289,22 @@ def _number(digits: str, where: str) -> int:
 
 
 def _printed(text: str) -> Protocol:
-    try:
-        expression = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"{text!r} is not known") from None
-    return _built(expression, text)
+    with suppress(SyntaxError, RecursionError, MemoryError):
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Call):
+            protocol: Protocol = _value(call, text)
+            return protocol
+    raise ValueError(f"{text!r} is not known")
 
 
-def _built(call: ast.expr, text: str) -> Protocol:
-    """The protocol of a call expression; its arguments may be numbers and protocols only."""
-    name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-    if not isinstance(call, ast.Call) or name not in _BY_CLASS:
-        raise ValueError(f"{text!r} is not known")
-    arguments = [_value(each, text) for each in call.args]
-    named = {each.arg or "**": _value(each.value, text) for each in call.keywords}
-    return _BY_CLASS[name](*arguments, **named)
-
-
-def _value(expression: ast.expr, text: str) -> object:
-    if isinstance(expression, ast.Call):
-        return _built(expression, text)
+def _value(expression: ast.expr, text: str) -> Any:
+    """The protocol of a call; its arguments may be numbers and protocols only."""
+    match expression:
+        case ast.Call(ast.Name(name), args, keywords) if name in _BY_CLASS:
+            named = {each.arg or "**": _value(each.value, text) for each in keywords}
+            return _BY_CLASS[name](*[_value(each, text) for each in args], **named)
+        case ast.Call():
+            raise ValueError(f"{text!r} is not known")
     try:
         return ast.literal_eval(expression)
     except ValueError:
