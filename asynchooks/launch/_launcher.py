@@ -71,8 +71,6 @@ class _Launcher:
         self._grace_secs = grace_secs
         self._prog = prog
         self._stages: list[list[Process]] = [[] for _ in cluster.stages]
-        self._num_unread = 0
-        """Processes that have not ended, or whose output was not shown yet."""
         self._cause: Cause | None = None
         self._decided_at = 0.0
         self._changed = anyio.Event()
@@ -106,7 +104,7 @@ class _Launcher:
         with anyio.move_on_after(_KILLED_SECS):
             await self._until_cleared(self._all)
         with anyio.move_on_after(_UNREAD_SECS):
-            await self._until(lambda: not self._num_unread)
+            await self._until_shown()
 
     async def _run_in_order(self, group: anyio.abc.TaskGroup) -> None:
         await self._start(group)
@@ -115,13 +113,12 @@ class _Launcher:
             await self._until(lambda: self._cause is not None or not _running(self._all))
         self._decide(FINISHED)
         await self._end_in_order()
-        await self._until(lambda: not self._num_unread)
+        await self._until_shown()
 
     async def _start(self, group: anyio.abc.TaskGroup) -> None:
         """Start all, unless one fails, or a signal comes, before the last is there."""
-        stages = list(zip(self._cluster.stages, self._stages, strict=True))
-        for tasks, processes in reversed(stages):
-            for task in tasks:
+        for stage in reversed(range(len(self._stages))):
+            for task in self._cluster.stages[stage]:
                 if self._cause is not None:
                     return
                 try:
@@ -130,8 +127,7 @@ class _Launcher:
                     error.add_note(f"{task.name} could not be started")
                     self._decide(error)
                     return
-                processes.append(process)
-                self._num_unread += 1
+                self._stages[stage].append(process)
                 group.start_soon(self._follow, process)
                 await anyio.lowlevel.checkpoint()
 
@@ -147,7 +143,6 @@ class _Launcher:
             self._guard.forget(process)
             self._change()
         process.close()
-        self._num_unread -= 1
         self._change()
 
     async def _read(self, process: Process, pipe: IO[bytes]) -> None:
@@ -228,6 +223,10 @@ class _Launcher:
 
     async def _until_cleared(self, processes: list[Process]) -> None:
         await self._until(lambda: all(each.is_cleared for each in processes))
+
+    async def _until_shown(self) -> None:
+        """Until all have ended, and what they wrote was shown."""
+        await self._until(lambda: all(each.stdout.closed for each in self._all))
 
     async def _until(self, fact: Callable[[], bool]) -> None:
         while not fact():

@@ -19,10 +19,7 @@ from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator, CoordinatorOwner
 from ...backends._function import pick
 from ...backends._raw_session import RawSession
-from ._portal import BlockingPortal, HookPortal
-
-_GRACE_SECS = 120.0
-"""Time for side tasks to stop at the end, and for on_error of hooks."""
+from ._portal import GRACE_SECS, BlockingPortal, HookPortal, end_side_tasks
 
 
 class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -58,14 +55,11 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._hooks.call_plain = _call_here
         self._portal = HookPortal(portal)
         self._coord: Coordinator | None = None
-        self._raw: _KerasSession | None = None
+        self._raw: _KerasSession
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._coord is not None:
-            lost = RuntimeError(
-                "the fit before this one failed, which Keras reports to no callback"
-            )
-            self._portal.call(self._fail, lost)
+        lost = "the fit before this one failed, which Keras reports to no callback"
+        self._fail(RuntimeError(lost))
         self._guarded(self._begin)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -94,8 +88,8 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc is not None and self._coord is not None:
-            self._portal.call(self._fail, exc)
+        if exc is not None:
+            self._fail(exc)
             self._portal.close()
 
     def _guarded(self, fn: Any, *args: Any) -> None:
@@ -105,24 +99,28 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         except StopTraining:
             raise
         except BaseException as error:
-            if self._coord is not None:
-                self._portal.call(self._fail, error)
+            self._fail(error)
             self._portal.close()
             raise
 
+    def _fail(self, error: BaseException) -> None:
+        """Call what follows an error, unless the hooks have ended."""
+        coord, self._coord = self._coord, None
+        if coord is not None:
+            self._portal.call(self._end_failed, coord, error)
+
     async def _begin(self) -> None:
         self._stop.clear()
-        self._raw = _KerasSession(self.model)
+        self._raw = _KerasSession(self.model, self._stop)
         step = GlobalStep(self._raw.read_step(), num_workers=1)
         self._raw.attach(step)
         self._step = step.bound(self._stop, step.open_worker())
         coord = self._coord = Coordinator(clean_stop_exception_types=())
-        coord.attach(_Fit(self))
+        coord.attach(self._raw)
         await self._hooks.begin(lambda: True)
         await self._hooks.after_create_session(self._raw, coord)
 
     async def _before(self) -> None:
-        assert self._raw is not None
         hooks, args = self._hooks, SessionRunArgs([])
         self._context = SessionRunContext(args, self._raw, self._step)
         self._context.called_by = hooks
@@ -142,7 +140,6 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     async def _after(self, logs: dict[str, Any]) -> None:
-        assert self._raw is not None
         self._step.publish(self._raw.read_step())
         try:
             outputs = pick(logs, self._merged.fetches)
@@ -159,7 +156,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 else:
                     await method(self._context, values_of(call, values, results))
             await self._context.finish()
-        if self._context.stop_requested or self._is_at_limit:
+        if self._context.stop_requested or self._step.is_at_limit:
             self.model.stop_training = True
 
     @contextmanager
@@ -178,7 +175,7 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         coord = self._coord
         assert coord is not None
         first = await self._hooks.end(self._raw)
-        await self._end_coord(coord)
+        await end_side_tasks(coord)
         failure = coord.error or first
         if failure is not None:
             raise failure  # then `_fail` calls what follows an error
@@ -187,47 +184,19 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if failure is not None:
             raise failure
 
-    async def _fail(self, error: BaseException) -> None:
-        coord, self._coord = self._coord, None
-        await self._hooks.on_error(self._raw, error, current_engine(), _GRACE_SECS)
-        if coord is not None:
-            await self._end_coord(coord)
+    async def _end_failed(self, coord: Coordinator, error: BaseException) -> None:
+        await self._hooks.on_error(self._raw, error, current_engine(), GRACE_SECS)
+        await end_side_tasks(coord)
         await self._hooks.after_close(error)
 
-    async def _end_coord(self, coord: Coordinator) -> None:
-        coord.detach()
-        engine = current_engine()
-        await coord.end(engine, engine.now() + _GRACE_SECS, cancel_tasks=False)
 
-    def _stop_changed(self, is_set: bool) -> None:
-        assert self._raw is not None
-        if is_set:
-            self._stop.set()
-            self.model.stop_training = True
+class _KerasSession(RawSession, CoordinatorOwner):
+    """The session for hooks: the model that Keras trains; to the coordinator, it is the session."""
 
-    @property
-    def _is_at_limit(self) -> bool:
-        return self._step.is_at_limit
-
-
-class _Fit(CoordinatorOwner):
-    """Keras's `fit`, as the coordinator of the hooks sees it."""
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: HooksCallback) -> None:
-        self._callback = callback
-
-    def stop_changed(self, is_set: bool) -> None:
-        self._callback._stop_changed(is_set)
-
-
-class _KerasSession(RawSession):
-    """The session for hooks: the model that Keras trains."""
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, stop: Stop) -> None:
         super().__init__()
         self.model = model
+        self._stop = stop
 
     def run(
         self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
@@ -246,6 +215,11 @@ class _KerasSession(RawSession):
         if self.read_step() < self.global_step.value:
             self.global_step.restart(self.read_step())
         self.global_step.publish(self.read_step())
+
+    def stop_changed(self, is_set: bool) -> None:
+        if is_set:
+            self._stop.set()
+            self.model.stop_training = True
 
 
 def _call_here(fn: Any, kind: Any, ends_at_stop: bool) -> None:

@@ -1,7 +1,4 @@
-"""Coroutine hooks for callers that block: an event loop in a thread beside them.
-
-It calls what it is given and knows nothing of sessions.
-"""
+"""Coroutine hooks for callers that block: an event loop in a thread beside them."""
 
 from __future__ import annotations
 
@@ -16,10 +13,14 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from ..._check import instance
+from ..._engine.current import current_engine
+from ..._stopping.coordinator import Coordinator
 
-__all__ = ["BlockingPortal", "HookPortal"]
+__all__ = ["GRACE_SECS", "BlockingPortal", "HookPortal", "end_side_tasks"]
 
-LOOK_SECS = 0.1
+GRACE_SECS = 120.0
+"""Time for side tasks to stop at the end, and for on_error of hooks."""
+_LOOK_SECS = 0.1
 """Between two calls of `meanwhile`."""
 _JOIN_SECS = 1.0
 
@@ -65,7 +66,7 @@ class HookPortal:
         """
         future = self.portal.start_task_soon(fn, *args)
         try:
-            while meanwhile is not None and not wait([future], timeout=LOOK_SECS).done:
+            while meanwhile is not None and not wait([future], timeout=_LOOK_SECS).done:
                 meanwhile()
             return future.result()
         finally:  # interrupted: it must not go on beside what the caller does next
@@ -87,3 +88,10 @@ async def _serve(opened: queue.SimpleQueue[BlockingPortal]) -> None:
 
 def _stop(portal: BlockingPortal) -> None:
     portal.start_task_soon(portal.stop, True)
+
+
+async def end_side_tasks(coord: Coordinator) -> None:
+    """Stop them, and wait until they have ended, for the grace period at most."""
+    coord.detach()
+    engine = current_engine()
+    await coord.end(engine, engine.now() + GRACE_SECS, cancel_tasks=False)

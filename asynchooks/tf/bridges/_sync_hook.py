@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from ..._check import instance
-from ..._engine.current import current_engine
 from ..._engine.stop import Stop
 from ..._engine.threads import is_async
 from ..._errors import StopTraining, add_note, is_input_end
@@ -24,12 +23,9 @@ from ..._stopping.coordinator import Coordinator, CoordinatorOwner
 from ...backends._raw_session import RawSession
 from ..graph._default_graph import Driven, step_name
 from ..graph._session import GraphCoordinator, GraphSession
-from ._portal import BlockingPortal, HookPortal
+from ._portal import BlockingPortal, HookPortal, end_side_tasks
 
 v1 = tf.compat.v1
-
-_GRACE_SECS = 120.0
-"""Time for side tasks to stop at the end."""
 
 
 def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> Any:
@@ -77,7 +73,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         self._graph = v1.get_default_graph()
         if self._hook.needs_global_step and v1.train.get_global_step() is None:
             raise RuntimeError(
-                f"Global step should be created to use {type(self._hook).__name__}. Create one "
+                f"Global step should be created to use {self._name()}. Create one "
                 "(tf.compat.v1.train.get_or_create_global_step()) before the session."
             )
         self._call("begin")
@@ -121,7 +117,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context.has_last_calls:
-                self._portal.call(self._drive, self._context.finish, (), meanwhile=self._poll)
+                self._await(self._context.finish)
         except StopTraining:
             if self._coord is None or not self._coord.should_stop():
                 raise
@@ -141,18 +137,21 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         method = getattr(self._hook, moment)
         try:
             if is_async(method):
-                return self._portal.call(self._drive, method, args, meanwhile=self._poll)
+                return self._await(method, *args)
             result = method(*args)
-            if isinstance(result, Awaitable):
-                return self._portal.call(self._drive, _await, (result,), meanwhile=self._poll)
+            return self._await(_awaited, result) if isinstance(result, Awaitable) else result
         except Exception as error:
-            add_note(error, f"in {moment} of {type(self._hook).__name__}")
+            add_note(error, f"in {moment} of {self._name()}")
             raise
-        return result
 
-    async def _drive(self, method: Any, args: tuple[Any, ...]) -> Any:
-        begin_graph.set(self._graph)
-        return await Driven(method(*args), self._graph, self._name)
+    def _await(self, fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        """Have a coroutine run in the event loop, in the graph, and block until it has ended."""
+
+        async def run() -> Any:
+            begin_graph.set(self._graph)
+            return await Driven(fn(*args), self._graph, self._name)
+
+        return self._portal.call(run, meanwhile=self._poll)
 
     def _poll(self) -> None:
         """Update step and stop while the hook waits."""
@@ -170,8 +169,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def _pass_on_stop(self, run_context: Any) -> None:
         # TensorFlow's session has no limit
-        is_at_limit = self._step.is_at_limit
-        if self._context.stop_requested or is_at_limit:
+        if self._context.stop_requested or self._step.is_at_limit:
             run_context.request_stop()
 
     def in_session_context(
@@ -190,13 +188,8 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         coord, self._coord = self._coord, None
         if coord is None:
             return
-        coord.detach()
-        self._portal.call(self._end_coord, coord)
+        self._portal.call(end_side_tasks, coord)
         coord.raise_requested_exception()
-
-    async def _end_coord(self, coord: Coordinator) -> None:
-        engine = current_engine()
-        await coord.end(engine, engine.now() + _GRACE_SECS, cancel_tasks=False)
 
     def _name(self) -> str:
         return type(self._hook).__name__
@@ -211,5 +204,5 @@ def _take_up_step(raw: RawSession) -> None:
         raw.global_step.publish(found)
 
 
-async def _await(awaitable: Awaitable[Any]) -> Any:
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

@@ -40,16 +40,17 @@ def graph_format(
     background: bool,
 ) -> CheckpointFormat:
     """The format that a `CheckpointSaverHook` with these arguments saves in."""
-    if background:
-        checkpoints = CheckpointDirectory(directory, basename, retention)
-        return CopiedGraphFormat(checkpoints, directory, saver, scaffold, save_graph_def)
-    if retention is not None:
-        raise ValueError(
-            f"got {retention!r} for checkpoints that TensorFlow's saver writes and deletes; give "
-            "it to the saver (max_to_keep, keep_checkpoint_every_n_hours), or give "
-            "background=True"
-        )
-    return GraphFormat(directory, basename, saver, scaffold, save_graph_def)
+    kind: type[_GraphFiles] = CopiedGraphFormat
+    if not background:
+        kind = GraphFormat
+        if retention is not None:
+            raise ValueError(
+                f"got {retention!r} for checkpoints that TensorFlow's saver writes and deletes; "
+                "give it to the saver (max_to_keep, keep_checkpoint_every_n_hours), or give "
+                "background=True"
+            )
+    checkpoints = CheckpointDirectory(directory, basename, retention) if background else None
+    return kind(checkpoints, directory, basename, saver, scaffold, save_graph_def)
 
 
 class _GraphFiles(CheckpointFormat):
@@ -59,13 +60,14 @@ class _GraphFiles(CheckpointFormat):
         self,
         checkpoints: CheckpointDirectory | None,
         directory: str,
+        basename: str,
         saver: Any,
         scaffold: Any,
         save_graph_def: bool,
     ) -> None:
         super().__init__(checkpoints)
         self._graph = begin_graph.get()
-        self._path = directory
+        self._path, self._prefix = directory, os.path.join(directory, basename)
         self._saver = saver
         self._scaffold = scaffold
         self._save_graph_def = save_graph_def
@@ -95,6 +97,24 @@ class _GraphFiles(CheckpointFormat):
         saver_def = None if saver is None else saver.saver_def
         meta_graph = v1.train.export_meta_graph(graph_def=graph_def, saver_def=saver_def)
         self._writer.add_meta_graph(meta_graph)
+
+    def restore(self, raw: RawSession) -> Restored | None:
+        """What was saved, in either format, with the model that the creator has restored."""
+        prefix: str | None = getattr(raw.exposed, "asynchooks_restored", None)
+        if prefix is None:
+            return None
+        if is_durable(prefix):
+            place, name = os.path.split(prefix)
+            directory = CheckpointDirectory(os.path.dirname(place), name.rpartition("-")[0])
+            for each in directory.checkpoints():
+                if each.prefix == os.path.abspath(prefix):
+                    return restored_from(directory, each, is_model=False)
+            return None
+        path = f"{prefix}.{HOOKS}"
+        if not tf.io.gfile.exists(path):
+            return None
+        facts = Facts(raw.read_step() or 0, 0.0, _read_hooks(path), None)
+        return Restored(path, facts, is_model=False)
 
     def load(self, session: Any, checkpoint: Checkpoint) -> None:
         self._find_saver().restore(session, checkpoint.prefix)
@@ -151,19 +171,8 @@ class GraphFormat(_GraphFiles):
     in its cache: the next session continues the same event file, as there.
     """
 
-    def __init__(
-        self, directory: str, basename: str, saver: Any, scaffold: Any, save_graph_def: bool
-    ) -> None:
-        super().__init__(None, directory, saver, scaffold, save_graph_def)
-        self._prefix = os.path.join(directory, basename)
-
-    def restore(self, raw: RawSession) -> Restored | None:
-        return saved_beside(raw)
-
     def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
-        if (
-            facts.hooks is not None
-        ):  # first: without them a restored model would continue with other items
+        if facts.hooks is not None:  # first: else a restored model would read other items
             self._write_hooks(facts.step, facts.hooks)
         self._find_saver().save(
             session, self._prefix, global_step=facts.step, write_meta_graph=self._save_graph_def
@@ -181,7 +190,7 @@ class GraphFormat(_GraphFiles):
                     tf.io.gfile.remove(other)  # its checkpoint is gone
 
     def _write_hooks(self, step: int, hooks: bytes) -> None:
-        path = self._hooks_path(step)
+        path = f"{self._prefix}-{step}.{HOOKS}"
         if len(hooks) > _MAX_HOOKS_BYTES:
             raise CheckpointError(
                 f"{path!r} is not written: the state of the hooks has {len(hooks):,} bytes, and "
@@ -191,9 +200,6 @@ class GraphFormat(_GraphFiles):
             file.write(hooks)
         tf.io.gfile.rename(f"{path}.new", path, overwrite=True)
 
-    def _hooks_path(self, step: int) -> str:
-        return f"{self._prefix}-{step}.{HOOKS}"
-
 
 class CopiedGraphFormat(_GraphFiles):
     """A copy of the variables, in TensorFlow's format, in a durable directory.
@@ -201,18 +207,9 @@ class CopiedGraphFormat(_GraphFiles):
     The file `checkpoint` names the newest, so that TensorFlow's own tools find it.
     """
 
-    def __init__(
-        self,
-        checkpoints: CheckpointDirectory,
-        directory: str,
-        saver: Any,
-        scaffold: Any,
-        save_graph_def: bool,
-    ) -> None:
-        super().__init__(checkpoints, directory, saver, scaffold, save_graph_def)
-        self._checkpoints = checkpoints
-        self._meta: tuple[int, bytes] = (-1, b"")  # by the graph's version
-        self._copier: VariablesCopier | None = None
+    _meta: tuple[int, bytes] = (-1, b"")
+    """The graph's version, and its MetaGraphDef."""
+    _copier: VariablesCopier | None = None
 
     def close(self) -> None:
         self._close_copier()
@@ -225,9 +222,6 @@ class CopiedGraphFormat(_GraphFiles):
         copier, self._copier = self._copier, None
         if copier is not None:
             copier.close()
-
-    def restore(self, raw: RawSession) -> Restored | None:
-        return saved_beside(raw)
 
     def take(self, session: Any, facts: Facts) -> Callable[[], None] | None:
         saver = self._find_saver()
@@ -252,7 +246,8 @@ class CopiedGraphFormat(_GraphFiles):
 
     def _name_newest(self) -> None:
         """In the file `checkpoint`, for TensorFlow's tools."""
-        every = [each.prefix for each in self._checkpoints.checkpoints()]
+        assert self._directory is not None
+        every = [each.prefix for each in self._directory.checkpoints()]
         if every:
             v1.train.update_checkpoint_state(
                 self._path, every[-1], all_model_checkpoint_paths=every
@@ -269,23 +264,6 @@ class CopiedGraphFormat(_GraphFiles):
         newest = super().reject(from_step, why)
         self._name_newest()
         return newest
-
-
-def saved_beside(raw: RawSession) -> Restored | None:
-    """The state saved with the model that the session's creator has restored, in either format."""
-    prefix: str | None = getattr(raw.exposed, "asynchooks_restored", None)
-    if prefix is None:
-        return None
-    if is_durable(prefix):
-        place, name = os.path.split(prefix)
-        directory = CheckpointDirectory(os.path.dirname(place), name.rpartition("-")[0])
-        found = [each for each in directory.checkpoints() if each.prefix == os.path.abspath(prefix)]
-        return restored_from(directory, found[0], is_model=False) if found else None
-    path = f"{prefix}.{HOOKS}"
-    if not tf.io.gfile.exists(path):
-        return None
-    facts = Facts(raw.read_step() or 0, 0.0, _read_hooks(path), None)
-    return Restored(path, facts, is_model=False)
 
 
 def _read_hooks(path: str) -> bytes:

@@ -1,7 +1,6 @@
 """TensorFlowSaver: what a `tf.train.Checkpoint` tracks as files of a checkpoint, and back.
 
-It numbers nothing and writes no file named "checkpoint". Graphs of TensorFlow 1 are saved by
-CheckpointSaverHook.
+It neither numbers files nor saves graphs of TensorFlow 1: CheckpointSaverHook does.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ _DAMAGE = (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRang
 """What TensorFlow raises for files that are missing, damaged or cut off."""
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """Under which name a checkpoint holds which object has which variables."""
-
 _MAX_LISTED = 20
 """How many variables that do not fit are listed in an error."""
+_SAVED = "saved"
+"""What the names of files begin with before they are copied."""
 
 
 class TensorFlowSaver:
@@ -123,10 +123,6 @@ class TensorFlowSaver:
         except tf.errors.InvalidArgumentError:  # TensorFlow has no such copy of int4, say
             return _written_at_once(self._checkpoint)
         return lambda path: _write(copies, path)
-
-
-_SAVED = "saved"
-"""What the names of files begin with before they are copied."""
 
 
 def _written_at_once(checkpoint: Any) -> Callable[[str], None]:
