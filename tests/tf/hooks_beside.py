@@ -75,11 +75,11 @@ class Program(NamedTuple):
     scaffold: Mapping[str, Callable[[], Any]] = {}
 
 
-def _set_up(program: Program, train: Any, directory: Path) -> tuple[Setup, list[Any]]:
+def _set_up(program: Program, library: Any, train: Any, directory: Path) -> tuple[Setup, list[Any]]:
     directory.mkdir()
     model = model_of_one_seed()
     with model.graph.as_default():
-        scaffold = train.Scaffold(**{name: make() for name, make in program.scaffold.items()})
+        scaffold = library.Scaffold(**{name: make() for name, make in program.scaffold.items()})
         setup = Setup(train, model, str(directory), scaffold, [])
         return setup, program.hooks(setup)
 
@@ -92,7 +92,7 @@ def _fetches(program: Program, model: Model) -> dict[str, Any]:
 def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
     outcome: list[Any] = []
     with caplog.at_level(logging.INFO, "tensorflow"):
-        setup, hooks = _set_up(program, v1.train, directory)
+        setup, hooks = _set_up(program, v1.train, v1.train, directory)
     with caplog.at_level(logging.INFO, "tensorflow"), setup.model.graph.as_default():
         for _ in range(program.num_sessions):
             creator = v1.train.ChiefSessionCreator(setup.scaffold, checkpoint_dir=setup.directory)
@@ -107,19 +107,21 @@ def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture)
     return _read_back(setup, hooks, outcome, caplog)
 
 
-async def _ours(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
+async def _ours(
+    program: Program, directory: Path, caplog: pytest.LogCaptureFixture, train: Any, **options: Any
+) -> Left:
     outcome: list[Any] = []
     with (
         caplog.at_level(logging.INFO, "tensorflow"),
         caplog.at_level(logging.INFO, "asynchooks"),
     ):
-        setup, hooks = _set_up(program, asynchooks, directory)
+        setup, hooks = _set_up(program, asynchooks, train, directory)
         for _ in range(program.num_sessions):
             with setup.model.graph.as_default():
                 creator = asynchooks.ChiefSessionCreator(
                     setup.scaffold, checkpoint_dir=setup.directory
                 )
-                session = asynchooks.MonitoredSession(hooks, creator)
+                session = asynchooks.MonitoredSession(hooks, creator, **options)
             try:
                 async with session:
                     for _ in range(program.num_runs):
@@ -145,11 +147,15 @@ def _read_back(
 
 
 async def beside(
-    program: Program, directory: Path, caplog: pytest.LogCaptureFixture
+    program: Program,
+    directory: Path,
+    caplog: pytest.LogCaptureFixture,
+    train: Any = asynchooks,
+    **options: Any,
 ) -> tuple[str, str]:
-    """(what TensorFlow's leaves, how ours differs from it)."""
+    """(what TensorFlow's session leaves, how ours, with these options and hooks, differs)."""
     its = _theirs(program, directory / "theirs", caplog)
-    mine = await _ours(program, directory / "ours", caplog)
+    mine = await _ours(program, directory / "ours", caplog, train, **options)
     return str(its._asdict()), "\n".join(differences(mine, its))
 
 

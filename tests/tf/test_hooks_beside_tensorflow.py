@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import asynchooks
 from asynchooks import CheckpointSaverHook, ProfilerHook, SummarySaverHook
 
 from .hooks_beside import Program, Setup, beside, checkpoints, feeding, with_loss
-from .models import counting_model, monitored
+from .models import aborted, counting_model, monitored, raising
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -474,6 +476,31 @@ ALL = {
 }
 
 
+TENSORFLOWS = {
+    "all": ALL["all"],
+    "all, twice": ALL["all"]._replace(num_sessions=2),
+    "checkpoints": SAVES["by seconds"],
+    "checkpoints go on": SAVES["the same hook in three sessions"],
+    "saver missing": SAVES["the default saver, found"],
+    "summaries": SUMMARIES["by seconds"],
+    "the scaffold's summaries": SUMMARIES["the scaffold's"],
+    "feeds": FEEDS["feeds"],
+    "two feed the same": FEEDS["twice the same"],
+    "input ends": FEEDS["an end of input"],
+    "final ops of an ended input": FINAL["an end of input"],
+    "final ops, fed": FINAL["fed"],
+    "waits for what is there": STEPS["a waiter for a step that is there"],
+    "logs at the end": LOGGING["at the end alone"],
+    "logs in two sessions": LOGGING["the same hook in two sessions"],
+    "logs a tensor of another graph": LOGGING["a tensor of another graph"],
+    "nan fails": NAN["nan fails"],
+    "nan stops": NAN["nan stops"],
+    "traces": PROFILERS["by seconds"],
+    "counts": COUNTERS["by seconds"],
+    "stops after steps": STEPS["num_steps"],
+}
+"""TensorFlow's own hooks, under its session and under ours."""
+
 TABLES = {
     "logging": LOGGING,
     "nan": NAN,
@@ -486,6 +513,7 @@ TABLES = {
     "saves": SAVES,
     "listeners": LISTENERS,
     "all": ALL,
+    "tensorflow": TENSORFLOWS,
 }
 
 
@@ -496,6 +524,41 @@ TABLES = {
 async def test_what_is_left_is_tensorflows(
     table: str, program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    its, difference = await beside(TABLES[table][program], tmp_path, caplog)
+    hooks = v1.train if table == "tensorflow" else asynchooks
+    its, difference = await beside(TABLES[table][program], tmp_path, caplog, hooks)
     assert TABLES[table][program].shows in its
     assert difference == ""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+async def test_tensorflows_hooks_leave_the_same_wherever_steps_run(
+    step_runner: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, difference = await beside(ALL["all"], tmp_path, caplog, v1.train, step_runner=step_runner)
+    assert difference == ""
+
+
+class Losing(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+    """Loses the session at one of its moments, once."""
+
+    def __init__(self, moment: str, call: int) -> None:
+        setattr(self, moment, raising(*[None] * (call - 1), aborted()))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("moment", "call"), [("after_create_session", 1), ("before_run", 8), ("after_run", 7)]
+)
+async def test_through_a_recovery_tensorflows_hooks_leave_what_they_leave_under_its_session(
+    moment: str, call: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = Program(
+        lambda s: [*all_hooks(s), Losing(moment, call)], "Saving checkpoints for 11", num_runs=20
+    )
+    its, difference = await beside(program, tmp_path, caplog, v1.train)
+    assert program.shows in its
+    changed = [line for line in difference.splitlines()[2:] if line[0] in "+-"]
+    said = "".join(line.strip("+ ',") for line in changed)
+    assert re.fullmatch(r"WARNING The session was lost \(AbortedError: .*\); recreating it.*", said)
+    assert all(line.startswith("+") for line in changed), "nothing is missing"

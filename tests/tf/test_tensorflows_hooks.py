@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 import asynchooks
@@ -23,158 +19,12 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, settle
-from .hooks_beside import Program, Setup, beside, model_of_one_seed
-from .leftovers import differences, read_back
-from .models import ChiefSessionCreator, Model, aborted, counting_model, monitored
+from .models import ChiefSessionCreator, Model, counting_model, monitored
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
-
-
-def saver(s: Setup, **options: Any) -> Any:
-    return v1.train.CheckpointSaverHook(s.directory, scaffold=s.scaffold, **options)
-
-
-def summaries(s: Setup, **options: Any) -> Any:
-    return v1.train.SummarySaverHook(output_dir=s.directory, scaffold=s.scaffold, **options)
-
-
-def feeder(s: Setup, *rates: float) -> Any:
-    rest = iter(rates)
-    return v1.train.FeedFnHook(lambda: {s.model.rate: next(rest, 1.0)})
-
-
-def all_ten(s: Setup) -> list[Any]:
-    return [
-        v1.train.GlobalStepWaiterHook(0),
-        saver(s, save_steps=5),
-        summaries(s, save_steps=4),
-        v1.train.LoggingTensorHook({"loss": "loss"}, every_n_iter=3, at_end=True),
-        v1.train.NanTensorHook(s.model.loss),
-        v1.train.FinalOpsHook([s.model.loss, "x:0"]),
-        v1.train.ProfilerHook(save_steps=6, output_dir=s.directory),
-        v1.train.StepCounterHook(5, output_dir=s.directory),
-        feeder(s, 2.0, 0.5),
-        v1.train.StopAtStepHook(last_step=12),
-    ]
-
-
-def no_more_rates() -> None:
-    raise tf.errors.OutOfRangeError(None, None, "no more rates")
-
-
-def foreign_tensor() -> Any:
-    with tf.Graph().as_default():
-        return tf.constant(1.0)
-
-
-PROGRAMS = {
-    "all ten": Program(all_ten, "Saving checkpoints for 12"),
-    "all ten, twice": Program(all_ten, "Saving checkpoints for 12", num_sessions=2),
-    "checkpoints, secs": Program(lambda s: [saver(s, save_secs=0)], "Saving checkpoints for 13"),
-    "checkpoints go on": Program(
-        lambda s: [saver(s, save_steps=10)], "Saving checkpoints for 26", num_sessions=2
-    ),
-    "saver missing": Program(
-        lambda s: [v1.train.CheckpointSaverHook(s.directory, save_steps=1)], "'read': 12"
-    ),
-    "summaries, secs": Program(lambda s: [summaries(s, save_secs=0)], "(13, 'summary'"),
-    "a feed": Program(lambda s: [feeder(s, 2.0, 3.0)], "'read': 12"),
-    "two feed the same": Program(lambda s: [feeder(s), feeder(s)], "RuntimeError"),
-    "input ends": Program(lambda s: [v1.train.FeedFnHook(no_more_rates)], "[]"),
-    "final ops of an ended input": Program(
-        lambda s: [v1.train.FinalOpsHook(ended_input())], "OutOfRangeError"
-    ),
-    "final ops, fed": Program(
-        lambda s: [v1.train.FinalOpsHook(s.model.loss, {s.model.rate: 9.0})], "final float32: "
-    ),
-    "waits for what is there": Program(
-        lambda s: [v1.train.GlobalStepWaiterHook(3)],
-        "INFO Waiting for global step 3",
-        scaffold={"init_fn": lambda: begin_at_step_3},
-    ),
-    "logs at the end": Program(
-        lambda s: [v1.train.LoggingTensorHook(["x"], at_end=True)], "INFO x = "
-    ),
-    "logs in two sessions": Program(
-        lambda s: [v1.train.LoggingTensorHook(["x"], every_n_iter=5)], "INFO x = ", num_sessions=2
-    ),
-    "nan fails": Program(
-        lambda s: [v1.train.NanTensorHook(s.model.loss), feeder(s, 1.0, np.nan)],
-        "NanLossDuringTrainingError",
-    ),
-    "nan stops": Program(
-        lambda s: [
-            v1.train.NanTensorHook("loss:0", fail_on_nan_loss=False),
-            feeder(s, 1.0, np.nan),
-        ],
-        "WARNING Model diverged",
-    ),
-    "traces, secs": Program(
-        lambda s: [v1.train.ProfilerHook(save_secs=0, output_dir=s.directory)],
-        "timeline-3.json",
-        num_runs=3,
-    ),
-    "counts, secs": Program(
-        lambda s: [v1.train.StepCounterHook(None, 0, output_dir=s.directory)], "(13, 'summary'"
-    ),
-    "stops after steps": Program(lambda s: [v1.train.StopAtStepHook(num_steps=3)], "'read': 2"),
-    "of another graph": Program(
-        lambda s: [v1.train.LoggingTensorHook([foreign_tensor()], every_n_iter=1)], "ValueError"
-    ),
-}
-
-
-def ended_input() -> Any:
-    dataset = v1.data.Dataset.from_tensors(1.0).take(0)
-    return v1.data.make_one_shot_iterator(dataset).get_next()
-
-
-def begin_at_step_3(scaffold: Any, session: Any) -> None:
-    v1.train.get_global_step().load(3, session)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("program", PROGRAMS)
-async def test_tensorflows_hooks_leave_under_our_session_what_they_leave_under_its(
-    program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    its, difference = await beside(PROGRAMS[program], tmp_path, caplog)
-    assert PROGRAMS[program].shows in its
-    assert difference == ""
-
-
-def set_up_ten(directory: Path) -> tuple[Any, Any, list[Any]]:
-    directory.mkdir()
-    model = model_of_one_seed()
-    with model.graph.as_default():
-        scaffold = v1.train.Scaffold()
-        return model, scaffold, all_ten(Setup(v1.train, model, str(directory), scaffold, []))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_all_ten_leave_the_same_wherever_steps_run(
-    step_runner: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "tensorflow")
-    model, scaffold, hooks = set_up_ten(tmp_path / "theirs")
-    with model.graph.as_default():
-        with v1.train.MonitoredSession(v1.train.ChiefSessionCreator(scaffold), hooks) as its:
-            while not its.should_stop():
-                its.run(model.train_op)
-    values = [repr(hooks[5].final_ops_values)]
-    under_its = read_back(tmp_path / "theirs", values, [], caplog)
-    model, scaffold, hooks = set_up_ten(tmp_path / "ours")
-    creator = ChiefSessionCreator(scaffold)
-    async with monitored(model.graph, hooks, creator, step_runner=step_runner) as session:
-        while not session.should_stop():
-            await session.run(model.train_op)
-    values = [repr(hooks[5].final_ops_values)]
-    under_ours = read_back(tmp_path / "ours", values, [], caplog)
-    assert "model.ckpt-12.index" in under_its.files
-    assert "\n".join(differences(under_ours, under_its)) == ""
+each_runner = pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
 
 
 async def test_a_polling_waiter_does_not_hold_the_other_workers_of_its_event_loop() -> None:
@@ -201,19 +51,15 @@ async def test_a_polling_waiter_does_not_hold_the_other_workers_of_its_event_loo
     assert log[5:] == [("late", step) for step in (6, 7, 8)]
 
 
-def feeds_that_end(model_feed: Any) -> Callable[[], Any]:
-    rest = iter([1.0, 2.0])
-    return lambda: {model_feed: next(rest)}
-
-
-@pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
+@each_runner
 async def test_a_feed_fn_that_ends_by_stop_iteration_ends_training_cleanly(
     step_runner: Any,
 ) -> None:
     model, other = counting_model(), RecordingHook("b")
     with model.graph.as_default():
         x = v1.placeholder(tf.float32, [])
-    hooks = [v1.train.FeedFnHook(feeds_that_end(x)), other]
+    rest = iter([1.0, 2.0])
+    hooks = [v1.train.FeedFnHook(lambda: {x: next(rest)}), other]
     results = []
     async with monitored(model.graph, hooks, step_runner=step_runner) as session:
         while True:
@@ -222,7 +68,7 @@ async def test_a_feed_fn_that_ends_by_stop_iteration_ends_training_cleanly(
     assert other.log[-1] == ("b", "end")
 
 
-@pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
+@each_runner
 async def test_nan_and_feed_hooks_work_on_a_step_function(step_runner: Any) -> None:
     def step(rate: float) -> dict[str, float]:
         return {"loss": rate * 2}
@@ -250,14 +96,14 @@ class Noting(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
     def __init__(self, name: str = "a", log: list[tuple[str, str]] | None = None) -> None:
         self.name, self.log = name, [] if log is None else log
-        self.graphs: list[tuple[str, Any]] = []
-        self.threads: list[tuple[str, int]] = []
+        self.graphs: list[Any] = []
+        self.threads: list[int] = []
         self.coords: list[Any] = []
 
     def note(self, moment: str) -> None:
         self.log.append((self.name, moment))
-        self.graphs.append((moment, v1.get_default_graph()))
-        self.threads.append((moment, threading.get_ident()))
+        self.graphs.append(v1.get_default_graph())
+        self.threads.append(get_ident())
 
     def begin(self) -> None:
         self.note("begin")
@@ -278,11 +124,9 @@ class Noting(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
 
 MOMENTS = ["begin", "after_create_session", "before_run", "after_run", "end"]
 
-RUNNERS = ["auto", "inline", "thread"]
 
-
-@pytest.mark.parametrize("step_runner", RUNNERS)
-async def test_both_kinds_keep_the_order_of_the_list_at_every_moment(step_runner: Any) -> None:
+@each_runner
+async def test_both_kinds_keep_the_order_of_the_list_in_the_graph(step_runner: Any) -> None:
     model = counting_model()
     log: list[tuple[str, str]] = []
     kinds: list[Any] = [Noting, RecordingHook, Noting, Noting, RecordingHook, Noting]
@@ -290,19 +134,12 @@ async def test_both_kinds_keep_the_order_of_the_list_at_every_moment(step_runner
     async with monitored(model.graph, hooks, step_runner=step_runner) as session:
         for _ in range(3):
             await session.run(model.train_op)
-    runs = ["before_run", "after_run"] * 3
-    moments = ["begin", "after_create_session", *runs, "end"]
+    moments = [*MOMENTS[:2], *MOMENTS[2:4] * 3, MOMENTS[4]]
     assert log == [(name, moment) for moment in moments for name in "abcdef"]
-
-
-@pytest.mark.parametrize("step_runner", RUNNERS)
-async def test_the_graph_is_the_default_one_in_every_method(step_runner: Any) -> None:
-    model, hook = counting_model(), Noting()
-    async with monitored(model.graph, [hook], step_runner=step_runner) as session:
-        await session.run(model.train_op)
-    assert hook.graphs == [(moment, model.graph) for moment in MOMENTS]
-    here = [moment for moment, thread in hook.threads if thread == threading.get_ident()]
-    assert here == (MOMENTS if step_runner == "inline" else ["begin"])
+    first = hooks[0]
+    assert first.graphs == [model.graph] * len(moments)
+    here = [m for m, thread in zip(moments, first.threads, strict=True) if thread == get_ident()]
+    assert here == (moments if step_runner == "inline" else ["begin"])
 
 
 async def test_after_create_session_gets_an_instance_of_tensorflows_coordinator() -> None:
@@ -314,7 +151,7 @@ async def test_after_create_session_gets_an_instance_of_tensorflows_coordinator(
         assert session.should_stop()
 
 
-async def test_a_looper_thread_ends_with_the_session() -> None:
+async def test_a_looper_thread_ends_with_the_session_and_its_error_leaves_it() -> None:
     model, hook = counting_model(), Noting()
     looped = threading.Event()
     async with monitored(model.graph, [hook]):
@@ -324,17 +161,13 @@ async def test_a_looper_thread_ends_with_the_session() -> None:
         assert looper.is_alive()
     assert not looper.is_alive()
 
-
-async def test_an_error_of_a_looper_thread_leaves_the_session() -> None:
-    model, hook = counting_model(), Noting()
-
     def fail() -> None:
         raise ZeroDivisionError("in the loop")
 
     with pytest.raises(ZeroDivisionError, match="in the loop"):
         async with monitored(model.graph, [hook]) as session:
-            v1.train.LooperThread(hook.coords[0], 0.0, target=fail).start()
-            assert hook.coords[0].wait_for_stop(60)
+            v1.train.LooperThread(hook.coords[1], 0.0, target=fail).start()
+            assert hook.coords[1].wait_for_stop(60)
             assert session.should_stop()
 
 
@@ -362,7 +195,7 @@ class Asking(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self.seen.append(run_context.stop_requested)
 
 
-@pytest.mark.parametrize("step_runner", RUNNERS)
+@each_runner
 async def test_a_users_hook_sees_what_it_sees_under_tensorflows_session(step_runner: Any) -> None:
     seen: list[Any] = []
     for kind in ("theirs", "ours"):
@@ -417,45 +250,6 @@ async def test_a_method_that_a_hook_leaves_alone_is_not_called(
         await session.run(model.train_op)
     assert called == []
     assert [each for _, each in hook.log] == [each for each in MOMENTS if each != moment]
-
-
-class Losing(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    """Loses the session at one of its moments, once."""
-
-    def __init__(self, moment: str, call: int) -> None:
-        self.calls = {moment: [None] * (call - 1) + [aborted()]}
-
-    def play(self, moment: str) -> None:
-        errors = self.calls.get(moment)
-        if errors and (error := errors.pop(0)) is not None:
-            raise error
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self.play("after_create_session")
-
-    def before_run(self, run_context: Any) -> None:
-        self.play("before_run")
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self.play("after_run")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("moment", "call"), [("after_create_session", 1), ("before_run", 8), ("after_run", 7)]
-)
-async def test_through_a_recovery_tensorflows_hooks_leave_what_they_leave_under_its_session(
-    moment: str, call: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    program = Program(
-        lambda s: [*all_ten(s), Losing(moment, call)], "Saving checkpoints for 12", num_runs=20
-    )
-    its, difference = await beside(program, tmp_path, caplog)
-    assert program.shows in its
-    changed = [line for line in difference.splitlines()[2:] if line[0] in "+-"]
-    said = "".join(line.strip("+ ',") for line in changed)
-    assert re.fullmatch(r"WARNING The session was lost \(AbortedError: .*\); recreating it.*", said)
-    assert all(line.startswith("+") for line in changed), "nothing is missing"
 
 
 def test_tensorflow_s_threads_accept_a_coordinator_of_ours_outside_of_a_session() -> None:
