@@ -1,38 +1,50 @@
-"""CheckpointSaverHook: checkpoints of one step, listeners, failed saves, event writers."""
+"""CheckpointSaverHook on graphs: written at once or in the background, listeners, event writers."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import subprocess
+import sys
+import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import numpy as np
 import pytest
 
 import asynchooks
 from asynchooks import (
     CheckpointSaverListener,
+    DamagedCheckpointError,
     FunctionSessionCreator,
     MonitoredSession,
+    Retention,
+    SessionRunArgs,
+    SessionRunHook,
     SharedSessionCreator,
     StepCounterHook,
-    StopAtStepHook,
+    WhenBusy,
 )
+from asynchooks.checkpoints import CheckpointDirectory
 
+from ..checkpoints.stores import REPOSITORY
 from .models import (
     NUM_VARIABLES,
     ChiefSessionCreator,
+    Model,
     Moments,
     counting_model,
     model_of_equal_variables,
     monitored,
     saver_of,
 )
-from .test_background_checkpoints import background_hook, train
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -41,40 +53,66 @@ CHECKPOINT = v1.SessionLog.CHECKPOINT
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
+def background_hook(path: Path, **options: Any) -> Any:
+    options = {"save_steps": 1, "background": True, **options}
+    return CheckpointSaverHook(path, **options)
+
+
+def prefixes(path: Path) -> dict[int, str]:
+    """Of checkpoints that were written in the background, by step."""
+    return {each.step: each.prefix for each in CheckpointDirectory(path).checkpoints()}
+
+
 def saved_steps(directory: Path) -> list[int]:
+    """Of checkpoints that TensorFlow's saver wrote."""
     return sorted(int(path.stem.rpartition("-")[2]) for path in directory.glob("*.index"))
 
 
-async def test_a_checkpoint_holds_one_step_while_workers_run_in_threads(tmp_path: Path) -> None:
+async def train(model: Model, hooks: list[Any], num_runs: int, **options: Any) -> None:
+    creator = ChiefSessionCreator(**options)
+    async with monitored(model.graph, hooks, creator) as session:
+        for _ in range(num_runs):
+            await session.run(model.train_op)
+
+
+@pytest.mark.parametrize("when_busy", [None, WhenBusy.WAIT, WhenBusy.SUPERSEDE])
+async def test_each_holds_one_step_while_workers_run_in_threads(
+    when_busy: Any, tmp_path: Path
+) -> None:
+    """None: TensorFlow's saver writes at once."""
     model = model_of_equal_variables()
-    saver = saver_of(model)
+    options: dict[str, Any] = {"saver": saver_of(model)}
+    if when_busy is None:
+        hook = CheckpointSaverHook(tmp_path, save_steps=1, **options)
+    else:
+        keep_all = Retention(max_to_keep=None)
+        hook = background_hook(tmp_path, when_busy=when_busy, retention=keep_all, **options)
     shared = SharedSessionCreator(ChiefSessionCreator(), num_workers=4)
-    saves: list[int] = []
+    is_over = anyio.Event()
 
-    class Noting(asynchooks.CheckpointSaverListener):
-        async def after_save(self, session: Any, global_step_value: int) -> None:
-            saves.append(global_step_value)
+    async def work_beside() -> None:
+        async with monitored(model.graph, [], shared, step_runner="thread") as session:
+            while not is_over.is_set():
+                await session.run(model.train_op)
 
-    async def work(hooks: list[Any], group: Any = None) -> None:
-        hooks = [StopAtStepHook(last_step=300), *hooks]
-        async with monitored(model.graph, hooks, shared, step_runner="thread") as session:
-            for _ in range(0 if group is None else 3):
-                group.start_soon(work, [])
-            while not session.should_stop():
-                if group is None and session.global_step.value > 40 * len(saves):
-                    await anyio.sleep(0.001)  # for the next checkpoint: several are looked at
-                else:
-                    await session.run(model.train_op)
-
-    options = {"saver": saver, "listeners": [Noting()]}
-    async with anyio.create_task_group() as group:
-        await work([CheckpointSaverHook(str(tmp_path), save_steps=1, **options)], group)
-    steps = saved_steps(tmp_path)
-    assert steps[0] == 0
-    assert steps[-1] == 300
-    assert len(steps) >= 5
-    for step in steps:
-        checkpoint = tf.train.load_checkpoint(str(tmp_path / f"model.ckpt-{step}"))
+    async with monitored(model.graph, [hook], shared, step_runner="thread") as session:
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(work_beside)
+            for _ in range(8):
+                await session.run(model.train_op)
+                if when_busy is WhenBusy.SUPERSEDE:
+                    await hook.checkpointer.writer.wait_idle()
+            is_over.set()
+        last_step = session.global_step.value
+    if when_busy is None:
+        found = {step: f"{tmp_path}/model.ckpt-{step}" for step in saved_steps(tmp_path)}
+    else:
+        found = prefixes(tmp_path)
+    assert len(found) >= 9
+    assert (min(found), max(found)) == (0, last_step)
+    for step, prefix in found.items():
+        checkpoint = tf.train.load_checkpoint(prefix)
         values = [checkpoint.get_tensor(f"v{index}").item() for index in range(NUM_VARIABLES)]
         assert values == [step] * NUM_VARIABLES
         assert checkpoint.get_tensor("global_step") == step
@@ -121,36 +159,38 @@ class TensorFlows(Told, v1.train.CheckpointSaverListener):  # type: ignore[misc,
 
 class Coroutines(Told, CheckpointSaverListener):
     async def begin(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.see("begin", -1)
+        await self.see_later("begin", -1)
 
     async def before_save(self, session: Any, global_step_value: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.see("before_save", global_step_value)
+        await self.see_later("before_save", global_step_value)
 
     async def after_save(self, session: Any, global_step_value: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.see("after_save", global_step_value)
+        await self.see_later("after_save", global_step_value)
 
     async def end(self, session: Any, global_step_value: int) -> None:
+        await self.see_later("end", global_step_value)
+
+    async def see_later(self, moment: str, step: int) -> None:
         await anyio.lowlevel.checkpoint()
-        self.see("end", global_step_value)
+        self.see(moment, step)
 
 
-async def test_listeners_of_all_kinds_are_called_in_order_each_in_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_runs", "steps"), [(3, (0, 2, 3)), (4, (0, 2, 4))])
+async def test_listeners_of_all_kinds_are_called_in_order_each_in_its_place(
+    num_runs: int, steps: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A step that is saved already is not saved again at the end."""
     model = counting_model()
     log: Log = []
     listeners = [kind(kind.__name__, model.graph, log) for kind in (Plain, Coroutines, TensorFlows)]
     hook = CheckpointSaverHook(
         str(tmp_path), save_steps=2, saver=saver_of(model), listeners=iter(listeners)
     )
-    async with monitored(model.graph, [hook]) as session:
-        for _ in range(3):
-            await session.run(model.train_op)
+    await train(model, [hook], num_runs)
     moments = [("begin", -1)]
-    for step in (0, 2, 3):
+    for step in steps:
         moments += [("before_save", step), ("after_save", step)]
-    moments.append(("end", 3))
+    moments.append(("end", steps[-1]))
     assert log == [
         (name, moment, step, True, moment == "begin" or name == "Coroutines")
         for moment, step in moments
@@ -173,9 +213,7 @@ async def test_listeners_may_read_the_model_and_see_all_of_the_saved_step(tmp_pa
     hook = CheckpointSaverHook(
         str(tmp_path), save_steps=2, saver=saver_of(model), listeners=[Reads()]
     )
-    async with monitored(model.graph, [hook]) as session:
-        for _ in range(2):
-            await session.run(model.train_op)
+    await train(model, [hook], 2)
     assert log == [
         ("before", 0, 0),
         ("saved", []),
@@ -206,22 +244,6 @@ async def test_a_true_answer_stops_after_a_run_but_not_at_creation(
     assert saved_steps(tmp_path) == [0, 3]
 
 
-async def test_a_step_saved_already_is_not_saved_again_at_the_end(tmp_path: Path) -> None:
-    model = counting_model()
-    log: Log = []
-    hook = CheckpointSaverHook(
-        str(tmp_path),
-        save_steps=2,
-        saver=saver_of(model),
-        listeners=[Plain("a", model.graph, log)],
-    )
-    async with monitored(model.graph, [hook]) as session:
-        for _ in range(4):
-            await session.run(model.train_op)
-    assert [entry[2] for entry in log if entry[1] == "after_save"] == [0, 2, 4]
-    assert log[-1][1:3] == ("end", 4)
-
-
 async def test_a_function_session_has_no_graph_to_save(tmp_path: Path) -> None:
     hook = CheckpointSaverHook(str(tmp_path), save_steps=1)
     session = MonitoredSession([hook], FunctionSessionCreator(dict))
@@ -238,122 +260,90 @@ def test_saver_and_scaffold_exclude_each_other(tmp_path: Path) -> None:
         CheckpointSaverHook(str(tmp_path), save_steps=1, saver=saver_of(model), scaffold=scaffold)
 
 
-@pytest.mark.parametrize("intervals", [{}, {"save_steps": 1, "save_secs": 1.0}])
-def test_exactly_one_interval_is_wanted(intervals: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give exactly one"):
-        CheckpointSaverHook(str(tmp_path), **intervals)
-
-
 @pytest.mark.parametrize("listener", [object(), CheckpointSaverListener, None])
 def test_what_is_no_listener_is_refused(listener: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="listeners holds .*CheckpointSaverListener"):
         CheckpointSaverHook(str(tmp_path), save_steps=1, listeners=[listener])
 
 
-class FailsOnce(CheckpointSaverListener):
-    """Raises at its n-th call of one moment."""
+async def test_a_coroutine_listener_in_tensorflow_s_hook_is_refused(tmp_path: Path) -> None:
+    """It would never be awaited, and the coroutine, which is true, would end training."""
+    listeners = [CheckpointSaverListener()]
+    hook = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=listeners)
+    with pytest.raises(TypeError, match="coroutine listener .* give both to asynchooks.Checkpoint"):
+        monitored(counting_model().graph, [hook])
 
-    def __init__(self, moment: str, nth: int) -> None:
-        self._moment = moment
-        self._left = nth
-        self.steps: list[tuple[str, int]] = []
 
-    async def before_save(self, session: Any, global_step_value: int) -> None:
+class Played(CheckpointSaverListener):
+    """A saver that is a listener, too; calls `play(moment, step)` at each moment of a save."""
+
+    def __init__(self, model: Model, play: Callable[[str, int], None]) -> None:
+        self._saver = saver_of(model)
+        self._play = play
+        self.saver_def = self._saver.saver_def
+
+    def before_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
         self._play("before_save", global_step_value)
 
-    async def after_save(self, session: Any, global_step_value: int) -> None:
+    def save(self, *args: Any, global_step: int, **options: Any) -> Any:
+        self._play("save", global_step)
+        return self._saver.save(*args, global_step=global_step, **options)
+
+    def after_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
         self._play("after_save", global_step_value)
 
-    def _play(self, moment: str, step: int) -> None:
-        self.steps.append((moment, step))
-        self._left -= moment == self._moment
-        if self._left == 0 and moment == self._moment:
-            raise ZeroDivisionError(moment)
+
+class Faulty(Played):
+    """Fails at the n-th call of one moment; notes all."""
+
+    def __init__(self, model: Model, moment: str, nth: int) -> None:
+        super().__init__(model, self.note)
+        self.at = moment, nth
+        self.log: list[tuple[str, int]] = []
+
+    def note(self, moment: str, step: int) -> None:
+        self.log.append((moment, step))
+        if self.at == (moment, sum(each[0] == moment for each in self.log)):
+            raise tf.errors.ResourceExhaustedError(None, None, f"the disk is full in {moment}")
 
 
-async def test_a_save_that_fails_before_it_is_written_is_due_again(tmp_path: Path) -> None:
+MOMENTS = ("before_save", "save", "after_save")
+
+
+@pytest.mark.parametrize("fails", MOMENTS)
+async def test_a_save_that_fails_is_due_again_unless_it_was_written(
+    fails: str, tmp_path: Path
+) -> None:
     model = counting_model()
-    listener = FailsOnce("before_save", 2)
-    hook = CheckpointSaverHook(
-        str(tmp_path), save_steps=2, saver=saver_of(model), listeners=[listener]
-    )
+    faulty = Faulty(model, fails, 2)
+    hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=faulty, listeners=[faulty])
+    is_written = fails == "after_save"
     async with monitored(model.graph, [hook]) as session:
         await session.run(model.train_op)
-        with pytest.raises(ZeroDivisionError, match="before_save") as caught:
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=f"full in {fails}") as caught:
             await session.run(model.train_op)
-        assert caught.value.__notes__ == [
-            "in the listener's FailsOnce.before_save",
-            "in after_run of CheckpointSaverHook",
-        ]
-        assert saved_steps(tmp_path) == [0]
+        named = [] if fails == "save" else [f"in the listener's Faulty.{fails}"]
+        assert caught.value.__notes__ == [*named, "in after_run of CheckpointSaverHook"]
+        assert not session.global_step.statistics().is_exclusive, "it delays no worker"
+        assert saved_steps(tmp_path) == ([0, 2] if is_written else [0])
         await session.run(model.train_op)
-        assert saved_steps(tmp_path) == [0, 3], "at the next run, not two steps later"
-    assert saved_steps(tmp_path) == [0, 3]
-
-
-class FailingSaver:
-    """A saver whose n-th save fails before it writes anything."""
-
-    def __init__(self, saver: Any, nth: int) -> None:
-        self._saver = saver
-        self._left = nth
-
-    @property
-    def saver_def(self) -> Any:
-        return self._saver.saver_def
-
-    def save(self, *args: Any, **options: Any) -> Any:
-        self._left -= 1
-        if self._left == 0:
-            raise tf.errors.ResourceExhaustedError(None, None, "the disk is full")
-        return self._saver.save(*args, **options)
-
-
-async def test_a_save_that_the_saver_fails_is_due_again(tmp_path: Path) -> None:
-    model = counting_model()
-    listener = FailsOnce("nothing", 0)
-    hook = CheckpointSaverHook(
-        str(tmp_path),
-        save_steps=2,
-        saver=FailingSaver(saver_of(model), 2),
-        listeners=[listener],
-    )
-    async with monitored(model.graph, [hook]) as session:
-        await session.run(model.train_op)
-        with pytest.raises(tf.errors.ResourceExhaustedError, match="the disk is full") as caught:
-            await session.run(model.train_op)
-        assert "in after_run of CheckpointSaverHook" in caught.value.__notes__
-        await session.run(model.train_op)
-    assert saved_steps(tmp_path) == [0, 3]
-    before, after = "before_save", "after_save"
-    assert listener.steps == [(before, 0), (after, 0), (before, 2), (before, 3), (after, 3)]
+        assert saved_steps(tmp_path) == ([0, 2] if is_written else [0, 3]), "at the next run"
+    called = MOMENTS[: MOMENTS.index(fails) + 1]
+    log = [(moment, 0) for moment in MOMENTS] + [(moment, 2) for moment in called]
+    assert faulty.log == log + [(moment, 3) for moment in MOMENTS]
+    assert saved_steps(tmp_path) == ([0, 2, 3] if is_written else [0, 3])
 
 
 async def test_a_step_that_was_not_saved_when_it_was_due_is_saved_at_the_end(
     tmp_path: Path,
 ) -> None:
     model = counting_model()
-    saver = FailingSaver(saver_of(model), 2)
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=saver)
+    hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=Faulty(model, "save", 2))
     async with monitored(model.graph, [hook]) as session:
         await session.run(model.train_op)
         with pytest.raises(tf.errors.ResourceExhaustedError):
             await session.run(model.train_op)
     assert saved_steps(tmp_path) == [0, 2]
-
-
-async def test_a_step_counts_as_saved_when_only_after_save_fails(tmp_path: Path) -> None:
-    model = counting_model()
-    listener = FailsOnce("after_save", 2)
-    hook = CheckpointSaverHook(
-        str(tmp_path), save_steps=2, saver=saver_of(model), listeners=[listener]
-    )
-    async with monitored(model.graph, [hook]) as session:
-        await session.run(model.train_op)
-        with pytest.raises(ZeroDivisionError, match="after_save"):
-            await session.run(model.train_op)
-        await session.run(model.train_op)
-        assert saved_steps(tmp_path) == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -363,24 +353,11 @@ async def test_a_failed_save_names_hook_and_moment(
     nth: int, moment: str, steps: list[int], tmp_path: Path
 ) -> None:
     model = counting_model()
-    hook = CheckpointSaverHook(
-        str(tmp_path), save_steps=9, saver=FailingSaver(saver_of(model), nth)
-    )
+    hook = CheckpointSaverHook(str(tmp_path), save_steps=9, saver=Faulty(model, "save", nth))
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
-        async with monitored(model.graph, [hook]) as session:
-            await session.run(model.train_op)
+        await train(model, [hook], 1)
     assert f"in {moment} of CheckpointSaverHook" in caught.value.__notes__
     assert saved_steps(tmp_path) == steps
-
-
-async def test_a_save_that_failed_delays_no_worker(tmp_path: Path) -> None:
-    model = counting_model()
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=FailingSaver(saver_of(model), 2))
-    async with monitored(model.graph, [hook]) as session:
-        await session.run(model.train_op)
-        with pytest.raises(tf.errors.ResourceExhaustedError):
-            await session.run(model.train_op)
-        assert not session.global_step.statistics().is_exclusive
 
 
 async def test_a_directory_below_a_file_is_named_in_the_error(tmp_path: Path) -> None:
@@ -407,72 +384,369 @@ async def test_the_collection_must_hold_one_saver(num_savers: int, tmp_path: Pat
         await monitored(model.graph, [hook], ChiefSessionCreator(scaffold)).__aenter__()
 
 
-class Blocks(CheckpointSaverListener):
-    """Blocks a thread at one moment of the save of step 1 until it is let go on."""
-
-    def __init__(self, moment: str, saver: Any) -> None:
-        self._moment = moment
-        self._saver = saver
-        self.started, self.released = threading.Event(), threading.Event()
-
-    def before_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-        self._play("before_save", global_step_value)
-
-    def after_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-        self._play("after_save", global_step_value)
-
-    @property
-    def saver_def(self) -> Any:
-        return self._saver.saver_def
-
-    def save(self, *args: Any, global_step: int, **options: Any) -> Any:
-        self._play("save", global_step)
-        return self._saver.save(*args, global_step=global_step, **options)
-
-    def _play(self, moment: str, step: int) -> None:
-        if moment == self._moment and step == 1:
-            self.started.set()
-            assert self.released.wait(timeout=60)
-
-
 @pytest.mark.parametrize(
     ("moment", "steps"), [("before_save", [0]), ("save", [0, 1]), ("after_save", [0, 1])]
 )
 async def test_a_cancellation_waits_for_what_is_under_way_and_then_leaves(
     moment: str, steps: list[int], tmp_path: Path
 ) -> None:
-    model = counting_model()
-    blocks = Blocks(moment, saver_of(model))
+    model, started, released = counting_model(), threading.Event(), threading.Event()
+
+    def block(now: str, step: int) -> None:
+        if (now, step) == (moment, 1):
+            started.set()
+            assert released.wait(timeout=60)
+
+    blocks = Played(model, block)
     hook = CheckpointSaverHook(str(tmp_path), save_steps=1, saver=blocks, listeners=[blocks])
     log: list[str] = []
     look = Moments(after_run=lambda *_: log.append("after_run of the next hook"))
 
-    async def train() -> None:
+    async def work() -> None:
         try:
             async with monitored(model.graph, [hook, look]) as session:
                 await session.run(model.train_op)
                 log.append("the run returned")
         finally:
-            log.append(f"left, released: {blocks.released.is_set()}")
+            log.append(f"left, released: {released.is_set()}")
 
     async with anyio.create_task_group() as group:
-        group.start_soon(train)
-        await anyio.to_thread.run_sync(blocks.started.wait)
+        group.start_soon(work)
+        await anyio.to_thread.run_sync(started.wait)
         group.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await anyio.wait_all_tasks_blocked()
             assert log == []
-            blocks.released.set()
+            released.set()
     assert log == ["left, released: True"]
     assert saved_steps(tmp_path) == steps
 
 
-async def test_a_coroutine_listener_in_tensorflow_s_hook_is_refused(tmp_path: Path) -> None:
-    """It would never be awaited, and the coroutine, which is true, would end training."""
-    listeners = [CheckpointSaverListener()]
-    hook = v1.train.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=listeners)
-    with pytest.raises(TypeError, match="coroutine listener .* give both to asynchooks.Checkpoint"):
-        monitored(counting_model().graph, [hook])
+def model_of_all_kinds() -> Model:
+    graph = tf.Graph()
+    with graph.as_default():
+        step = v1.train.get_or_create_global_step()
+        partitioner = v1.fixed_size_partitioner(3)
+        with v1.variable_scope("parts", partitioner=partitioner):
+            v1.get_variable("matrix", initializer=tf.reshape(tf.range(24.0), (6, 4)))
+        v1.get_variable("half", initializer=tf.constant([0.5, -1.5], tf.bfloat16))
+        v1.get_variable("flag", initializer=tf.constant(True))
+        v1.get_variable("texts", initializer=tf.constant([b"a", b"bc\0", b""]))
+        v1.get_variable("complex", initializer=tf.constant([1 + 2j], tf.complex64))
+        v1.get_variable("empty", initializer=tf.zeros((0, 3)))
+        v1.get_variable("big", initializer=tf.constant(2**60, tf.int64))
+        with tf.device("/cpu:0"):
+            v1.get_variable("placed", initializer=tf.constant([3, 4]))
+        return Model(graph, step, v1.assign_add(step, 1))
+
+
+def content_of(prefix: str) -> dict[str, Any]:
+    checkpoint = tf.train.load_checkpoint(prefix)
+    return {name: checkpoint.get_tensor(name) for name in checkpoint.get_variable_to_shape_map()}
+
+
+SAVERS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: v1.train.Saver(),
+    "sharded": lambda: v1.train.Saver(sharded=True),
+    "subset": lambda: v1.train.Saver(
+        {"renamed": v1.global_variables()[-1], "global_step": v1.train.get_global_step()}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(SAVERS))
+async def test_the_files_hold_what_tensorflows_saver_would_have_saved(
+    kind: str, tmp_path: Path
+) -> None:
+    model = model_of_all_kinds()
+    with model.graph.as_default():
+        saver = SAVERS[kind]()
+    hook = background_hook(tmp_path / "ours", saver=saver, save_steps=9)
+
+    class SavesToo(CheckpointSaverListener):
+        def before_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
+            saver.save(session, str(tmp_path / "theirs"), global_step=global_step_value)
+
+    hook._listeners._listeners.append(SavesToo())
+    await train(model, [hook], 2)
+    for step in (0, 2):
+        theirs, ours = (
+            content_of(f"{tmp_path}/theirs-{step}"),
+            content_of(prefixes(tmp_path / "ours")[step]),
+        )
+        assert sorted(theirs) == sorted(ours)
+        for name, value in theirs.items():
+            np.testing.assert_array_equal(value, ours[name], strict=isinstance(value, np.ndarray))
+    restored = model_of_all_kinds()
+    with restored.graph.as_default(), v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        SAVERS[kind]().restore(session, prefixes(tmp_path / "ours")[2])
+        assert session.run(restored.step) == 2
+
+
+async def test_a_scalar_text_keeps_the_zeros_at_its_end(tmp_path: Path) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        v1.get_variable("text", initializer=tf.constant(b"ab\0\0"))
+    await train(model, [background_hook(tmp_path, saver=saver_of(model))], 0)
+    assert content_of(prefixes(tmp_path)[0])["text"] == b"ab\0\0"
+
+
+REF_VARIABLES = """
+import sys, anyio, tensorflow as tf
+from asynchooks import CheckpointSaverHook, ChiefSessionCreator, MonitoredSession
+from asynchooks.checkpoints import CheckpointDirectory
+v1 = tf.compat.v1
+v1.disable_resource_variables()
+
+async def main():
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weights = v1.get_variable("w", initializer=tf.zeros(1000), use_resource=False)
+        with tf.control_dependencies([v1.assign_add(weights, tf.ones(1000), use_locking=True)]):
+            train_op = v1.assign_add(step, 1, use_locking=True)
+        hook = CheckpointSaverHook(
+            sys.argv[1], save_steps=1, saver=v1.train.Saver(), background=True
+        )
+        print(weights.op.type)
+        async with MonitoredSession([hook], ChiefSessionCreator()) as session:
+            for _ in range(4):
+                await session.run(train_op)
+    for each in CheckpointDirectory(sys.argv[1]).checkpoints():
+        found = tf.train.load_checkpoint(each.prefix)
+        print(each.step, found.get_tensor("global_step"), set(found.get_tensor("w").tolist()))
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.faults
+def test_ref_variables_are_copied_as_they_were(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(REF_VARIABLES), str(tmp_path)],
+        capture_output=True, text=True, cwd=REPOSITORY, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = [f"{step} {step} {{{float(step)}}}" for step in range(5)]
+    assert done.stdout.splitlines() == ["VariableV2", *expected]
+
+
+async def test_listeners_find_the_graph_and_may_read_the_model(tmp_path: Path) -> None:
+    model, log = counting_model(), []  # type: tuple[Model, list[Any]]
+
+    class Reads(CheckpointSaverListener):
+        async def before_save(self, session: Any, global_step_value: int) -> None:
+            self.note("before", session, global_step_value)
+
+        async def after_save(self, session: Any, global_step_value: int) -> None:
+            await anyio.lowlevel.checkpoint()
+            self.note("after", session, global_step_value)
+
+        def note(self, moment: str, session: Any, step: int) -> None:
+            is_default = v1.get_default_graph() is model.graph
+            log.append((moment, step, is_default, session.run(model.step).item() >= step))
+
+    hook = background_hook(tmp_path, saver=saver_of(model), listeners=[Reads()])
+    await train(model, [hook], 2)
+    moments = [(moment, step) for step in (0, 1, 2) for moment in ("before", "after")]
+    assert sorted(log) == sorted((*each, True, True) for each in moments)
+
+
+async def test_steps_go_on_while_a_copy_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, arrived, go_on = counting_model(), threading.Event(), threading.Event()
+
+    class Holds(CheckpointSaverListener):
+        def after_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
+            arrived.set()
+            assert go_on.wait(20)
+
+    hook = background_hook(tmp_path, saver=saver_of(model), save_steps=9, listeners=[Holds()])
+    async with monitored(model.graph, [hook]) as session:
+        assert await anyio.to_thread.run_sync(arrived.wait, 20)
+        for _ in range(3):
+            await session.run(model.train_op)
+        assert sorted(prefixes(tmp_path)) == [0]
+        go_on.set()
+    assert content_of(prefixes(tmp_path)[0])["global_step"] == 0
+    assert sorted(prefixes(tmp_path)) == [0, 3]
+
+
+def learning_model() -> tuple[Model, Any, Any]:
+    """A model whose weights follow what is fed, with momentum; (model, feed, weights)."""
+    graph = tf.Graph()
+    with graph.as_default():
+        step = v1.train.get_or_create_global_step()
+        data = v1.placeholder(tf.float32, (3,))
+        weights = v1.get_variable("w", initializer=tf.zeros(3))
+        loss = tf.reduce_sum((weights - data) ** 2)
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        return Model(graph, step, optimizer.minimize(loss, step)), data, weights
+
+
+class Draws(SessionRunHook):
+    """Feeds what its generator draws, which is kept in checkpoints."""
+
+    def __init__(self, feed: Any) -> None:
+        self.feed = feed
+        self.random = np.random.default_rng(5)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.random.bit_generator.state}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.random.bit_generator.state = state["state"]
+
+    async def before_run(self, run_context: Any) -> SessionRunArgs:
+        return SessionRunArgs(None, {self.feed: self.random.normal(size=3)})
+
+
+async def learn(
+    path: Path, num_runs: int, *, background: bool, is_first: bool = True
+) -> tuple[list[float], list[float]]:
+    """The weights at opening, and after some runs."""
+    model, feed, weights = learning_model()
+    hook = background_hook(path, background=background, save_steps=2)
+    hooks = [Draws(feed), hook] if is_first else [hook, Draws(feed)]
+    creator = ChiefSessionCreator(checkpoint_dir=str(path))
+    async with monitored(model.graph, hooks, creator) as session:
+        begun: list[float] = session.raw_session().run(weights).tolist()
+        for _ in range(num_runs):
+            await session.run(model.train_op)
+        ended: list[float] = session.raw_session().run(weights).tolist()
+    return begun, ended
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("background", "is_first"), [(True, False), (False, True), (False, False)])
+async def test_what_was_stopped_goes_on_as_if_it_had_not_been(
+    background: bool, is_first: bool, tmp_path: Path
+) -> None:
+    _, expected = await learn(tmp_path / "a", 5, background=background)
+    for num_runs in (3, 2):
+        _, found = await learn(tmp_path / "b", num_runs, background=background, is_first=is_first)
+    assert found == expected
+
+
+@pytest.mark.parametrize("modes", [[False, True, False], [True, False, True]])
+async def test_a_switch_between_the_modes_goes_on_with_the_newest_model_and_its_hooks(
+    modes: list[bool], tmp_path: Path
+) -> None:
+    _, expected = await learn(tmp_path / "a", 9, background=True)
+    last = [0.0] * 3
+    for background in modes:
+        begun, ended = await learn(tmp_path / "b", 3, background=background)
+        assert begun == last
+        last = ended
+    assert last == expected
+
+
+async def test_tensorflows_own_readers_find_the_newest(tmp_path: Path) -> None:
+    model = counting_model()
+    await train(model, [background_hook(tmp_path)], 3)
+    newest = tf.train.latest_checkpoint(str(tmp_path))
+    assert newest == prefixes(tmp_path)[3]
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("global_step") == 3
+    state = tf.train.get_checkpoint_state(str(tmp_path))
+    assert list(state.all_model_checkpoint_paths) == list(prefixes(tmp_path).values())
+    model = counting_model()
+    with model.graph.as_default():
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), save_checkpoint_steps=1
+        ) as session:
+            assert session.run(model.train_op) == 4
+    await train(counting_model(), [background_hook(tmp_path)], 1, checkpoint_dir=str(tmp_path))
+    assert max(prefixes(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("save_graph_def", [True, False])
+async def test_the_graph_is_written_beside_as_asked(save_graph_def: bool, tmp_path: Path) -> None:
+    model = counting_model()
+    await train(model, [background_hook(tmp_path, save_graph_def=save_graph_def)], 1)
+    assert (tmp_path / "graph.pbtxt").exists() == save_graph_def
+    prefix = prefixes(tmp_path)[1]
+    assert tf.io.gfile.exists(f"{prefix}.meta") == save_graph_def
+    if save_graph_def:
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.train.import_meta_graph(f"{prefix}.meta").restore(session, prefix)
+            assert session.run(v1.train.get_global_step()) == 1
+
+
+@pytest.mark.parametrize("suffix", [".index", "/manifest.json"])
+async def test_the_newest_is_passed_over_with_a_warning_if_it_is_damaged(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await train(counting_model(), [background_hook(tmp_path)], 2)
+    prefix = prefixes(tmp_path)[2]
+    file = Path(prefix).parent / "manifest.json" if "/" in suffix else Path(prefix + suffix)
+    os.truncate(file, file.stat().st_size - 1)
+    model = counting_model()
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        creator = ChiefSessionCreator(checkpoint_dir=str(tmp_path))
+        async with monitored(model.graph, [background_hook(tmp_path)], creator) as session:
+            assert session.global_step.value == 1
+    assert "model.ckpt-2" in caplog.text
+    assert "passed over" in caplog.text
+
+
+async def test_where_all_are_damaged_it_does_not_open(tmp_path: Path) -> None:
+    await train(counting_model(), [background_hook(tmp_path)], 1)
+    for prefix in prefixes(tmp_path).values():
+        os.truncate(f"{prefix}.index", 1)
+    with pytest.raises(DamagedCheckpointError, match="holds no intact checkpoint"):
+        await train(counting_model(), [background_hook(tmp_path)], 0, checkpoint_dir=str(tmp_path))
+    assert len(prefixes(tmp_path)) == 2
+
+
+async def test_the_best_is_still_known_to_be_the_best_after_a_restart(tmp_path: Path) -> None:
+    for num_runs in (2, 0):
+        model = counting_model()
+        with model.graph.as_default():
+            loss = -tf.cast(model.step, tf.float32)
+        hook = background_hook(
+            tmp_path, metric=loss, retention=Retention(max_to_keep=1, keep_best=1)
+        )
+        await train(model, [hook], num_runs, checkpoint_dir=str(tmp_path))
+    metrics = {each.step: each.metric for each in CheckpointDirectory(tmp_path).checkpoints()}
+    assert metrics[2] is not None
+
+
+async def test_a_model_that_was_not_restored_leaves_the_hooks_as_they_are(tmp_path: Path) -> None:
+    states = []
+    for seed in (5, 6):
+        model, feed, _ = learning_model()
+        draws = Draws(feed)
+        draws.random = np.random.default_rng(seed)
+        hooks = [draws, background_hook(tmp_path)]
+        async with monitored(model.graph, hooks):  # without checkpoint_dir
+            states.append(draws.random.bit_generator.state)
+    assert states[1] == np.random.default_rng(6).bit_generator.state
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def gigabytes(path: Path) -> None:
+    os.truncate(path, 3 << 30)
+
+
+@pytest.mark.parametrize("harm", [fifo, link_to_a_device, gigabytes])
+async def test_what_stands_for_the_hooks_beside_tensorflows_files_is_not_waited_for(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    await learn(tmp_path, 3, background=False)
+    assert content_of(str(tmp_path / "model.ckpt-3"))["global_step"] == 3
+    harm(tmp_path / "model.ckpt-3.hooks.json")
+    with pytest.raises(DamagedCheckpointError, match="hooks.json' holds no state of hooks: "):
+        await learn(tmp_path, 3, background=False)
 
 
 def open_files(directory: Path) -> list[str]:

@@ -14,7 +14,7 @@ import asynchooks
 from asynchooks import Evaluate, EvaluationHook, SharedSessionCreator, StopAtStepHook
 
 from .models import Moments, aborted, checkpoint_of, counting_model, monitored, raising
-from .test_step_counter import scalars
+from .test_event_files import scalars
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1

@@ -1,7 +1,8 @@
-"""Event files of graph sessions: TensorFlow's hooks and ours write one in each directory."""
+"""Event files of graph sessions, ours and TensorFlow's: summaries, steps per second, profiles."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from asynchooks import (
     SummarySaverHook,
 )
 
-from .models import Model, counting_model, monitored
+from .models import (
+    ChiefSessionCreator,
+    Model,
+    Moments,
+    aborted,
+    checkpoint_of,
+    counting_model,
+    monitored,
+    raising,
+)
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -29,6 +39,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 def read(directory: Path) -> Any:
     return event_accumulator.EventAccumulator(str(directory)).Reload()
+
+
+def scalars(directory: Path, tag: str = "global_step/sec") -> list[tuple[int, float]]:
+    """(step, value) of each event with the tag."""
+    events = read(directory)
+    found = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    return [(event.step, event.value) for event in found]
 
 
 def steps_of(events: Any) -> dict[str, list[int]]:
@@ -129,7 +146,121 @@ async def test_a_step_function_joins_the_file_that_tensorflow_has_open(tmp_path:
 
 
 async def test_a_later_session_writes_on_in_the_same_file(tmp_path: Path) -> None:
-    for _ in range(2):
-        model = counting_model()
-        await train(model, [evaluation(str(tmp_path))], 4)
-    assert len(event_files(tmp_path)) == 1
+    for num_steps in (4, 8):
+        counter = StepCounterHook(every_n_steps=1, output_dir=str(tmp_path))
+        await train(counting_model(), [evaluation(str(tmp_path)), counter], num_steps)
+    (path,) = event_files(tmp_path)
+    events = [each for each in v1.train.summary_iterator(str(path)) if each.HasField("summary")]
+    rates = [each.step for each in events if each.summary.value[0].tag == "global_step/sec"]
+    assert rates == [2, 3, 4, 2, 3, 4, 5, 6, 7, 8], "the events of both"
+
+
+def model_in_a_scope() -> Model:
+    graph = tf.Graph()
+    with graph.as_default(), v1.variable_scope("model"):
+        step = v1.train.create_global_step()
+        return Model(graph, step, v1.assign_add(step, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "num_steps", "steps"),
+    [
+        ({"every_n_steps": 10}, 35, [11, 21, 31]),  # the first trigger writes nothing
+        ({}, 205, [101, 201]),
+        ({"every_n_steps": None, "every_n_secs": 0}, 4, [2, 3, 4]),
+    ],
+)
+async def test_steps_per_second_are_labelled_with_the_step_after_the_run(
+    options: dict[str, Any], num_steps: int, steps: list[int], tmp_path: Path
+) -> None:
+    """In the tag of the global step's name; as TensorFlow's hook does."""
+    model, ours, theirs = model_in_a_scope(), tmp_path / "ours", tmp_path / "theirs"
+    await train(model, [StepCounterHook(output_dir=str(ours), **options)], num_steps)
+    events = scalars(ours, "model/global_step/sec")
+    assert [step for step, _ in events] == steps
+    assert all(value > 0 for _, value in events)
+    other = model_in_a_scope()
+    with other.graph.as_default():
+        its = v1.train.StepCounterHook(output_dir=str(theirs), **options)
+        with v1.train.MonitoredSession(hooks=[its]) as session:
+            for _ in range(num_steps):
+                session.run(other.train_op)
+        v1.summary.FileWriterCache.get(str(theirs)).flush()
+    assert [step for step, _ in scalars(theirs, "model/global_step/sec")] == steps
+
+
+async def test_a_writer_of_the_users_is_written_to_and_stays_open(tmp_path: Path) -> None:
+    model = counting_model()
+    with model.graph.as_default():
+        with tf.Graph().as_default():
+            writer = v1.summary.FileWriter(str(tmp_path))
+        hook = StepCounterHook(every_n_steps=1, summary_writer=writer)
+    await train(model, [hook], 3)
+    assert [step for step, _ in scalars(tmp_path)] == [2, 3], "flushed at the end"
+    writer.add_summary(v1.Summary(value=[v1.Summary.Value(tag="own", simple_value=7.0)]), 9)
+    writer.close()
+    assert scalars(tmp_path, "own") == [(9, 7.0)]
+
+
+async def test_events_are_flushed_when_training_fails(tmp_path: Path) -> None:
+    model = counting_model()
+    hook = StepCounterHook(every_n_steps=1, output_dir=str(tmp_path))
+    with pytest.raises(ZeroDivisionError, match="body"):
+        async with monitored(model.graph, [hook]) as session:
+            for _ in range(3):
+                await session.run(model.train_op)
+            raise ZeroDivisionError("body")
+    assert [step for step, _ in scalars(tmp_path)] == [2, 3]
+
+
+async def test_the_rate_is_that_of_the_time_between_the_triggers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = counting_model()
+    clock = [0.0]
+    monkeypatch.setattr("asynchooks._timer.now", lambda: clock[0])
+    hook = StepCounterHook(every_n_steps=4, output_dir=str(tmp_path))
+
+    def half_a_second(context: object) -> None:
+        clock[0] += 0.5
+
+    async with monitored(model.graph, [Moments(before_run=half_a_second), hook]) as session:
+        for _ in range(9):
+            await session.run(model.train_op)
+    assert scalars(tmp_path) == [(5, 2.0), (9, 2.0)]
+
+
+async def test_timelines_go_to_any_file_system_of_tensorflow(tmp_path: Path) -> None:
+    directory = f"ram:/{tmp_path}"  # a name of its own
+    model = counting_model()
+    hook = ProfilerHook(save_steps=1, output_dir=directory)
+    async with monitored(model.graph, [hook]) as session:
+        for _ in range(2):
+            await session.run(model.train_op)
+    with tf.io.gfile.GFile(f"{directory}/timeline-2.json") as file:
+        assert json.loads(file.read())["traceEvents"]
+
+
+async def test_a_step_may_be_traced_again_after_a_recovery(tmp_path: Path) -> None:
+    model = counting_model()
+    checkpoint_of(model, tmp_path, 10)
+    hooks = [
+        ProfilerHook(save_steps=1, output_dir=str(tmp_path)),
+        Moments(before_run=raising(None, None, aborted())),
+    ]
+    creator = ChiefSessionCreator(checkpoint_dir=str(tmp_path))
+    async with monitored(model.graph, hooks, creator) as session:
+        steps = [await session.run(model.train_op) for _ in range(4)]
+    assert steps == [11, 12, 11, 12]
+    assert json.loads((tmp_path / "timeline-12.json").read_text())["traceEvents"]
+
+
+async def test_runs_that_do_not_move_the_step_are_no_error(tmp_path: Path) -> None:
+    """Unlike in TensorFlow's, whose writer refuses the second trace of a step."""
+    model = counting_model()
+    hook = ProfilerHook(save_steps=1, output_dir=str(tmp_path))
+    async with monitored(model.graph, [hook]) as session:
+        assert [await session.run(model.step) for _ in range(4)] == [0, 0, 0, 0]
+        await session.run(model.train_op)
+        assert [await session.run(model.step) for _ in range(2)] == [1, 1]
+    assert (tmp_path / "timeline-1.json").exists()

@@ -27,7 +27,7 @@ from asynchooks.data import batch, prefetch, shuffle
 from ..hooks.inputs import Diary, saving, until_stopped
 from ..hooks.savers import threads_left
 from .models import Moments, aborted, monitored, raising, shared
-from .test_step_counter import scalars
+from .test_event_files import scalars
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
