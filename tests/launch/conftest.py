@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -22,3 +23,11 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             return stack.enter_context(closing(Launched(tmp_path, script, options, *arguments)))
 
         yield started
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> str:
+    """Opening it waits until another process opens the other end."""
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path)
+    return path

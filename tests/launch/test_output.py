@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
 import signal
+import subprocess
+import sys
 import time
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,10 +24,11 @@ from asynchooks.launch import _output
 from asynchooks.launch._output import Lines
 
 from .conftest import Launch
-from .launched import is_gone
+from .launched import LAUNCH, START, is_gone
 
 pytestmark = pytest.mark.faults
 
+needs_rich = pytest.mark.skipif(find_spec("rich") is None, reason="it colours and draws")
 WORKER = 'if task["type"] == "ps": sys.exit()\n'
 
 
@@ -157,3 +166,101 @@ def test_a_line_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines.add(b"a\n" + b"b" * 10) == b"a\n"
     assert lines.add(b"b") == b"b" * 11 + b"\n"
     assert lines.add(b"c\n") == b"c\n"
+
+
+OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+class Terminal:
+    """The launcher on a terminal of its own, as a shell would run it."""
+
+    def __init__(self, directory: Path, script: str, is_piped: bool = False) -> None:
+        path = directory / "script.py"
+        path.write_text(START + script)
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN_TERMINAL, *LAUNCH, str(path)],
+            stdin=theirs,
+            stdout=subprocess.PIPE if is_piped else theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+        )
+        os.close(theirs)
+        self.shown = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def read_until(self, pattern: bytes) -> None:
+        while not re.search(pattern, self.shown):
+            assert select.select([self._ours], [], [], 20)[0], self.shown
+            self.shown += os.read(self._ours, 4096)
+
+    def end(self) -> int:
+        while True:
+            try:
+                self.shown += os.read(self._ours, 4096)
+            except OSError:  # on Linux the end of a terminal
+                return self.process.wait(20)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+        os.close(self._ours)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def lines(self) -> list[str]:
+        """What stays on the screen."""
+        text = re.sub(rb"[^\n]*\r\x1b\[2K", b"", self.shown)
+        return re.sub(rb"\x1b\[[\d;]*m|\r", b"", text).decode().splitlines()
+
+
+@needs_rich
+def test_ctrl_c_of_a_terminal_reaches_each_worker_once(tmp_path: Path) -> None:
+    script = "on(signal.SIGINT, lambda: print('SIGINT') or sys.exit())\nidle()"
+    with closing(Terminal(tmp_path, script)) as terminal:
+        terminal.read_until(rb"ps:0     \| .*pid \d+\x1b")
+        terminal.read_until(rb"worker:0 \| .*pid \d+\x1b")
+        terminal.type(b"\x03")
+        assert terminal.end() == 130
+    assert [line for line in terminal.lines if line.endswith("| SIGINT")] == ["worker:0 | SIGINT"]
+    assert terminal.lines[-1] == "asynchooks launch: interrupted"
+    pids = [int(line.rpartition(" ")[2]) for line in terminal.lines if "| pid" in line]
+    assert all(is_gone(pid) for pid in pids)
+
+
+@needs_rich
+def test_prefixes_are_coloured_and_progress_shows_the_last_step(tmp_path: Path) -> None:
+    script = "if name == 'ps:0': sys.exit()\nprint('loss 0.5, global_step: 1234')\nidle()"
+    with closing(Terminal(tmp_path, script)) as terminal:
+        terminal.read_until(rb"1 of 2 processes, \d+ s, step 1234 was printed last")
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end() == 143
+    assert re.search(rb"\x1b\[\d+mworker:0 \| \x1b\[0m", terminal.shown)
+    assert "worker:0 | loss 0.5, global_step: 1234" in terminal.lines
+    assert not [line for line in terminal.lines if "processes" in line], "progress does not stay"
+
+
+@needs_rich
+def test_a_failure_is_the_last_that_a_terminal_shows(tmp_path: Path) -> None:
+    with closing(
+        Terminal(tmp_path, "if name == 'ps:0': idle()\nsys.exit('the cause')")
+    ) as terminal:
+        assert terminal.end() == 1
+    assert re.match(r"asynchooks launch: error: worker:0 .* ended so:", terminal.lines[-2])
+    assert terminal.lines[-1] == "the cause"
+
+
+@needs_rich
+def test_lines_for_a_pipe_have_no_colour_though_stderr_is_a_terminal(tmp_path: Path) -> None:
+    with closing(Terminal(tmp_path, "print('step', 7)", is_piped=True)) as terminal:
+        assert terminal.process.stdout is not None
+        lines = terminal.process.stdout.readlines()
+        assert terminal.end() == 0
+    assert sorted(lines) == [b"ps:0     | step 7\n", b"worker:0 | step 7\n"]
+    assert b"of 2 processes" in terminal.shown
