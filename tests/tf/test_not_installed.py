@@ -30,15 +30,17 @@ USES = {
 }
 
 
-def run_blocked(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BLOCK + program], capture_output=True, text=True, check=False
-    )
+def run_blocked(program: str) -> str:
+    """What it prints; it must succeed, and print no error."""
+    command = [sys.executable, "-c", BLOCK + program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 @pytest.mark.parametrize("use", USES)
 def test_what_needs_tensorflow_is_an_import_error_that_names_the_extra(use: str) -> None:
-    program = f"""
+    run_blocked(f"""
 try:
     {USES[use]}
 except ImportError as error:
@@ -47,21 +49,17 @@ except ImportError as error:
     assert "tensorflow" not in sys.modules
 else:
     raise AssertionError("an ImportError was expected")
-"""
-    done = run_blocked(program)
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_the_error_of_a_forgotten_creator_names_function_sessions_first() -> None:
-    program = """
+    run_blocked("""
 try:
     asynchooks.MonitoredSession([])
 except ImportError as error:
     text = str(error)
     assert 0 < text.index("FunctionSessionCreator") < text.index("TensorFlow"), text
-"""
-    done = run_blocked(program)
-    assert (done.returncode, done.stderr) == (0, "")
+""")
 
 
 def test_function_sessions_with_all_hooks_work_without_it() -> None:
@@ -80,5 +78,4 @@ for backend in ("asyncio", "trio"):
     anyio.run(main, backend=backend)
 assert "tensorflow" not in sys.modules
 """
-    done = run_blocked(program)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n5\n", "")
+    assert run_blocked(program) == "5\n5\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import anyio
 import pytest
@@ -29,25 +30,16 @@ def shared(model: Model, num_workers: int | None = None) -> SharedSessionCreator
         return SharedSessionCreator(ChiefSessionCreator(), num_workers)
 
 
-class FailingModel:
-    """A graph whose train op can be told to fail after, or before, it moved the step."""
-
-    def __init__(self) -> None:
-        self.graph = tf.Graph()
-        with self.graph.as_default():
-            step = v1.train.get_or_create_global_step()
-            self.step = step
-            self.x = v1.placeholder_with_default(tf.constant(1.0), [])
-            checked = v1.debugging.check_numerics(self.x, "x is bad")
-            with tf.control_dependencies([checked]):
-                self.fails_before = v1.assign_add(step, 1)
-            added = v1.assign_add(step, 1)
-            with tf.control_dependencies([added]):
-                self.fails_after = v1.debugging.check_numerics(self.x, "x is bad")
-            self.train_op = added
-
-    def model(self) -> Model:
-        return Model(self.graph, self.step, self.train_op)
+def failing_model() -> tuple[Model, Any, tuple[Any, Any]]:
+    """(A model, what to feed, ops that fail before and after they move the step, if fed NaN)."""
+    model = counting_model()
+    with model.graph.as_default():
+        x = v1.placeholder_with_default(tf.constant(1.0), [])
+        with tf.control_dependencies([v1.debugging.check_numerics(x, "x is bad")]):
+            before = v1.assign_add(model.step, 1)
+        with tf.control_dependencies([model.train_op]):
+            after = v1.debugging.check_numerics(x, "x is bad")
+    return model, x, (before, after)
 
 
 async def train(session: MonitoredSession, train_op: object) -> None:
@@ -80,15 +72,14 @@ async def test_the_stop_is_exact_with_failing_runs_and_cancelled_workers(
     num_workers: int, runner: str
 ) -> None:
     last_step = 20 * LAST_STEP  # not all are made before the failing workers run
-    failing = FailingModel()
-    model = failing.model()
+    model, x, failing = failing_model()
     creator = shared(model)
 
     async def fail(session: MonitoredSession, op: object) -> None:
         async with session:
             await session.run(model.train_op)
             with pytest.raises(tf.errors.InvalidArgumentError, match="x is bad"):
-                await session.run(op, {failing.x: float("nan")})
+                await session.run(op, {x: float("nan")})
 
     async def be_cancelled(session: MonitoredSession, at: int) -> None:
         async def watch() -> None:
@@ -108,8 +99,7 @@ async def test_the_stop_is_exact_with_failing_runs_and_cancelled_workers(
                 workers.start_soon(train, session, model.train_op)
                 if number < 4:
                     other = monitored(model.graph, hooks, creator, step_runner=runner)
-                    op = failing.fails_before if number % 2 else failing.fails_after
-                    workers.start_soon(fail, other, op)
+                    workers.start_soon(fail, other, failing[number % 2])
                     late = monitored(model.graph, hooks, creator, step_runner=runner)
                     workers.start_soon(be_cancelled, late, 100 + 10 * number)
         assert observer.raw_session().run(model.step) == last_step
@@ -141,17 +131,11 @@ async def test_where_the_step_is_there_already_nothing_is_run() -> None:
 
 async def test_a_reused_hook_keeps_its_last_step() -> None:
     model = counting_model()
-    hook = StopAtStepHook(num_steps=2)
-    async with monitored(model.graph, None, shared(model)) as observer:
+    hook, creator = StopAtStepHook(num_steps=2), shared(model)
+    async with monitored(model.graph, None, creator) as observer:
         for _ in range(2):
-            await train(monitored(model.graph, [hook], observer_creator(observer)), model.train_op)
+            await train(monitored(model.graph, [hook], creator), model.train_op)
         assert observer.global_step.value == 2
-
-
-def observer_creator(observer: MonitoredSession) -> SharedSessionCreator:
-    creator = observer._handle.creator
-    assert isinstance(creator, SharedSessionCreator)
-    return creator
 
 
 async def test_a_stride_of_k_stops_within_k_minus_1() -> None:
