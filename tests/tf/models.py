@@ -86,6 +86,13 @@ def shared(graph: Any, num_workers: int | None = None, **options: Any) -> Shared
     return SharedSessionCreator(chief(graph, **options), num_workers)
 
 
+async def train(model: Any, hooks: Iterable[Any], num_runs: int, **options: Any) -> None:
+    """Run the train op so often; the options are those of the creator."""
+    async with monitored(model.graph, hooks, ChiefSessionCreator(**options)) as session:
+        for _ in range(num_runs):
+            await session.run(model.train_op)
+
+
 def checkpoint_of(model: Model, directory: Any, step: int) -> str:
     """Save the model with the global step at `step`; returns the path of the checkpoint."""
     with model.graph.as_default(), v1.Session() as session:

@@ -44,6 +44,7 @@ from .models import (
     model_of_equal_variables,
     monitored,
     saver_of,
+    train,
 )
 
 tf = pytest.importorskip("tensorflow")
@@ -66,13 +67,6 @@ def prefixes(path: Path) -> dict[int, str]:
 def saved_steps(directory: Path) -> list[int]:
     """Of checkpoints that TensorFlow's saver wrote."""
     return sorted(int(path.stem.rpartition("-")[2]) for path in directory.glob("*.index"))
-
-
-async def train(model: Model, hooks: list[Any], num_runs: int, **options: Any) -> None:
-    creator = ChiefSessionCreator(**options)
-    async with monitored(model.graph, hooks, creator) as session:
-        for _ in range(num_runs):
-            await session.run(model.train_op)
 
 
 @pytest.mark.parametrize("when_busy", [None, WhenBusy.WAIT, WhenBusy.SUPERSEDE])

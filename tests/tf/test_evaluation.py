@@ -13,7 +13,7 @@ import pytest
 import asynchooks
 from asynchooks import Evaluate, EvaluationHook, SharedSessionCreator, StopAtStepHook
 
-from .models import Moments, aborted, checkpoint_of, counting_model, monitored, raising
+from .models import Moments, aborted, checkpoint_of, counting_model, monitored, raising, train
 from .test_event_files import scalars
 
 tf = pytest.importorskip("tensorflow")
@@ -57,9 +57,7 @@ async def test_a_coroutine_has_the_graph_as_the_default_one_also_after_a_wait(
         return {"step": session.run(v1.train.get_global_step())}
 
     hook = EvaluationHook(evaluate, every_n_steps=2, mode=mode)
-    async with monitored(model.graph, [hook]) as session:
-        for _ in range(3):
-            await session.run(model.train_op)
+    await train(model, [hook], 3)
     assert graphs == [model.graph] * 4
     assert (hook.latest, hook.latest_step) == ({"step": 3.0}, 3)
 
@@ -77,9 +75,7 @@ async def test_a_plain_function_has_the_graph_as_the_default_one_in_its_thread(
         return {"step": session.run(v1.train.get_global_step())}
 
     hook = EvaluationHook(evaluate, every_n_steps=4, mode=mode, output_dir=str(tmp_path))
-    async with monitored(model.graph, [hook]) as session:
-        for _ in range(4):
-            await session.run(model.train_op)
+    await train(model, [hook], 4)
     assert threading.current_thread() not in threads
     assert scalars(tmp_path, "eval/step") == [(4, 4.0)]
 
@@ -140,12 +136,8 @@ async def test_it_counts_from_the_step_of_a_restored_checkpoint(
         steps.append(step)
         return {}
 
-    with model.graph.as_default():
-        creator = asynchooks.ChiefSessionCreator(checkpoint_filename_with_path=path)
     hook = EvaluationHook(evaluate, every_n_steps=3, mode=mode, at_end=False)
-    async with monitored(model.graph, [hook], creator) as session:
-        for _ in range(7):
-            await session.run(model.train_op)
+    await train(model, [hook], 7, checkpoint_filename_with_path=path)
     assert steps == [10, 13]
 
 
@@ -163,8 +155,7 @@ async def test_the_end_of_a_dataset_of_the_evaluation_is_not_the_end_of_training
 
     hook = EvaluationHook(evaluate, every_n_steps=1, mode=mode)
     with pytest.raises(RuntimeError, match="let OutOfRangeError.* out: its input has ended"):
-        async with monitored(model.graph, [hook]) as session:
-            await session.run(model.train_op)
+        await train(model, [hook], 1)
 
 
 @both_modes
@@ -216,6 +207,5 @@ async def test_only_evaluations_between_steps_have_runs_enter_the_graph() -> Non
     for mode in Evaluate:
         model = counting_model()
         hook = EvaluationHook(lambda session, step: {}, every_n_steps=5, mode=mode, at_end=False)
-        async with monitored(model.graph, [hook, Looks(after_run=look)]) as session:
-            await session.run(model.train_op)
+        await train(model, [hook, Looks(after_run=look)], 1)
         assert (graphs.pop() is model.graph) == (mode is Evaluate.EXCLUSIVE)

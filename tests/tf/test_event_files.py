@@ -28,6 +28,7 @@ from .models import (
     counting_model,
     monitored,
     raising,
+    train,
 )
 
 tf = pytest.importorskip("tensorflow")
@@ -72,12 +73,6 @@ def model_with_summary() -> tuple[Model, Any]:
         return model, v1.summary.scalar("loss", 0.5)
 
 
-async def train(model: Model, hooks: list[Any], num_steps: int = 12) -> None:
-    async with monitored(model.graph, hooks) as session:
-        for _ in range(num_steps):
-            await session.run(model.train_op)
-
-
 async def test_tensorflows_hooks_and_ours_share_a_file_of_which_all_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +91,7 @@ async def test_tensorflows_hooks_and_ours_share_a_file_of_which_all_is_read(
         evaluation("logs/"),
         StepCounterHook(2, output_dir=absolute),
     ]
-    await train(model, hooks)
+    await train(model, hooks, 12)
     assert len(event_files(tmp_path / "logs")) == 1
     events = read(tmp_path / "logs")
     steps = steps_of(events)
@@ -111,7 +106,7 @@ async def test_the_file_is_the_one_of_tensorflows_cache(tmp_path: Path) -> None:
     model = counting_model()
     with model.graph.as_default():
         writer = v1.summary.FileWriterCache.get(str(tmp_path))
-    await train(model, [evaluation(str(tmp_path))])
+    await train(model, [evaluation(str(tmp_path))], 12)
     value = v1.Summary.Value(tag="mine", simple_value=1.0)
     writer.add_summary(v1.Summary(value=[value]), 13)  # it is open yet
     writer.flush()
@@ -124,7 +119,7 @@ async def test_a_cached_writer_that_was_closed_is_opened_again(tmp_path: Path) -
     model = counting_model()
     with model.graph.as_default():
         v1.summary.FileWriterCache.get(str(tmp_path)).close()
-    await train(model, [evaluation(str(tmp_path))])
+    await train(model, [evaluation(str(tmp_path))], 12)
     assert steps_of(read(tmp_path)) == {"eval/score": [4, 8, 12]}
 
 
@@ -224,9 +219,7 @@ async def test_the_rate_is_that_of_the_time_between_the_triggers(
     def half_a_second(context: object) -> None:
         clock[0] += 0.5
 
-    async with monitored(model.graph, [Moments(before_run=half_a_second), hook]) as session:
-        for _ in range(9):
-            await session.run(model.train_op)
+    await train(model, [Moments(before_run=half_a_second), hook], 9)
     assert scalars(tmp_path) == [(5, 2.0), (9, 2.0)]
 
 
@@ -234,9 +227,7 @@ async def test_timelines_go_to_any_file_system_of_tensorflow(tmp_path: Path) -> 
     directory = f"ram:/{tmp_path}"  # a name of its own
     model = counting_model()
     hook = ProfilerHook(save_steps=1, output_dir=directory)
-    async with monitored(model.graph, [hook]) as session:
-        for _ in range(2):
-            await session.run(model.train_op)
+    await train(model, [hook], 2)
     with tf.io.gfile.GFile(f"{directory}/timeline-2.json") as file:
         assert json.loads(file.read())["traceEvents"]
 

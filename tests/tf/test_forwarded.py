@@ -21,10 +21,9 @@ from asynchooks import (
 )
 
 from ..hooks.forwarding import Forwards, ForwardsAll, Wrap, bare, twice
-from .models import ChiefSessionCreator, counting_model, monitored
+from .models import counting_model, monitored, saver_of, train
 
 tf = pytest.importorskip("tensorflow")
-v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 Program = Callable[[Wrap, Path], Awaitable[Any]]
@@ -56,13 +55,8 @@ async def checkpoints(wrap: Wrap, path: Path, **options: Any) -> Any:
     left: list[Any] = []
     for num_runs in (5, 3):
         model, counts = counting_model(), Counts()
-        with model.graph.as_default():
-            saver = v1.train.Saver()
-            creator = ChiefSessionCreator(checkpoint_dir=str(path))
-        saving = CheckpointSaverHook(path, save_steps=100, saver=saver, **options)
-        async with monitored(model.graph, [wrap(saving), wrap(counts)], creator) as session:
-            for _ in range(num_runs):
-                await session.run(model.train_op)
+        saving = CheckpointSaverHook(path, save_steps=100, saver=saver_of(model), **options)
+        await train(model, [wrap(saving), wrap(counts)], num_runs, checkpoint_dir=str(path))
         newest = tf.train.latest_checkpoint(str(path))
         left.append((newest.removeprefix(str(path)), counts.num_runs))
     return left
@@ -75,11 +69,8 @@ async def background_checkpoints(wrap: Wrap, path: Path) -> Any:
 async def timers_beside_tensorflows_checkpoints(wrap: Wrap, path: Path) -> Any:
     """Timers alone leave no file beside those of TensorFlow's saver."""
     model = counting_model()
-    with model.graph.as_default():
-        saver = v1.train.Saver()
-    saving = CheckpointSaverHook(path, save_steps=100, saver=saver)
-    async with monitored(model.graph, [wrap(saving), wrap(StepCounterHook(1))]) as session:
-        await session.run(model.train_op)
+    saving = CheckpointSaverHook(path, save_steps=100, saver=saver_of(model))
+    await train(model, [wrap(saving), wrap(StepCounterHook(1))], 1)
     return files(path)
 
 

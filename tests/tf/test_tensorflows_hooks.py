@@ -19,7 +19,7 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, settle
-from .models import ChiefSessionCreator, Model, counting_model, monitored
+from .models import ChiefSessionCreator, Model, counting_model, monitored, train
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -232,8 +232,7 @@ async def test_an_error_names_the_hook_and_the_moment(moment: str) -> None:
     setattr(Faulty, moment, fail)
     model = counting_model()
     with pytest.raises(ZeroDivisionError, match="a bug") as caught:
-        async with monitored(model.graph, [Noting(), Faulty()]) as session:
-            await session.run(model.train_op)
+        await train(model, [Noting(), Faulty()], 1)
     assert f"in {moment} of Faulty" in caught.value.__notes__
 
 
@@ -246,8 +245,7 @@ async def test_a_method_that_a_hook_leaves_alone_is_not_called(
 
     model, hook = counting_model(), Noting()
     monkeypatch.delattr(Noting, moment)
-    async with monitored(model.graph, [hook]) as session:
-        await session.run(model.train_op)
+    await train(model, [hook], 1)
     assert called == []
     assert [each for _, each in hook.log] == [each for each in MOMENTS if each != moment]
 
