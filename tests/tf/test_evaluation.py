@@ -13,7 +13,7 @@ import pytest
 import asynchooks
 from asynchooks import Evaluate, EvaluationHook, SharedSessionCreator, StopAtStepHook
 
-from .models import Moments, aborted, checkpoint_of, counting_model, monitored, raising, train
+from .models import Moments, aborted, counting_model, monitored, raising, train
 from .test_event_files import scalars
 
 tf = pytest.importorskip("tensorflow")
@@ -122,23 +122,6 @@ async def test_evaluations_of_a_shared_model_see_one_step_of_it(
     assert firsts == seconds == steps
     if not is_beside:
         assert [label for label, _ in steps] == [value for _, value in steps]
-
-
-@both_modes
-async def test_it_counts_from_the_step_of_a_restored_checkpoint(
-    mode: Evaluate, tmp_path: Path
-) -> None:
-    model = counting_model()
-    path = checkpoint_of(model, tmp_path, 7)
-    steps = []
-
-    async def evaluate(session: Any, step: int) -> dict[str, float]:
-        steps.append(step)
-        return {}
-
-    hook = EvaluationHook(evaluate, every_n_steps=3, mode=mode, at_end=False)
-    await train(model, [hook], 7, checkpoint_filename_with_path=path)
-    assert steps == [10, 13]
 
 
 @both_modes

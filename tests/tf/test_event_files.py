@@ -197,32 +197,6 @@ async def test_a_writer_of_the_users_is_written_to_and_stays_open(tmp_path: Path
     assert scalars(tmp_path, "own") == [(9, 7.0)]
 
 
-async def test_events_are_flushed_when_training_fails(tmp_path: Path) -> None:
-    model = counting_model()
-    hook = StepCounterHook(every_n_steps=1, output_dir=str(tmp_path))
-    with pytest.raises(ZeroDivisionError, match="body"):
-        async with monitored(model.graph, [hook]) as session:
-            for _ in range(3):
-                await session.run(model.train_op)
-            raise ZeroDivisionError("body")
-    assert [step for step, _ in scalars(tmp_path)] == [2, 3]
-
-
-async def test_the_rate_is_that_of_the_time_between_the_triggers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = counting_model()
-    clock = [0.0]
-    monkeypatch.setattr("asynchooks._timer.now", lambda: clock[0])
-    hook = StepCounterHook(every_n_steps=4, output_dir=str(tmp_path))
-
-    def half_a_second(context: object) -> None:
-        clock[0] += 0.5
-
-    await train(model, [Moments(before_run=half_a_second), hook], 9)
-    assert scalars(tmp_path) == [(5, 2.0), (9, 2.0)]
-
-
 async def test_timelines_go_to_any_file_system_of_tensorflow(tmp_path: Path) -> None:
     directory = f"ram:/{tmp_path}"  # a name of its own
     model = counting_model()

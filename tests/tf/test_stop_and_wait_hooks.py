@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import anyio
@@ -12,7 +11,6 @@ from asynchooks import (
     GlobalStepWaiterHook,
     MonitoredSession,
     SharedSessionCreator,
-    StepUnreachableError,
     StopAtStepHook,
 )
 
@@ -129,25 +127,6 @@ async def test_where_the_step_is_there_already_nothing_is_run() -> None:
     assert runs == []
 
 
-async def test_a_reused_hook_keeps_its_last_step() -> None:
-    model = counting_model()
-    hook, creator = StopAtStepHook(num_steps=2), shared(model)
-    async with monitored(model.graph, None, creator) as observer:
-        for _ in range(2):
-            await train(monitored(model.graph, [hook], creator), model.train_op)
-        assert observer.global_step.value == 2
-
-
-async def test_a_stride_of_k_stops_within_k_minus_1() -> None:
-    graph = tf.Graph()
-    with graph.as_default():
-        train_op = v1.assign_add(v1.train.get_or_create_global_step(), 3)
-    async with monitored(graph, [StopAtStepHook(last_step=10)]) as session:
-        while not session.should_stop():
-            await session.run(train_op)
-        assert session.global_step.value == 12
-
-
 async def test_waiters_start_at_their_steps_while_the_first_trains() -> None:
     model = counting_model()
     started: dict[int, int] = {}
@@ -166,46 +145,3 @@ async def test_waiters_start_at_their_steps_while_the_first_trains() -> None:
             group.start_soon(wait_and_train, at)
     assert sorted(started) == [0, 10, 20, 30, 40]
     assert all(at <= step <= at + 5 for at, step in started.items()), started
-
-
-async def test_a_waiter_waits_before_its_first_run_only() -> None:
-    model = counting_model()
-    async with monitored(model.graph, [GlobalStepWaiterHook(0)]) as session:
-        assert await session.run(model.train_op) == 1
-    hook = GlobalStepWaiterHook(1)
-    creator = shared(model)
-    async with monitored(model.graph, None, creator) as first:
-        await first.run(model.train_op)
-        async with monitored(model.graph, [hook], creator) as second:
-            assert await second.run(model.train_op) == 2
-            second.global_step.restart(0)
-            assert await second.run(model.train_op) == 3
-
-
-async def test_a_waiter_whose_step_cannot_come_gets_an_error() -> None:
-    model = counting_model()
-    creator = shared(model, 1)
-    with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
-        async with monitored(model.graph, [GlobalStepWaiterHook(5)], creator) as session:
-            await session.run(model.train_op)
-
-
-async def test_a_waiter_says_once_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
-    model = counting_model()
-    creator = shared(model, 2)
-    caplog.set_level(logging.INFO, "asynchooks")
-
-    async def wait() -> None:
-        async with monitored(model.graph, [GlobalStepWaiterHook(3)], creator) as session:
-            assert await session.run(model.train_op) == 4
-
-    async with (
-        monitored(model.graph, None, creator) as first,
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        for _ in range(3):
-            await first.run(model.train_op)
-    waiting = [r.getMessage() for r in caplog.records if "Waiting for" in r.getMessage()]
-    assert waiting == ["Waiting for global step 3 before starting training."]
