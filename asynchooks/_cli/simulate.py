@@ -1,19 +1,21 @@
-"""`asynchooks simulate`: its arguments, checked before anything runs, and the run itself."""
+"""`asynchooks simulate`: its arguments, checked before anything runs, the run, and its output."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import argument, number, numeric, positive
-from . import simulate_output as output
 
 if TYPE_CHECKING:
     from ..protocols import Protocol
@@ -27,6 +29,10 @@ DESCRIPTION = (
 )
 DEFAULT_UPDATES = 10_000
 _NUM_LOSSES = 200
+_SHARES = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
+_WIDTH = 200
+"""Columns, where there is no terminal that could be too narrow."""
+_LOOK_EVERY_SECS = 0.1
 _DELAY = "seconds by a distribution: constant:0.1, exponential:1.0 or uniform:1,3"
 
 
@@ -103,6 +109,23 @@ class Contender:
     """Whether its rate was given for it, rather than by default or for all."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """The result of one protocol with its best learning rate."""
+
+    contender: Contender
+    report: Report
+    learning_rate: float
+    tried: Mapping[float, float]
+    """The last loss by learning rate, of all learning rates that were tried."""
+
+    def labelled_report(self) -> Report:
+        """The report with the rate in its protocol's name, if it was given for it."""
+        if not self.contender.shows_rate:
+            return self.report
+        return replace(self.report, protocol=f"{self.report.protocol}@{self.learning_rate:g}")
+
+
 def _simulate(
     options: argparse.Namespace, contenders: list[Contender], failures: list[Failure]
 ) -> int:
@@ -115,15 +138,13 @@ def _simulate(
     if options.plot is not None:
         plot_reports(options.plot, [each.labelled_report() for each in results])
     if options.json:
-        output.print_json(options.seed, options.backend, results)
+        _print_json(options.seed, options.backend, results)
     else:
-        output.print_table(results)
+        _print_table(results)
     return 0
 
 
-def _best(
-    options: argparse.Namespace, contender: Contender, failures: list[Failure]
-) -> output.Result:
+def _best(options: argparse.Namespace, contender: Contender, failures: list[Failure]) -> Result:
     """The result with the learning rate that ended with the lowest loss; of equals the first."""
     reports = [_train(options, contender, rate, failures) for rate in contender.rates]
     losses = [each.losses[-1][2] for each in reports]
@@ -131,9 +152,7 @@ def _best(
     order = [math.inf if math.isnan(each) else each for each in losses]
     best = order.index(min(order))
     tried = dict(zip(contender.rates, losses, strict=True))
-    return output.Result(
-        reports[best], contender.rates[best], tried, shows_rate=contender.shows_rate
-    )
+    return Result(contender, reports[best], contender.rates[best], tried)
 
 
 def _train(
@@ -169,7 +188,7 @@ def _train(
 
     # the loss shows a learning rate that is too large: no warning is needed
     label = f"{name}@{rate:g}" if contender.shows_rate else name
-    with output.progress(label, done), np.errstate(over="ignore", invalid="ignore"):
+    with _progress(label, done), np.errstate(over="ignore", invalid="ignore"):
         report = cluster.run(
             gradient=problem.gradient,
             updates=updates,
@@ -198,8 +217,11 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         options.updates = DEFAULT_UPDATES
     if options.backend == "trio" and find_spec("trio") is None:
         raise ImportError("--backend trio needs trio; pip install 'asynchooks[trio]'")
-    if not options.json:
-        output.check_rich()
+    if not (options.json or _has_rich()):
+        raise ImportError(
+            "the table needs rich, which is not installed; pip install 'asynchooks[cli]', or give "
+            "--json"
+        )
     if options.trace is not None:
         if len(contenders) > 1:
             raise ValueError("--trace takes one protocol; give --protocol instead of --compare")
@@ -280,6 +302,93 @@ def _named(option: str) -> Iterator[None]:
         raise type(error)(f"argument {option}: {error.filename!r} {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"argument {option}: {error}") from error
+
+
+def _print_table(results: Sequence[Result]) -> None:
+    """Print a row for each result. Kinds of time that no worker spent have no column."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [each.report.summary_row() for each in results]
+    shares = [kind for kind in _SHARES if any(row[f"share_{kind}"] >= 5e-4 for row in rows)]
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    table.add_column("protocol")
+    titles = "rate", "virtual s", "updates", "per s", "staleness", "max", "dropped"
+    for title in (*titles, *shares, "loss"):
+        table.add_column(title, justify="right")
+    for row, result in zip(rows, results, strict=True):
+        table.add_row(
+            row["protocol"],
+            f"{result.learning_rate:.4g}",
+            f"{row['secs']:.6g}",
+            str(row["updates"]),
+            f"{row['updates_per_second']:.4g}",
+            f"{row['mean_staleness']:.4g}",
+            str(row["max_staleness"]),
+            str(row["discarded"]),
+            *(f"{row[f'share_{kind}']:.1%}" for kind in shares),
+            "" if row["loss"] is None else f"{row['loss']:.3g}",
+        )
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table)
+
+
+def _print_json(seed: int, backend: str, results: Sequence[Result]) -> None:
+    """Print one object: seed, backend, and the reports with the counts of each staleness."""
+    rows = [
+        {
+            **each.report.summary_row(),
+            "staleness": {str(k): v for k, v in each.report.staleness.items()},
+            "learning_rate": each.learning_rate,
+            "loss_by_learning_rate": _finite({str(k): v for k, v in each.tried.items()}),
+        }
+        for each in results
+    ]
+    print(json.dumps({"seed": seed, "backend": backend, "reports": [_finite(row) for row in rows]}))
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with null in place of NaN and infinity, which JSON lacks."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
+
+
+@contextmanager
+def _progress(name: str, done: Callable[[], float]) -> Iterator[None]:
+    """Show `done()`, from 0 to 1, on stderr while the block runs, if that is a terminal."""
+    if not (sys.stderr.isatty() and _has_rich()):
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(file=sys.stderr)
+    has_ended = threading.Event()
+    # drawn by our thread alone: rich's own does not ask for the progress
+    with Progress(console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def look() -> None:
+            while not has_ended.wait(_LOOK_EVERY_SECS):
+                bar.update(task, completed=done(), refresh=True)
+
+        thread = threading.Thread(target=look, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            thread.join()
+
+
+def _has_rich() -> bool:
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 _count = numeric(int, 0, "a whole number >= 0")

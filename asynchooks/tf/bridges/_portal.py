@@ -37,8 +37,8 @@ class HookPortal:
         self._given = (
             None if portal is None else instance("portal", portal, BlockingPortal, expected)
         )
-        self._own: BlockingPortal | None = None
-        self._finalizer: weakref.finalize[[BlockingPortal], HookPortal] | None = None
+        self._own: tuple[BlockingPortal, threading.Thread, Callable[[], object]] | None = None
+        """Its portal, its thread, and what ends it."""
 
     @property
     def portal(self) -> BlockingPortal:
@@ -50,9 +50,10 @@ class HookPortal:
                 target=anyio.run, args=(_serve, opened), name="asynchooks-hooks", daemon=True
             )
             thread.start()
-            self._own, self._thread = opened.get(), thread
-            self._finalizer = weakref.finalize(self, _stop, self._own)
-        return self._own
+            portal = opened.get()
+            end = weakref.finalize(self, portal.start_task_soon, portal.stop, True)
+            self._own = portal, thread, end
+        return self._own[0]
 
     def call(
         self,
@@ -75,19 +76,16 @@ class HookPortal:
     def close(self) -> None:
         """End the event loop and what still runs in it; the next call starts another."""
         own, self._own = self._own, None
-        if own is not None and self._finalizer is not None:
-            self._finalizer()
-            self._thread.join(_JOIN_SECS)  # a task that shields itself is left alone
+        if own is not None:
+            _, thread, end = own
+            end()
+            thread.join(_JOIN_SECS)  # a task that shields itself is left alone
 
 
 async def _serve(opened: queue.SimpleQueue[BlockingPortal]) -> None:
     async with BlockingPortal() as portal:
         opened.put(portal)
         await portal.sleep_until_stopped()
-
-
-def _stop(portal: BlockingPortal) -> None:
-    portal.start_task_soon(portal.stop, True)
 
 
 async def end_side_tasks(coord: Coordinator) -> None:
