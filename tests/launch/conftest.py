@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from .launched import Launched
+from . import launched as programs
+from .launched import WITHOUT_WAITID, Launched
 
 Launch = Callable[..., Launched]
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
+def launch(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Launch]:
     """Of a script: `launch(script, options, *arguments of the script)`."""
+    if getattr(request, "param", "") == "without waitid":
+        monkeypatch.setattr(programs, "LAUNCH", WITHOUT_WAITID)
     with ExitStack() as stack:
 
         def started(script: str, options: str = "", *arguments: str) -> Launched:

@@ -8,8 +8,23 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from asynchooks._engine.current import now
 
+with_and_without_waitid = pytest.mark.parametrize(
+    "launch", ["with waitid", "without waitid"], indirect=True
+)
+"""As on Linux, and as on macOS before Python 3.13."""
+AS_ON_MACOS = """
+import os, sys
+from asynchooks import cli
+from asynchooks.launch import _launcher
+del os.waitid
+sys.platform = "darwin"
+sys.exit(cli.main(sys.argv[1:]))
+"""
+WITHOUT_WAITID = [sys.executable, "-c", AS_ON_MACOS, "launch"]
 LAUNCH = [sys.executable, "-m", "asynchooks", "launch"]
 START = """
 import json, os, signal, subprocess, sys, time

@@ -15,11 +15,12 @@ from asynchooks.launch._cluster import Cluster, Task
 from asynchooks.launch._launcher import launch as launch_cluster
 
 from .conftest import Launch
-from .launched import Launched, is_gone
+from .launched import Launched, is_gone, with_and_without_waitid
 
 pytestmark = pytest.mark.faults
 
 
+@with_and_without_waitid
 def test_a_run_succeeds_when_all_processes_exit_with_0(launch: Launch) -> None:
     launched = launch("print('done')", "--ps 2 --workers 2")
     assert launched.end() == 0
@@ -39,6 +40,7 @@ def test_a_ps_may_end_early(launch: Launch, fifo: str) -> None:
     assert launched.printed.endswith(b"worker:0 | go on\n")
 
 
+@with_and_without_waitid
 @pytest.mark.parametrize("failing", ["ps:1", "worker:1"])
 def test_the_first_failure_ends_all_and_gives_its_exit_code(launch: Launch, failing: str) -> None:
     launched = launch(
@@ -77,6 +79,7 @@ def test_the_traceback_comes_last_below_the_noise_of_others(launch: Launch, fifo
     assert "noise" not in lines
 
 
+@with_and_without_waitid
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_process_that_a_signal_killed_is_a_failure(launch: Launch, number: int) -> None:
     launched = launch(f"if task['index']: os.kill(os.getpid(), {number:d})\nidle()", "--workers 2")
@@ -235,6 +238,7 @@ idle()
 ALL = [f"{name:<8} | pid" for name in ("ps:0", "worker:0", "worker:1")]
 
 
+@with_and_without_waitid
 def test_at_ctrl_c_the_workers_end_and_then_the_ps(launch: Launch) -> None:
     launched = launch(REPORTS, "--workers 2")
     launched.read_until(*ALL)

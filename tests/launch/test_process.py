@@ -16,10 +16,6 @@ from asynchooks._engine.current import now
 from asynchooks.launch._cluster import Task
 from asynchooks.launch._process import Guard, Process, adopted_orphans
 
-from . import launched as launched_programs
-from .conftest import Launch
-from .launched import is_gone
-
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
@@ -137,52 +133,3 @@ async def test_an_end_is_seen_on_a_kernel_without_pidfd(monkeypatch: pytest.Monk
     guard = Guard()
     assert await ended(started(guard, "print(1); sys.exit(4)")) == 4
     guard.close()
-
-
-WITHOUT_WAITID = """
-import os, sys
-from asynchooks import cli
-from asynchooks.launch import _launcher
-del os.waitid
-sys.platform = "darwin"
-sys.exit(cli.main(sys.argv[1:]))
-"""
-
-
-@pytest.fixture
-def launch_without_waitid(monkeypatch: pytest.MonkeyPatch, launch: Launch) -> Launch:
-    """As on macOS before Python 3.13."""
-    command = [sys.executable, "-c", WITHOUT_WAITID, "launch"]
-    monkeypatch.setattr(launched_programs, "LAUNCH", command)
-    return launch
-
-
-@pytest.mark.parametrize(
-    ("end", "code", "how"),
-    [
-        ("sys.exit(3)", 3, "exit code 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "signal SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGUSR1)", 138, "signal SIGUSR1"),
-    ],
-)
-def test_without_waitid_the_first_failure_ends_all(
-    launch_without_waitid: Launch, end: str, code: int, how: str
-) -> None:
-    launched = launch_without_waitid(f"if name == 'worker:1': {end}\nidle()", "--workers 2")
-    assert launched.end() == code
-    assert "worker:1 (process " in launched.errors()
-    assert f"ended with {how};" in launched.errors()
-    assert all(is_gone(pid) for pid in launched.numbers("pid").values())
-
-
-def test_without_waitid_a_run_ends_and_ctrl_c_ends_all_in_order(
-    launch_without_waitid: Launch,
-) -> None:
-    launched = launch_without_waitid("print('done')", "--ps 2 --workers 2")
-    assert (launched.end(), launched.errors()) == (0, "")
-    launched = launch_without_waitid("idle()", "--workers 2")
-    launched.read_until("ps:0     | pid", "worker:0 | pid", "worker:1 | pid")
-    launched.interrupt()
-    assert launched.end() == 130
-    assert launched.errors().endswith("\nasynchooks launch: interrupted\n")
-    assert all(is_gone(pid) for pid in launched.numbers("pid").values())
