@@ -54,9 +54,21 @@ CHECKPOINT = v1.SessionLog.CHECKPOINT
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
+def plain_hook(path: Path, model: Model, **options: Any) -> Any:
+    """TensorFlow's saver writes at once."""
+    return CheckpointSaverHook(path, **{"save_steps": 2, "saver": saver_of(model), **options})
+
+
 def background_hook(path: Path, **options: Any) -> Any:
-    options = {"save_steps": 1, "background": True, **options}
-    return CheckpointSaverHook(path, **options)
+    return CheckpointSaverHook(path, **{"save_steps": 1, "background": True, **options})
+
+
+def listener(base: Any = CheckpointSaverListener, **methods: Callable[..., Any]) -> Any:
+    """A listener with these methods, and those of its class."""
+    made = base()
+    for name, method in methods.items():
+        setattr(made, name, method)
+    return made
 
 
 def prefixes(path: Path) -> dict[int, str]:
@@ -75,12 +87,11 @@ async def test_each_holds_one_step_while_workers_run_in_threads(
 ) -> None:
     """None: TensorFlow's saver writes at once."""
     model = model_of_equal_variables()
-    options: dict[str, Any] = {"saver": saver_of(model)}
     if when_busy is None:
-        hook = CheckpointSaverHook(tmp_path, save_steps=1, **options)
+        hook = plain_hook(tmp_path, model, save_steps=1)
     else:
-        keep_all = Retention(max_to_keep=None)
-        hook = background_hook(tmp_path, when_busy=when_busy, retention=keep_all, **options)
+        options = {"saver": saver_of(model), "retention": Retention(max_to_keep=None)}
+        hook = background_hook(tmp_path, when_busy=when_busy, **options)
     shared = SharedSessionCreator(ChiefSessionCreator(), num_workers=4)
     is_over = anyio.Event()
 
@@ -115,58 +126,26 @@ async def test_each_holds_one_step_while_workers_run_in_threads(
 Log = list[tuple[Any, ...]]
 
 
-class Told:
-    """What all listeners of these tests write down: the moment, where and in which graph."""
+def noting(kind: str, graph: Any, log: Log) -> Any:
+    """A listener that notes each moment, whether it is in the graph, and on the event loop."""
+    loop_thread = threading.get_ident()
 
-    def __init__(self, name: str, graph: Any, log: Log) -> None:
-        self.name = name
-        self.graph = graph
-        self.log = log
-        self.loop_thread = threading.get_ident()
+    def method(moment: str) -> Callable[..., Any]:
+        def plain(session: Any = None, global_step_value: int = -1) -> None:
+            is_default = v1.get_default_graph() is graph
+            on_loop = threading.get_ident() == loop_thread
+            log.append((kind, moment, global_step_value, is_default, on_loop))
 
-    def see(self, moment: str, step: int) -> None:
-        is_default = v1.get_default_graph() is self.graph
-        on_loop = threading.get_ident() == self.loop_thread
-        self.log.append((self.name, moment, step, is_default, on_loop))
+        async def coroutine(session: Any = None, global_step_value: int = -1) -> None:
+            await anyio.lowlevel.checkpoint()
+            plain(session, global_step_value)
 
+        return coroutine if kind == "coroutines" else plain
 
-class Plain(Told, CheckpointSaverListener):
-    def begin(self) -> None:  # type: ignore[override]
-        self.see("begin", -1)
-
-    def before_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-        self.see("before_save", global_step_value)
-
-    def after_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-        self.see("after_save", global_step_value)
-
-    def end(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-        self.see("end", global_step_value)
-
-
-class TensorFlows(Told, v1.train.CheckpointSaverListener):  # type: ignore[misc, name-defined]
-    begin = Plain.begin
-    before_save = Plain.before_save
-    after_save = Plain.after_save
-    end = Plain.end
-
-
-class Coroutines(Told, CheckpointSaverListener):
-    async def begin(self) -> None:
-        await self.see_later("begin", -1)
-
-    async def before_save(self, session: Any, global_step_value: int) -> None:
-        await self.see_later("before_save", global_step_value)
-
-    async def after_save(self, session: Any, global_step_value: int) -> None:
-        await self.see_later("after_save", global_step_value)
-
-    async def end(self, session: Any, global_step_value: int) -> None:
-        await self.see_later("end", global_step_value)
-
-    async def see_later(self, moment: str, step: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self.see(moment, step)
+    is_theirs = kind == "TensorFlow's"
+    base = v1.train.CheckpointSaverListener if is_theirs else CheckpointSaverListener
+    moments = ("begin", "before_save", "after_save", "end")
+    return listener(base, **{moment: method(moment) for moment in moments})
 
 
 @pytest.mark.parametrize(("num_runs", "steps"), [(3, (0, 2, 3)), (4, (0, 2, 4))])
@@ -176,19 +155,17 @@ async def test_listeners_of_all_kinds_are_called_in_order_each_in_its_place(
     """A step that is saved already is not saved again at the end."""
     model = counting_model()
     log: Log = []
-    listeners = [kind(kind.__name__, model.graph, log) for kind in (Plain, Coroutines, TensorFlows)]
-    hook = CheckpointSaverHook(
-        str(tmp_path), save_steps=2, saver=saver_of(model), listeners=iter(listeners)
-    )
-    await train(model, [hook], num_runs)
+    kinds = ("plain", "coroutines", "TensorFlow's")
+    listeners = (noting(kind, model.graph, log) for kind in kinds)
+    await train(model, [plain_hook(tmp_path, model, listeners=listeners)], num_runs)
     moments = [("begin", -1)]
     for step in steps:
         moments += [("before_save", step), ("after_save", step)]
     moments.append(("end", steps[-1]))
     assert log == [
-        (name, moment, step, True, moment == "begin" or name == "Coroutines")
+        (kind, moment, step, True, moment == "begin" or kind == "coroutines")
         for moment, step in moments
-        for name in ("Plain", "Coroutines", "TensorFlows")
+        for kind in kinds
     ]
 
 
@@ -196,18 +173,15 @@ async def test_listeners_may_read_the_model_and_see_all_of_the_saved_step(tmp_pa
     model = counting_model()
     log: Log = []
 
-    class Reads(CheckpointSaverListener):
-        async def before_save(self, session: Any, global_step_value: int) -> None:
-            log.append(("before", global_step_value, session.run(model.step).item()))
-            log.append(("saved", saved_steps(tmp_path)))
+    async def before_save(session: Any, step: int) -> None:
+        log.append(("before", step, session.run(model.step).item()))
+        log.append(("saved", saved_steps(tmp_path)))
 
-        async def after_save(self, session: Any, global_step_value: int) -> None:
-            log.append(("saved", saved_steps(tmp_path)))
+    async def after_save(session: Any, step: int) -> None:
+        log.append(("saved", saved_steps(tmp_path)))
 
-    hook = CheckpointSaverHook(
-        str(tmp_path), save_steps=2, saver=saver_of(model), listeners=[Reads()]
-    )
-    await train(model, [hook], 2)
+    reads = listener(before_save=before_save, after_save=after_save)
+    await train(model, [plain_hook(tmp_path, model, listeners=[reads])], 2)
     assert log == [
         ("before", 0, 0),
         ("saved", []),
@@ -222,20 +196,16 @@ async def test_listeners_may_read_the_model_and_see_all_of_the_saved_step(tmp_pa
 async def test_a_true_answer_stops_after_a_run_but_not_at_creation(
     answer: Any, tmp_path: Path
 ) -> None:
-    class Stops(CheckpointSaverListener):
-        async def after_save(self, session: Any, global_step_value: int) -> bool | None:
-            stop: bool = answer
-            return stop
+    async def after_save(session: Any, step: int) -> Any:
+        return answer
 
     model = counting_model()
-    hook = CheckpointSaverHook(
-        str(tmp_path), save_steps=3, saver=saver_of(model), listeners=[Stops()]
-    )
+    hook = plain_hook(tmp_path, model, listeners=[listener(after_save=after_save)])
     async with monitored(model.graph, [hook]) as session:
         assert not session.should_stop()
         while not session.should_stop():
             await session.run(model.train_op)
-    assert saved_steps(tmp_path) == [0, 3]
+    assert saved_steps(tmp_path) == [0, 2]
 
 
 async def test_a_function_session_has_no_graph_to_save(tmp_path: Path) -> None:
@@ -310,13 +280,13 @@ async def test_a_save_that_fails_is_due_again_unless_it_was_written(
 ) -> None:
     model = counting_model()
     faulty = Faulty(model, fails, 2)
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=faulty, listeners=[faulty])
+    hook = plain_hook(tmp_path, model, saver=faulty, listeners=[faulty])
     is_written = fails == "after_save"
     async with monitored(model.graph, [hook]) as session:
         await session.run(model.train_op)
         with pytest.raises(tf.errors.ResourceExhaustedError, match=f"full in {fails}") as caught:
             await session.run(model.train_op)
-        named = [] if fails == "save" else [f"in the listener's Faulty.{fails}"]
+        named = [] if fails == "save" else [f"in the listener's Played.{fails}"]
         assert caught.value.__notes__ == [*named, "in after_run of CheckpointSaverHook"]
         assert not session.global_step.statistics().is_exclusive, "it delays no worker"
         assert saved_steps(tmp_path) == ([0, 2] if is_written else [0])
@@ -332,7 +302,7 @@ async def test_a_step_that_was_not_saved_when_it_was_due_is_saved_at_the_end(
     tmp_path: Path,
 ) -> None:
     model = counting_model()
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=2, saver=Faulty(model, "save", 2))
+    hook = plain_hook(tmp_path, model, saver=Faulty(model, "save", 2))
     async with monitored(model.graph, [hook]) as session:
         await session.run(model.train_op)
         with pytest.raises(tf.errors.ResourceExhaustedError):
@@ -347,7 +317,7 @@ async def test_a_failed_save_names_hook_and_moment(
     nth: int, moment: str, steps: list[int], tmp_path: Path
 ) -> None:
     model = counting_model()
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=9, saver=Faulty(model, "save", nth))
+    hook = plain_hook(tmp_path, model, save_steps=9, saver=Faulty(model, "save", nth))
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         await train(model, [hook], 1)
     assert f"in {moment} of CheckpointSaverHook" in caught.value.__notes__
@@ -358,7 +328,7 @@ async def test_a_directory_below_a_file_is_named_in_the_error(tmp_path: Path) ->
     (tmp_path / "file").write_text("in the way")
     directory = str(tmp_path / "file" / "model")
     model = counting_model()
-    hook = CheckpointSaverHook(directory, save_steps=1, saver=saver_of(model))
+    hook = plain_hook(Path(directory), model)
     with pytest.raises(tf.errors.OpError) as caught:
         await monitored(model.graph, [hook]).__aenter__()
     notes = "\n".join(caught.value.__notes__)
@@ -392,7 +362,7 @@ async def test_a_cancellation_waits_for_what_is_under_way_and_then_leaves(
             assert released.wait(timeout=60)
 
     blocks = Played(model, block)
-    hook = CheckpointSaverHook(str(tmp_path), save_steps=1, saver=blocks, listeners=[blocks])
+    hook = plain_hook(tmp_path, model, save_steps=1, saver=blocks, listeners=[blocks])
     log: list[str] = []
     look = Moments(after_run=lambda *_: log.append("after_run of the next hook"))
 
@@ -455,19 +425,16 @@ async def test_the_files_hold_what_tensorflows_saver_would_have_saved(
     model = model_of_all_kinds()
     with model.graph.as_default():
         saver = SAVERS[kind]()
-    hook = background_hook(tmp_path / "ours", saver=saver, save_steps=9)
 
-    class SavesToo(CheckpointSaverListener):
-        def before_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-            saver.save(session, str(tmp_path / "theirs"), global_step=global_step_value)
+    def save_too(session: Any, step: int) -> None:
+        saver.save(session, str(tmp_path / "theirs"), global_step=step)
 
-    hook._listeners._listeners.append(SavesToo())
+    listeners = [listener(before_save=save_too)]
+    hook = background_hook(tmp_path / "ours", saver=saver, save_steps=9, listeners=listeners)
     await train(model, [hook], 2)
     for step in (0, 2):
-        theirs, ours = (
-            content_of(f"{tmp_path}/theirs-{step}"),
-            content_of(prefixes(tmp_path / "ours")[step]),
-        )
+        theirs = content_of(f"{tmp_path}/theirs-{step}")
+        ours = content_of(prefixes(tmp_path / "ours")[step])
         assert sorted(theirs) == sorted(ours)
         for name, value in theirs.items():
             np.testing.assert_array_equal(value, ours[name], strict=isinstance(value, np.ndarray))
@@ -528,35 +495,32 @@ def test_ref_variables_are_copied_as_they_were(tmp_path: Path) -> None:
 async def test_listeners_find_the_graph_and_may_read_the_model(tmp_path: Path) -> None:
     model, log = counting_model(), []  # type: tuple[Model, list[Any]]
 
-    class Reads(CheckpointSaverListener):
-        async def before_save(self, session: Any, global_step_value: int) -> None:
-            self.note("before", session, global_step_value)
+    def note(moment: str, session: Any, step: int) -> None:
+        is_default = v1.get_default_graph() is model.graph
+        log.append((moment, step, is_default, session.run(model.step).item() >= step))
 
-        async def after_save(self, session: Any, global_step_value: int) -> None:
-            await anyio.lowlevel.checkpoint()
-            self.note("after", session, global_step_value)
+    async def before_save(session: Any, step: int) -> None:
+        note("before", session, step)
 
-        def note(self, moment: str, session: Any, step: int) -> None:
-            is_default = v1.get_default_graph() is model.graph
-            log.append((moment, step, is_default, session.run(model.step).item() >= step))
+    async def after_save(session: Any, step: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        note("after", session, step)
 
-    hook = background_hook(tmp_path, saver=saver_of(model), listeners=[Reads()])
-    await train(model, [hook], 2)
+    reads = listener(before_save=before_save, after_save=after_save)
+    await train(model, [background_hook(tmp_path, saver=saver_of(model), listeners=[reads])], 2)
     moments = [(moment, step) for step in (0, 1, 2) for moment in ("before", "after")]
     assert sorted(log) == sorted((*each, True, True) for each in moments)
 
 
-async def test_steps_go_on_while_a_copy_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_steps_go_on_while_a_copy_is_written(tmp_path: Path) -> None:
     model, arrived, go_on = counting_model(), threading.Event(), threading.Event()
 
-    class Holds(CheckpointSaverListener):
-        def after_save(self, session: Any, global_step_value: int) -> None:  # type: ignore[override]
-            arrived.set()
-            assert go_on.wait(20)
+    def hold(session: Any, step: int) -> None:
+        arrived.set()
+        assert go_on.wait(20)
 
-    hook = background_hook(tmp_path, saver=saver_of(model), save_steps=9, listeners=[Holds()])
+    listeners = [listener(after_save=hold)]
+    hook = background_hook(tmp_path, saver=saver_of(model), save_steps=9, listeners=listeners)
     async with monitored(model.graph, [hook]) as session:
         assert await anyio.to_thread.run_sync(arrived.wait, 20)
         for _ in range(3):
