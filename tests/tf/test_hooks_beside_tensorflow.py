@@ -24,53 +24,50 @@ v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
-def logging_of(tensors: Callable[[Setup], Any], **options: Any) -> Callable[[Setup], list[Any]]:
-    return lambda s: [s.train.LoggingTensorHook(tensors(s), **options)]
+Hooks = Callable[[Setup], list[Any]]
 
 
 def loss_and_x(s: Setup) -> dict[str, Any]:
     return {"x": s.model.x, "a loss": s.model.loss}
 
 
+def logs(tensors: Callable[[Setup], Any] = loss_and_x, **options: Any) -> Hooks:
+    return lambda s: [s.train.LoggingTensorHook(tensors(s), **options)]
+
+
 LOGGING = {
-    "by runs": Program(logging_of(loss_and_x, every_n_iter=3), "INFO a loss = "),
-    "every run": Program(logging_of(loss_and_x, every_n_iter=1), "(# sec)"),
-    "by seconds": Program(logging_of(loss_and_x, every_n_secs=0), "(# sec)"),
-    "by seconds that never pass": Program(logging_of(loss_and_x, every_n_secs=3e4), "a loss = "),
-    "at the end alone": Program(logging_of(loss_and_x, at_end=True), "a loss = "),
-    "at the end, just logged": Program(
-        logging_of(loss_and_x, every_n_iter=4, at_end=True), "(# sec)"
-    ),
-    "at the end, seconds": Program(logging_of(loss_and_x, every_n_secs=0, at_end=True), "(# sec)"),
-    "at the end without a run": Program(
-        logging_of(loss_and_x, every_n_iter=4, at_end=True), "a loss = ", num_runs=0
-    ),
-    "a list of names": Program(logging_of(lambda s: ["x", "loss:0"], every_n_iter=5), "x = "),
-    "a list of tensors": Program(logging_of(lambda s: [s.model.loss], every_n_iter=5), "Tensor("),
+    "by runs": Program(logs(every_n_iter=3), "INFO a loss = "),
+    "every run": Program(logs(every_n_iter=1), "(# sec)"),
+    "by seconds": Program(logs(every_n_secs=0), "(# sec)"),
+    "by seconds that never pass": Program(logs(every_n_secs=3e4), "a loss = "),
+    "at the end alone": Program(logs(at_end=True), "a loss = "),
+    "at the end, just logged": Program(logs(every_n_iter=4, at_end=True), "(# sec)"),
+    "at the end, seconds": Program(logs(every_n_secs=0, at_end=True), "(# sec)"),
+    "at the end without a run": Program(logs(every_n_iter=4, at_end=True), "a loss = ", num_runs=0),
+    "a list of names": Program(logs(lambda s: ["x", "loss:0"], every_n_iter=5), "x = "),
+    "a list of tensors": Program(logs(lambda s: [s.model.loss], every_n_iter=5), "Tensor("),
     "names in a dict": Program(
-        logging_of(lambda s: {"b": "loss", "a": "pair:1"}, every_n_iter=5), "a = "
+        logs(lambda s: {"b": "loss", "a": "pair:1"}, every_n_iter=5), "a = "
     ),
-    "small numbers": Program(logging_of(lambda s: ["tiny"], every_n_iter=5), "tiny = [0. "),
+    "small numbers": Program(logs(lambda s: ["tiny"], every_n_iter=5), "tiny = [0. "),
     "a sparse tensor": Program(
-        logging_of(lambda s: {"sparse": s.model.sparse}, every_n_iter=5), "SparseTensorValue("
+        logs(lambda s: {"sparse": s.model.sparse}, every_n_iter=5), "SparseTensorValue("
     ),
-    "an op": Program(logging_of(lambda s: {"op": s.model.loss.op}, every_n_iter=5), "op = None"),
+    "an op": Program(logs(lambda s: {"op": s.model.loss.op}, every_n_iter=5), "op = None"),
     "a formatter": Program(
-        logging_of(loss_and_x, every_n_iter=5, formatter=lambda v: f"<{sorted(v)}: {v['x']}>"),
+        logs(every_n_iter=5, formatter=lambda v: f"<{sorted(v)}: {v['x']}>"),
         "<['a loss', 'x']: ",
     ),
     "a formatter at the end": Program(
-        logging_of(loss_and_x, at_end=True, formatter=lambda v: f"<{v['x']}>"), "INFO <"
+        logs(at_end=True, formatter=lambda v: f"<{v['x']}>"), "INFO <"
     ),
     "the same hook in two sessions": Program(
-        logging_of(loss_and_x, every_n_iter=5), "a loss = ", num_runs=4, num_sessions=2
+        logs(every_n_iter=5), "a loss = ", num_runs=4, num_sessions=2
     ),
-    "a name with several outputs": Program(
-        logging_of(lambda s: ["pair"], every_n_iter=1), "ValueError"
-    ),
-    "an unknown name": Program(logging_of(lambda s: ["nobody"], every_n_iter=1), "KeyError"),
+    "a name with several outputs": Program(logs(lambda s: ["pair"], every_n_iter=1), "ValueError"),
+    "an unknown name": Program(logs(lambda s: ["nobody"], every_n_iter=1), "KeyError"),
     "a tensor of another graph": Program(
-        logging_of(lambda s: [foreign_tensor()], every_n_iter=1), "ValueError"
+        logs(lambda s: [foreign_tensor()], every_n_iter=1), "ValueError"
     ),
 }
 
@@ -100,9 +97,7 @@ FEEDS = {
     "by name": Program(lambda s: [s.train.FeedFnHook(lambda: {"rate:0": 2.0})], "'read': 12"),
     "nothing": Program(lambda s: [s.train.FeedFnHook(lambda: None)], "'read': 12"),
     "twice the same": Program(
-        lambda s: [feeding(2.0)(s), feeding(3.0)(s)],
-        "RuntimeError",
-        num_runs=1,
+        lambda s: [feeding(2.0)(s), feeding(3.0)(s)], "RuntimeError", num_runs=1
     ),
     "an end of input": Program(lambda s: [s.train.FeedFnHook(out_of_range_later())], "'read': 2"),
     "an error": Program(lambda s: [s.train.FeedFnHook(lambda: {}[1])], "KeyError"),  # type: ignore[index]
@@ -173,48 +168,47 @@ def begin_at_step_9(scaffold: Any, session: Any) -> None:
     v1.train.get_global_step().load(9, session)
 
 
-def summaries_of(op: Callable[[Setup], Any], **options: Any) -> Callable[[Setup], list[Any]]:
-    return lambda s: [s.train.SummarySaverHook(output_dir=s.directory, summary_op=op(s), **options)]
-
-
 def merged(s: Setup) -> Any:
     return v1.summary.merge_all()
 
 
+def summaries(op: Callable[[Setup], Any] = merged, **options: Any) -> Hooks:
+    return lambda s: [s.train.SummarySaverHook(output_dir=s.directory, summary_op=op(s), **options)]
+
+
 def by_scaffold(s: Setup) -> list[Any]:
-    options = {"output_dir": s.directory, "scaffold": s.scaffold}
-    return [s.train.SummarySaverHook(save_steps=4, **options)]
+    return [s.train.SummarySaverHook(4, output_dir=s.directory, scaffold=s.scaffold)]
 
 
 SUMMARIES = {
-    "by steps": Program(summaries_of(merged, save_steps=4), "(9, 'summary'"),
-    "every step": Program(summaries_of(merged, save_steps=1), "(13, 'summary'"),
-    "by steps of zero": Program(summaries_of(merged, save_steps=0), "(13, 'summary'"),
-    "by seconds": Program(summaries_of(merged, save_secs=0), "(13, 'summary'"),
-    "by seconds that never pass": Program(summaries_of(merged, save_secs=3e4), "(1, 'summary'"),
+    "by steps": Program(summaries(save_steps=4), "(9, 'summary'"),
+    "every step": Program(summaries(save_steps=1), "(13, 'summary'"),
+    "by steps of zero": Program(summaries(save_steps=0), "(13, 'summary'"),
+    "by seconds": Program(summaries(save_secs=0), "(13, 'summary'"),
+    "by seconds that never pass": Program(summaries(save_secs=3e4), "(1, 'summary'"),
     "a list of two": Program(
-        summaries_of(lambda s: s.model.summaries, save_steps=5), "(11, 'summary'"
+        summaries(lambda s: s.model.summaries, save_steps=5), "(11, 'summary'"
     ),
     "the scaffold's": Program(by_scaffold, "(13, 'summary'"),
     "nowhere": Program(
         lambda s: [s.train.SummarySaverHook(save_steps=1, summary_op=merged(s))], "'read': 12"
     ),
     "a step that stands still": Program(
-        summaries_of(merged, save_steps=1), "(0, 'summary'", num_runs=4, trains=False
+        summaries(save_steps=1), "(0, 'summary'", num_runs=4, trains=False
     ),
     "the same hook in two sessions": Program(
-        lambda s: [*checkpoints(s), *summaries_of(merged, save_steps=5)(s)],
+        lambda s: [*checkpoints(s), *summaries(save_steps=5)(s)],
         "status: START",
         num_sessions=2,
     ),
     "a failure": Program(
-        lambda s: [*summaries_of(merged, save_steps=2)(s), *with_loss(1.0, 1.0, np.nan)(s)],
+        lambda s: [*summaries(save_steps=2)(s), *with_loss(1.0, 1.0, np.nan)(s)],
         "(3, 'summary'",
     ),
 }
 
 
-def counter(**options: Any) -> Callable[[Setup], list[Any]]:
+def counter(**options: Any) -> Hooks:
     return lambda s: [s.train.StepCounterHook(output_dir=s.directory, **options)]
 
 
@@ -234,7 +228,7 @@ COUNTERS = {
 }
 
 
-def profiler(**options: Any) -> Callable[[Setup], list[Any]]:
+def profiler(**options: Any) -> Hooks:
     return lambda s: [s.train.ProfilerHook(output_dir=s.directory, **options)]
 
 
@@ -318,14 +312,12 @@ async def test_events_are_in_the_file_when_the_session_is_over(
     assert steps_of_events(tmp_path, what) == steps
 
 
-def saver(**options: Any) -> Callable[[Setup], list[Any]]:
+def saver(**options: Any) -> Hooks:
     """A CheckpointSaverHook with the scaffold's saver."""
-    return lambda s: [
-        s.train.CheckpointSaverHook(s.directory, scaffold=s.scaffold, **options),
-    ]
+    return lambda s: [s.train.CheckpointSaverHook(s.directory, scaffold=s.scaffold, **options)]
 
 
-def saver_with(own: Callable[[], Any], **options: Any) -> Callable[[Setup], list[Any]]:
+def saver_with(own: Callable[[], Any], **options: Any) -> Hooks:
     """A CheckpointSaverHook with a saver of its own, made in the graph."""
     return lambda s: [s.train.CheckpointSaverHook(s.directory, saver=own(), **options)]
 
@@ -337,14 +329,6 @@ def saver_of_collection(s: Setup) -> list[Any]:
 def saver_put_there(s: Setup) -> list[Any]:
     v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(max_to_keep=2))
     return saver_of_collection(s)
-
-
-def below(s: Setup) -> list[Any]:
-    return [s.train.CheckpointSaverHook(f"{s.directory}/below", save_steps=7)]
-
-
-def twice(s: Setup) -> list[Any]:
-    return [s.train.CheckpointSaverHook(s.directory, save_steps=3, scaffold=s.scaffold)] * 2
 
 
 SAVES = {
@@ -361,7 +345,10 @@ SAVES = {
     ),
     "no graph": Program(saver(save_steps=5, save_graph_def=False), "model.ckpt-5.index"),
     "a basename": Program(saver(save_steps=5, checkpoint_basename="wise.man"), "wise.man-5.meta"),
-    "a directory to be made": Program(below, "below/model.ckpt-7.index"),
+    "a directory to be made": Program(
+        lambda s: [s.train.CheckpointSaverHook(f"{s.directory}/below", save_steps=7)],
+        "below/model.ckpt-7.index",
+    ),
     "a saver that keeps two": Program(
         saver_with(lambda: v1.train.Saver(max_to_keep=2), save_steps=3), "model.ckpt-12.index"
     ),
@@ -380,7 +367,9 @@ SAVES = {
         lambda s: [*saver(save_steps=3)(s), *saver(save_steps=4, checkpoint_basename="b")(s)],
         "b-12.index",
     ),
-    "one hook twice": Program(twice, "model.ckpt-12.index", num_runs=12),
+    "one hook twice": Program(
+        lambda s: saver(save_steps=3)(s) * 2, "model.ckpt-12.index", num_runs=12
+    ),
     "the same hook in three sessions": Program(
         saver(save_steps=4), "model.ckpt-15.index", num_runs=5, num_sessions=3
     ),
@@ -422,7 +411,7 @@ def listener(s: Setup, name: str, stop_at: tuple[int, ...] = ()) -> Any:
     return Listener()
 
 
-def told(stop_at: tuple[int, ...] = (), **options: Any) -> Callable[[Setup], list[Any]]:
+def told(stop_at: tuple[int, ...] = (), **options: Any) -> Hooks:
     def hooks(s: Setup) -> list[Any]:
         listeners = [listener(s, "a", stop_at), listener(s, "b")]
         return saver(listeners=listeners, **options)(s)
@@ -459,13 +448,9 @@ def all_hooks(s: Setup) -> list[Any]:
     ]
 
 
-def all_hooks_reversed(s: Setup) -> list[Any]:
-    return all_hooks(s)[::-1]
-
-
 ALL = {
     "all": Program(all_hooks, "timeline-6.json"),
-    "in reverse": Program(all_hooks_reversed, "timeline-6.json"),
+    "in reverse": Program(lambda s: all_hooks(s)[::-1], "timeline-6.json"),
     "until a failure": Program(
         lambda s: (
             [hook for hook in all_hooks(s) if not hasattr(hook, "feed_fn")]
