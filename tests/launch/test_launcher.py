@@ -207,8 +207,8 @@ def test_the_others_end_when_the_first_stage_has_ended(
     capfd: pytest.CaptureFixture[str], fifo: str,
     first: str, other: str, linger_secs: float, code: int, line: str, error: str,
 ) -> None:  # fmt: skip
-    scripts = [text.replace("FIFO", repr(fifo)) for text in (first, other)]
-    assert launch_cluster(cluster(*scripts, linger_secs), 10, "launch") == code
+    first, other = (text.replace("FIFO", repr(fifo)) for text in (first, other))
+    assert launch_cluster(cluster(first, other, linger_secs), 10, "launch") == code
     printed, errors = capfd.readouterr()
     assert printed == f"other | {line}\n"
     assert errors.endswith(error)
