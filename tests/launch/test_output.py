@@ -107,6 +107,14 @@ def test_ten_megabytes_come_whole_in_some_seconds(launch: Launch) -> None:
     assert launched.printed.decode() == expected
 
 
+def test_a_line_that_is_read_after_the_end_of_its_process_comes_whole(launch: Launch) -> None:
+    launched = launch(WORKER + "print('pid', os.getpid()); print('x' * 150_000)")
+    launched.read_until("pid ")
+    assert is_gone(launched.numbers("pid")["worker:0"])
+    assert launched.end() == 0
+    assert b"x" * 150_000 + b"\n" in launched.printed
+
+
 def test_a_line_comes_while_its_process_runs(launch: Launch) -> None:
     launched = launch(WORKER + "idle()")
     launched.read_until("pid ")
