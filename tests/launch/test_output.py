@@ -111,6 +111,7 @@ def test_a_line_that_is_read_after_the_end_of_its_process_comes_whole(launch: La
     launched = launch(WORKER + "print('pid', os.getpid()); print('x' * 150_000)")
     launched.read_until("pid ")
     assert is_gone(launched.numbers("pid")["worker:0"])
+    time.sleep(1.0)  # longer than one write is waited for at the end
     assert launched.end() == 0
     assert b"x" * 150_000 + b"\n" in launched.printed
 
