@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -89,45 +89,63 @@ def _fetches(program: Program, model: Model) -> dict[str, Any]:
     return own | ({"train": model.train_op} if program.trains else {})
 
 
-def _theirs(program: Program, directory: Path, caplog: pytest.LogCaptureFixture) -> Left:
-    outcome: list[Any] = []
-    with caplog.at_level(logging.INFO, "tensorflow"):
-        setup, hooks = _set_up(program, v1.train, v1.train, directory)
-    with caplog.at_level(logging.INFO, "tensorflow"), setup.model.graph.as_default():
-        for _ in range(program.num_sessions):
-            creator = v1.train.ChiefSessionCreator(setup.scaffold, checkpoint_dir=setup.directory)
-            try:
-                with v1.train.MonitoredSession(creator, hooks) as session:
-                    for _ in range(program.num_runs):
-                        if session.should_stop():
-                            break
-                        outcome.append(_plain(session.run(_fetches(program, setup.model))))
-            except Exception as error:
-                outcome.append(type(error).__name__)
-    return _read_back(setup, hooks, outcome, caplog)
+class TheirSession:
+    """TensorFlow's session behind our awaits."""
+
+    def __init__(self, graph: Any, hooks: list[Any], creator: Any = None) -> None:
+        self.graph = graph
+        self._hooks = hooks
+        self._creator = creator
+
+    async def __aenter__(self) -> Self:
+        with self.graph.as_default():
+            self.session = v1.train.MonitoredSession(self._creator, self._hooks)
+        return self
+
+    async def __aexit__(self, exc_type: Any, *exc: Any) -> bool:
+        # a StopIteration cannot pass a coroutine, so StopTraining stands for it here
+        exc_type = StopIteration if exc_type is asynchooks.StopTraining else exc_type
+        with self.graph.as_default():
+            return bool(self.session.__exit__(exc_type, *exc))
+
+    async def run(self, fetches: Any) -> Any:
+        with self.graph.as_default():  # it may have to recreate
+            return self.session.run(fetches)
+
+    def should_stop(self) -> bool:
+        return bool(self.session.should_stop())
 
 
-async def _ours(
-    program: Program, directory: Path, caplog: pytest.LogCaptureFixture, train: Any, **options: Any
+async def _left_by(
+    library: Any,
+    program: Program,
+    directory: Path,
+    caplog: pytest.LogCaptureFixture,
+    train: Any,
+    **options: Any,
 ) -> Left:
+    """What the program leaves under the session of a library, with the hooks of `train`."""
     outcome: list[Any] = []
     with (
         caplog.at_level(logging.INFO, "tensorflow"),
         caplog.at_level(logging.INFO, "asynchooks"),
     ):
-        setup, hooks = _set_up(program, asynchooks, train, directory)
+        setup, hooks = _set_up(program, library, train, directory)
+        graph, fetches = setup.model.graph, _fetches(program, setup.model)
         for _ in range(program.num_sessions):
-            with setup.model.graph.as_default():
-                creator = asynchooks.ChiefSessionCreator(
+            with graph.as_default():
+                creator = library.ChiefSessionCreator(
                     setup.scaffold, checkpoint_dir=setup.directory
                 )
-                session = asynchooks.MonitoredSession(hooks, creator, **options)
+                session: Any = TheirSession(graph, hooks, creator)
+                if library is asynchooks:
+                    session = asynchooks.MonitoredSession(hooks, creator, **options)
             try:
                 async with session:
                     for _ in range(program.num_runs):
                         if session.should_stop():
                             break
-                        outcome.append(_plain(await session.run(_fetches(program, setup.model))))
+                        outcome.append(_plain(await session.run(fetches)))
             except Exception as error:
                 outcome.append(type(error).__name__)
     return _read_back(setup, hooks, outcome, caplog)
@@ -154,8 +172,8 @@ async def beside(
     **options: Any,
 ) -> tuple[str, str]:
     """(what TensorFlow's session leaves, how ours, with these options and hooks, differs)."""
-    its = _theirs(program, directory / "theirs", caplog)
-    mine = await _ours(program, directory / "ours", caplog, train, **options)
+    its = await _left_by(v1.train, program, directory / "theirs", caplog, v1.train)
+    mine = await _left_by(asynchooks, program, directory / "ours", caplog, train, **options)
     return str(its._asdict()), "\n".join(differences(mine, its))
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-from asynchooks import SessionRunArgs, SessionRunHook, StopTraining
+from asynchooks import MonitoredSession, SessionRunArgs, SessionRunHook, StopTraining
 
-from .models import Model, aborted, counting_model, monitored, out_of_range, unavailable
+from .hooks_beside import TheirSession
+from .models import (
+    ChiefSessionCreator,
+    Model,
+    aborted,
+    counting_model,
+    out_of_range,
+    unavailable,
+)
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -82,71 +90,36 @@ class TheirHook(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
         self._script.play("end")
 
 
-class Theirs:
-    """TensorFlow's session behind our awaits."""
-
-    def __init__(self, model: Model, hooks: list[TheirHook]) -> None:
-        self._model = model
-        self._hooks = hooks
-
-    async def __aenter__(self) -> Self:
-        with self._model.graph.as_default():
-            self._session = v1.train.MonitoredSession(hooks=self._hooks)
-        return self
-
-    async def __aexit__(self, exc_type: Any, *exc: Any) -> bool:
-        # a StopIteration cannot pass a coroutine, so StopTraining stands for it here
-        swallowed: bool = self._session.__exit__(
-            StopIteration if exc_type is StopTraining else exc_type, *exc
-        )
-        return swallowed
-
-    async def run(self, fetches: Any) -> Any:
-        with self._model.graph.as_default():  # it may have to recreate
-            return self._session.run(fetches)
-
+class Theirs(TheirSession):
     async def run_with_hooks_in_step_fn(self, fetches: Any) -> Any:
         def step_fn(step_context: Any) -> Any:
             raw = step_context.session.run(fetches)
             return [raw, step_context.run_with_hooks(fetches)]
 
-        with self._model.graph.as_default():
-            return self._session.run_step_fn(step_fn)
+        with self.graph.as_default():
+            return self.session.run_step_fn(step_fn)
 
     async def stop_in_step_fn(self) -> None:
         try:
-            self._session.run_step_fn(lambda step_context: step_context.request_stop())
+            self.session.run_step_fn(lambda step_context: step_context.request_stop())
         except StopIteration as error:
             raise StopTraining from error
 
-    def should_stop(self) -> bool:
-        return bool(self._session.should_stop())
 
-
-class Ours:
-    def __init__(self, model: Model, hooks: list[OurHook]) -> None:
-        self._session = monitored(model.graph, hooks)
-        self.run = self._session.run
-        self.should_stop = self._session.should_stop
-
-    async def __aenter__(self) -> Self:
-        await self._session.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: Any) -> bool:
-        return await self._session.__aexit__(*exc)
+class Ours(MonitoredSession):
+    def __init__(self, graph: Any, hooks: list[Any]) -> None:
+        with graph.as_default():
+            super().__init__(hooks, ChiefSessionCreator())
 
     async def run_with_hooks_in_step_fn(self, fetches: Any) -> Any:
         async def step_fn(step_context: Any) -> Any:
-            return [
-                step_context.session.run(fetches),
-                await step_context.run_with_hooks(fetches),
-            ]
+            raw = step_context.session.run(fetches)
+            return [raw, await step_context.run_with_hooks(fetches)]
 
-        return await self._session.run_step_fn(step_fn)
+        return await self.run_step_fn(step_fn)
 
     async def stop_in_step_fn(self) -> None:
-        await self._session.run_step_fn(lambda step_context: step_context.request_stop())
+        await self.run_step_fn(lambda step_context: step_context.request_stop())
 
 
 Body = Callable[[Any, Model, Log], Awaitable[None]]
@@ -219,7 +192,7 @@ PROGRAMS: dict[str, tuple[Body, Acts]] = {
 
 async def logged(make: Any, hook_type: Any, body: Body, acts: Acts) -> Log:
     model, log = counting_model(), []  # type: tuple[Model, Log]
-    session = make(model, [hook_type(Script(name, acts, log)) for name in "ab"])
+    session = make(model.graph, [hook_type(Script(name, acts, log)) for name in "ab"])
     try:
         async with session:
             await body(session, model, log)
