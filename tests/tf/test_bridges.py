@@ -6,6 +6,7 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
-from .models import Model, counting_model
+from .models import Model, counting_model, saver_of
 from .test_event_files import read
 
 tf = pytest.importorskip("tensorflow")
@@ -152,6 +153,46 @@ def test_an_error_of_a_side_task_ends_training_and_leaves_after_end(train_with: 
     num_runs = other.log.count(("other", "after_run"))
     assert num_runs == 1 or (train_with is train_tensorflow and num_runs == 0)
     assert ("other", "end") in other.log
+
+
+class Works(SessionRunHook):
+    """Has a side task, and notes when that begins and ends."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        coord.start_soon(self.work, coord)
+
+    async def work(self, coord: Any) -> None:
+        self.log.append("started")
+        await coord.wait_stopped()
+        self.log.append("stopped")
+
+    async def end(self, session: Any) -> None:
+        self.log.append("end")
+
+
+@in_both
+def test_side_tasks_run_beside_training_and_end_with_it(train_with: Train) -> None:
+    hook = Works()
+    train_with([hook, StopAtStepHook(last_step=2)])
+    assert hook.log == ["started", "end", "stopped"]
+
+
+@in_both
+def test_the_event_loop_ends_also_when_the_end_fails(train_with: Train) -> None:
+    class Faulty(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            coord.start_soon(self.fail, coord)
+
+        async def fail(self, coord: Any) -> None:
+            await coord.wait_stopped()
+            raise ZeroDivisionError("in a side task, at the end")
+
+    with pytest.raises(ZeroDivisionError, match="in a side task, at the end"):
+        train_with([Faulty()])
+    assert not hook_threads()
 
 
 @in_both
@@ -315,24 +356,14 @@ def test_wrong_requests_are_errors() -> None:
 
 
 def test_a_fit_that_failed_outside_the_hooks_is_ended_by_the_next_one() -> None:
-    running: list[int] = []
-
-    class Sides(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Any) -> None:
-            coord.start_soon(self.work, coord)
-
-        async def work(self, coord: Any) -> None:
-            running.append(1)
-            await coord.wait_stopped()
-            running.pop()
-
     model, other = linear_model(), RecordingHook("other")
-    callback = HooksCallback([Sides(), other])
+    works = Works()
+    callback = HooksCallback([works, other])
     with pytest.raises(ZeroDivisionError):
         model.fit(INPUTS, TARGETS, verbose=0, callbacks=[Bad(), callback])
-    assert running == [1]
+    assert works.log == ["started"]
     model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
-    assert running == []
+    assert works.log == ["started", "stopped", "started", "end", "stopped"]
     assert [str(error) for error in other.errors] == [
         "the fit before this one failed, which Keras reports to no callback"
     ]
@@ -353,7 +384,7 @@ def test_a_step_that_a_hook_moves_is_the_step_from_there_on() -> None:
 class Awaiting(SessionRunHook):
     """Suspends at every moment, and looks at what surrounds it afterwards."""
 
-    def __init__(self, model: Model, fetches: Any = None) -> None:
+    def __init__(self, model: Model, fetches: Any) -> None:
         self.model, self.fetches = model, fetches
         self.log: list[str] = []
         self.results: list[Any] = []
@@ -371,9 +402,9 @@ class Awaiting(SessionRunHook):
         assert session.global_step.value == session.run(self.model.step)
         await self.note("after_create_session")
 
-    async def before_run(self, run_context: Any) -> SessionRunArgs | None:
+    async def before_run(self, run_context: Any) -> SessionRunArgs:
         await self.note("before_run")
-        return None if self.fetches is None else SessionRunArgs(self.fetches)
+        return SessionRunArgs(self.fetches)
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
         await self.note("after_run")
@@ -391,16 +422,18 @@ def test_every_moment_is_awaited_in_the_session_s_graph(backend: Any) -> None:
     with model.graph.as_default():
         constant = tf.constant(7.0)
     hook = Awaiting(model, {"x": [constant]})
-    if backend == "own":
-        assert train(model, [sync_hook(hook)], runs=2) == [1, 2]
-    else:
-        with anyio.from_thread.start_blocking_portal(backend) as portal:
-            assert train(model, [sync_hook(hook, portal=portal)], runs=2) == [1, 2]
+    with ExitStack() as stack:
+        portal = None
+        if backend != "own":
+            portal = stack.enter_context(anyio.from_thread.start_blocking_portal(backend))
+        theirs = sync_hook(hook, portal=portal)
+        for _ in range(2):
+            assert train(model, [theirs], runs=2) == [1, 2]
+            assert portal or not hook_threads(), "the event loop has ended with `end`"
     runs = ["before_run", "after_run"] * 2
-    assert hook.log == ["begin", "after_create_session", *runs, "end"]
-    assert hook.results == [{"x": [7.0]}] * 2
-    assert hook.steps == [1, 2]
-    assert not hook_threads(), "the event loop has ended with `end`"
+    assert hook.log == ["begin", "after_create_session", *runs, "end"] * 2
+    assert hook.results == [{"x": [7.0]}] * 4
+    assert hook.steps == [1, 2] * 2
 
 
 def test_a_stop_at_step_hook_stops_tensorflow_s_session() -> None:
@@ -411,8 +444,6 @@ def test_a_stop_at_step_hook_stops_tensorflow_s_session() -> None:
 
 def test_checkpoints_are_saved(tmp_path: Path) -> None:
     model = counting_model()
-    with model.graph.as_default():
-        saver = v1.train.Saver(max_to_keep=None)
     saved: list[int] = []
 
     class Listener(asynchooks.CheckpointSaverListener):
@@ -420,7 +451,7 @@ def test_checkpoints_are_saved(tmp_path: Path) -> None:
             saved.append(global_step_value)
 
     hook = asynchooks.CheckpointSaverHook(
-        str(tmp_path), save_steps=2, saver=saver, listeners=[Listener()]
+        str(tmp_path), save_steps=2, saver=saver_of(model), listeners=[Listener()]
     )
     train(model, [sync_hook(hook)], runs=5)
     assert saved == [0, 2, 4, 5]
@@ -451,25 +482,6 @@ def test_a_waiter_sees_steps_that_others_make() -> None:
     assert started[0] >= 3
 
 
-def test_side_tasks_run_beside_training_and_end_with_it() -> None:
-    log: list[str] = []
-
-    class Sides(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Any) -> None:
-            coord.start_soon(self.wait, coord)
-
-        async def wait(self, coord: Any) -> None:
-            log.append("started")
-            await coord.wait_stopped()
-            log.append("stopped")
-
-        async def end(self, session: Any) -> None:
-            log.append("end")
-
-    train(counting_model(), [sync_hook(Sides())], runs=2)
-    assert log == ["started", "end", "stopped"]
-
-
 def test_a_wait_ends_when_tensorflow_s_coordinator_is_stopped() -> None:
     model = counting_model()
     stopped: list[type] = []
@@ -490,15 +502,6 @@ def test_a_wait_ends_when_tensorflow_s_coordinator_is_stopped() -> None:
     with model.graph.as_default(), v1.train.MonitoredSession(hooks=hooks) as session:
         session.run(model.train_op)
     assert stopped == [StopTraining]
-
-
-def test_the_hook_may_be_used_again() -> None:
-    model = counting_model()
-    hook = Awaiting(model)
-    theirs = sync_hook(hook)
-    train(model, [theirs], runs=1)
-    train(model, [theirs], runs=1)
-    assert hook.log == ["begin", "after_create_session", "before_run", "after_run", "end"] * 2
 
 
 def test_without_a_global_step_a_hook_that_needs_one_says_so() -> None:
@@ -549,20 +552,6 @@ def test_an_interruption_cancels_the_coroutine_that_is_waited_for() -> None:
     with pytest.raises(KeyboardInterrupt):
         train(counting_model(), [hook])
     assert cancelled.wait(10)
-
-
-def test_the_event_loop_ends_also_when_the_end_fails() -> None:
-    class Faulty(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Any) -> None:
-            coord.start_soon(self.fail, coord)
-
-        async def fail(self, coord: Any) -> None:
-            await coord.wait_stopped()
-            raise ZeroDivisionError("in a side task, at the end")
-
-    with pytest.raises(ZeroDivisionError, match="in a side task, at the end"):
-        train(counting_model(), [sync_hook(Faulty())], runs=1)
-    assert not hook_threads()
 
 
 def test_the_step_counter_s_tag_has_the_name_of_the_step(tmp_path: Path) -> None:
