@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,15 +76,11 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         raise ImportError("--engine dask needs distributed; pip install 'asynchooks[dask]'")
     else:
         cluster = dask_cluster(script, *sizes)
+    if sys.platform != "win32":
+        from ..launch._launcher import launch
 
-    def run() -> int:
-        if sys.platform != "win32":  # refused above
-            from ..launch._launcher import launch
-
-            return launch(cluster, options.grace, options.prog)
-        raise NotImplementedError
-
-    return run
+        return partial(launch, cluster, options.grace, options.prog)
+    raise NotImplementedError  # refused above
 
 
 def _check_script(script: str) -> None:
