@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,34 +13,21 @@ import pytest
 import asynchooks
 from asynchooks import Evaluate, EvaluationHook, SharedSessionCreator, StopAtStepHook
 
-from .models import Moments, aborted, counting_model, monitored, raising, train
+from .models import (
+    Moments,
+    aborted,
+    counting_model,
+    model_of_equal_variables,
+    monitored,
+    raising,
+    train,
+)
 from .test_event_files import scalars
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 both_modes = pytest.mark.parametrize("mode", list(Evaluate))
-
-
-class Pair(NamedTuple):
-    """A graph whose train op moves two weights and the global step, one after another."""
-
-    graph: Any
-    first: Any
-    second: Any
-    train_op: Any
-
-
-def pair_model() -> Pair:
-    graph = tf.Graph()
-    with graph.as_default():
-        first = v1.get_variable("first", (), tf.float32, v1.zeros_initializer())
-        second = v1.get_variable("second", (), tf.float32, v1.zeros_initializer())
-        with tf.control_dependencies([v1.assign_add(first, 1.0)]):
-            moved = v1.assign_add(second, 1.0)
-        with tf.control_dependencies([moved]):
-            train_op = v1.assign_add(v1.train.get_or_create_global_step(), 1)
-    return Pair(graph, first, second, train_op)
 
 
 @both_modes
@@ -84,24 +71,24 @@ async def test_a_plain_function_has_the_graph_as_the_default_one_in_its_thread(
 async def test_evaluations_of_a_shared_model_see_one_step_of_it(
     is_beside: bool, tmp_path: Path
 ) -> None:
-    model = pair_model()
+    model = model_of_equal_variables()
+    first, *_, last = model.graph.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)
 
     async def evaluate(session: Any, step: int) -> dict[str, float]:
-        first = session.run(model.first)
+        begun = session.run(first)
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
-        return {"step": step, "first": first, "second": session.run(model.second)}
+        return {"step": step, "first": begun, "last": session.run(last)}
 
     async def exclusively(session: Any, step: int) -> dict[str, float]:
         async with session.global_step.exclusive():
             return await evaluate(session, session.global_step.value)
 
+    options: dict[str, Any] = {"every_n_steps": 10, "output_dir": str(tmp_path)}
     if is_beside:
-        hook = EvaluationHook(exclusively, every_n_steps=10, output_dir=str(tmp_path))
+        hook = EvaluationHook(exclusively, **options)
     else:
-        hook = EvaluationHook(
-            evaluate, every_n_steps=10, mode=Evaluate.EXCLUSIVE, output_dir=str(tmp_path)
-        )
+        hook = EvaluationHook(evaluate, mode=Evaluate.EXCLUSIVE, **options)
     with model.graph.as_default():
         creator = SharedSessionCreator(asynchooks.ChiefSessionCreator())
 
@@ -116,10 +103,9 @@ async def test_evaluations_of_a_shared_model_see_one_step_of_it(
         async with anyio.create_task_group() as group:
             for hooks in ([hook], [], []):
                 group.start_soon(worker, hooks)
-    tags = ("step", "first", "second")
-    steps, firsts, seconds = (scalars(tmp_path, f"eval/{tag}") for tag in tags)
+    steps, firsts, lasts = (scalars(tmp_path, f"eval/{tag}") for tag in ("step", "first", "last"))
     assert len(steps) >= 4
-    assert firsts == seconds == steps
+    assert firsts == lasts == steps
     if not is_beside:
         assert [label for label, _ in steps] == [value for _, value in steps]
 
