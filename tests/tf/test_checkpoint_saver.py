@@ -44,6 +44,7 @@ from .models import (
     model_of_equal_variables,
     monitored,
     saver_of,
+    steps_of_events,
     train,
 )
 
@@ -682,21 +683,19 @@ async def test_a_model_that_was_not_restored_leaves_the_hooks_as_they_are(tmp_pa
     assert states[1] == np.random.default_rng(6).bit_generator.state
 
 
-def fifo(path: Path) -> None:
+def put_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-def link_to_a_device(path: Path) -> None:
+def put_link_to_a_device(path: Path) -> None:
     path.unlink()
     path.symlink_to("/dev/zero")
 
 
-def gigabytes(path: Path) -> None:
-    os.truncate(path, 3 << 30)
-
-
-@pytest.mark.parametrize("harm", [fifo, link_to_a_device, gigabytes])
+@pytest.mark.parametrize(
+    "harm", [put_fifo, put_link_to_a_device, lambda path: os.truncate(path, 3 << 30)]
+)
 async def test_what_stands_for_the_hooks_beside_tensorflows_files_is_not_waited_for(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
@@ -728,13 +727,6 @@ def logged(directory: Path) -> list[tuple[int, int]]:
             if event.HasField("session_log"):
                 found.append((event.step, event.session_log.status))
     return found
-
-
-def summarised(directory: Path) -> list[int]:
-    """The steps of all summaries in the only file."""
-    [path] = directory.glob("events.out.*")
-    events = v1.train.summary_iterator(str(path))
-    return [event.step for event in events if event.HasField("summary")]
 
 
 async def test_a_session_leaves_no_thread_and_no_file_open(tmp_path: Path) -> None:
@@ -783,4 +775,4 @@ async def test_another_hook_of_the_directory_may_write_after_the_end_of_the_save
     counter = StepCounterHook(1, output_dir=str(tmp_path))
     await train(counting_model(), [background_hook(tmp_path), counter], 3)
     v1.summary.FileWriterCache.clear()
-    assert summarised(tmp_path) == [2, 3]
+    assert steps_of_events(tmp_path, "summary") == [2, 3]

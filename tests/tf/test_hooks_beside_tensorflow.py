@@ -17,7 +17,7 @@ import asynchooks
 from asynchooks import CheckpointSaverHook, ProfilerHook, StepCounterHook, SummarySaverHook
 
 from .hooks_beside import Program, Setup, beside, checkpoints, feeding, with_loss
-from .models import aborted, counting_model, monitored, raising
+from .models import aborted, counting_model, monitored, raising, steps_of_events
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -268,15 +268,6 @@ async def test_a_timeline_connects_tensors_if_asked(show_dataflow: bool, tmp_pat
     v1.summary.FileWriterCache.clear()
     events = json.loads((tmp_path / "timeline-2.json").read_text())["traceEvents"]
     assert any(event["ph"] == "s" for event in events) == show_dataflow
-
-
-def steps_of_events(directory: Path, what: str) -> list[int]:
-    return [
-        event.step
-        for path in directory.glob("events.out.*")
-        for event in v1.train.summary_iterator(str(path))
-        if event.WhichOneof("what") == what
-    ]
 
 
 @pytest.mark.parametrize(
