@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import IntEnum
+from operator import itemgetter
 from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -134,25 +136,30 @@ _RELEASE = 3
 class Pending:
     """What hooks ask of a run's end; few runs have any."""
 
-    __slots__ = ("last", "phases", "release", "stop_reason", "stops_all")
+    __slots__ = ("last", "release", "stop_reason", "stops_all")
 
     def __init__(self) -> None:
         self.stop_reason: StopReason | None = None
         self.stops_all = False  # all workers, not just this one
-        self.last: list[tuple[Any, Callable[[], Awaitable[None]]]] = []  # and which call asked
-        self.phases: list[int] = []  # of those
+        self.last: list[tuple[int, Any, Callable[[], Awaitable[None]]]] = []
+        """The last things to do, by phase, each with the call that asked for it."""
         self.release: Callable[[], None] | None = None
         """Ends the exclusive access that is held since an evaluation; a save may take it over."""
 
+    def add(self, phase: int, call: Any, fn: Callable[[], Awaitable[None]]) -> None:
+        insort(self.last, (phase, call, fn), key=itemgetter(0))
+
     def take(self) -> tuple[Any, Callable[[], Awaitable[None]]]:
         """The next of the last things to do, and which call asked for it."""
-        del self.phases[0]
-        return self.last.pop(0)
+        return self.last.pop(0)[1:]
+
+    def take_release(self) -> Callable[[], None] | None:
+        release, self.release = self.release, None
+        return release
 
     def end_exclusive(self) -> None:
         """End what is held since an evaluation; also where the run fails."""
-        release, self.release = self.release, None
-        if release is not None:
+        if (release := self.take_release()) is not None:
             release()
 
 
@@ -243,8 +250,8 @@ class SessionRunContext:
         Raises:
             TypeError: `reason` is something else.
         """
-        who = "a hook" if self.called_by is None else self.called_by.culprit()
-        why = reason_for(None, reason, who)
+        culprit = "a hook" if self.called_by is None else self.called_by.culprit()
+        why = reason_for(None, reason, culprit)
         pending = self._pending = self._pending or Pending()
         pending.stop_reason = pending.stop_reason or why
         pending.stops_all = pending.stops_all or all_workers
@@ -273,16 +280,9 @@ class SessionRunContext:
         Raises:
             StopTraining: out of `run`: a stop came while other workers' steps were waited for.
         """
-        if exclusive:
-            fn = self._exclusively(fn)
-        self._add_last(fn, phase)
-
-    def _add_last(self, fn: Callable[[], Awaitable[None]], phase: int) -> None:
         pending = self._pending = self._pending or Pending()
         call = None if self.called_by is None else self.called_by.current
-        place = sum(each <= phase for each in pending.phases)
-        pending.phases.insert(place, phase)
-        pending.last.insert(place, (call, fn))
+        pending.add(phase, call, self._exclusively(fn, pending) if exclusive else fn)
 
     @property
     def has_last_calls(self) -> bool:
@@ -304,22 +304,21 @@ class SessionRunContext:
             finally:
                 self._pending.end_exclusive()
 
-    def _exclusively(self, fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    def _exclusively(
+        self, fn: Callable[[], Awaitable[None]], pending: Pending
+    ) -> Callable[[], Awaitable[None]]:
         async def alone() -> None:
-            pending = self._pending
-            assert pending is not None
             if pending.release is None:
                 pending.release = await self._step.take_exclusive(ends_at_stop=True)
             with self._step.admission.held_here("global_step.exclusive()"):
                 await fn()
-            if FinishPhase.EVALUATE in pending.phases:
+            if pending.last and pending.last[0][0] == FinishPhase.EVALUATE:
                 pending.end_exclusive()
             else:
-                self._add_last(end, _RELEASE)
+                pending.add(_RELEASE, None, end)
 
         async def end() -> None:
-            if self._pending is not None:
-                self._pending.end_exclusive()
+            pending.end_exclusive()
 
         return alone
 
@@ -328,11 +327,7 @@ class SessionRunContext:
 
         None if it holds none. The caller ends it, from any thread, once the model is copied.
         """
-        pending = self._pending
-        if pending is None:
-            return None
-        release, pending.release = pending.release, None
-        return release
+        return None if self._pending is None else self._pending.take_release()
 
 
 def may_be_plain(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Awaitable[T] | T]:

@@ -90,7 +90,9 @@ class SecondOrStepTimer:
         """
         step, secs = state.get("last_step"), state.get("secs_since_last")
         is_first = step is None and secs is None
-        if not is_first and not (_is_whole(step) and _is_elapsed(secs)):
+        is_step = isinstance(step, int) and not isinstance(step, bool)
+        is_elapsed = _check.a_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
+        if not is_first and not (is_step and is_elapsed):
             raise ValueError(
                 f"a timer's state is {dict(state)!r}; give what state_dict() returned: an integer "
                 "last_step and secs_since_last >= 0, or None for both"
@@ -117,11 +119,3 @@ def _check_interval(**intervals: float | None) -> None:
     interval = _check.number(name, given, least=0, finite=False, expected="a number >= 0")
     if secs is None and interval != math.inf and interval % 1:
         raise ValueError(f"{name} is {given!r}; give a whole number >= 0")
-
-
-def _is_elapsed(secs: object) -> bool:
-    return _check.a_number(secs) and 0 <= secs < _END_OF_SECS  # type: ignore[operator]
-
-
-def _is_whole(step: object) -> bool:
-    return isinstance(step, int) and not isinstance(step, bool)

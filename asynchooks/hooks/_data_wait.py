@@ -7,10 +7,9 @@ from typing import Any
 
 from .._engine.current import now
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
-from .._timer import timer_of
 from ..data._consumers import WaitTime, consumers_of_last_stage
 from ..data._stage import Stage
-from ._summaries import Output, SummaryWriter, TimedOutputHook
+from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
 
@@ -53,8 +52,9 @@ class DataWaitHook(TimedOutputHook):
         summary_writer: SummaryWriter | None = None,
     ) -> None:
         self._consumers = consumers_of_last_stage(source, "DataWaitHook")
-        self._timer = timer_of(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
-        self._output = Output(output_dir, summary_writer)
+        super().__init__(
+            output_dir, summary_writer, every_n_secs=every_n_secs, every_n_steps=every_n_steps
+        )
         self._wait_time: WaitTime | None = None  # of this session, while it is open
         self._last: tuple[float, float] | None = None  # the time, and the seconds waited until then
 
@@ -82,10 +82,6 @@ class DataWaitHook(TimedOutputHook):
         if wait_time is not None:
             wait_time.close()
 
-    async def end(self, session: Any) -> None:
+    async def _finish(self) -> None:
         self._stop_watching()
-        await super().end(session)
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        self._stop_watching()
-        await super().on_error(session, exception)
+        await super()._finish()

@@ -12,15 +12,14 @@ from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
 from .._engine.threads import is_async
 from .._errors import StopTraining, is_input_end, out_of_range_types
-from .._hook import SessionHooks, SessionRunContext, SessionRunHook, SessionRunValues
+from .._hook import SessionHooks, SessionRunContext, SessionRunValues
 from .._stopping.backoff import Restart
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
-from .._timer import timer_of
 from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
 from ._metrics import Metric, Results
-from ._summaries import Output, SummaryWriter
+from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
 
@@ -40,7 +39,7 @@ class Evaluate(Enum):
     """No worker that shares the model runs a step meanwhile."""
 
 
-class EvaluationHook(SessionRunHook):
+class EvaluationHook(TimedOutputHook):
     """Evaluates the model every n steps or seconds, and at the end.
 
     Results go to the log, to TensorBoard as `<name>/<key>`, and to `latest`; all are labelled with
@@ -99,7 +98,6 @@ class EvaluationHook(SessionRunHook):
         print(evaluation.latest_step, evaluation.latest["accuracy"])
     """
 
-    needs_global_step = True
     uses_default_graph = False
     _shown = (
         ("evaluate", "_fn"),
@@ -138,10 +136,11 @@ class EvaluationHook(SessionRunHook):
                 f"on_failure is {on_failure!r}, but an error in an exclusive evaluation{why} "
                 "leaves the run; leave it out, or give mode=Evaluate.CONCURRENT"
             )
-        self._timer = timer_of(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
+        super().__init__(
+            output_dir, summary_writer, every_n_secs=every_n_secs, every_n_steps=every_n_steps
+        )
         self._max_at_once = _check.integer("max_at_once", max_at_once, least=1)
         self._at_end = at_end
-        self._output = Output(output_dir, summary_writer)
         self._on_failure = on_failure
         self._name = name
         self._results = Results(name)
@@ -175,14 +174,14 @@ class EvaluationHook(SessionRunHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Before the session is created: go on where `state_dict` was called."""
-        self._timer.load_state_dict(state["timer"])
+        super().load_state_dict(state)
         self._results.load_state_dict(state)
         # a state that was saved before the first session was created says nothing
         self._is_restored = self._timer.last_triggered_step() is not None
 
     async def begin(self) -> None:
         self.followers = []
-        self._output.open()
+        await super().begin()
         SessionHooks.of(self)  # for those that decide by its metrics
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
@@ -206,7 +205,7 @@ class EvaluationHook(SessionRunHook):
 
     async def end(self, session: Any) -> None:
         await self.evaluate_last(session)
-        await self._output.finish()
+        await super().end(session)
 
     async def evaluate_last(self, session: Any) -> None:
         """Wait for the evaluations that still run, and evaluate at the end, once.
@@ -230,9 +229,6 @@ class EvaluationHook(SessionRunHook):
         else:
             await self._start(raw, step)
             await self._concurrent.wait_for_end()
-
-    async def on_error(self, session: Any, exception: BaseException) -> None:
-        await self._output.finish()
 
     def _has_failed(self) -> bool:
         """Whether an error will leave the session, or has left another worker's."""
@@ -318,16 +314,6 @@ def _as_number(source: str, key: str, value: object) -> float:
     ) from error
 
 
-class _Evaluation:
-    """One concurrent evaluation, also in the pause before it is called again."""
-
-    __slots__ = ("is_in_pause", "num_failures")
-
-    def __init__(self) -> None:
-        self.is_in_pause = False
-        self.num_failures = 0
-
-
 class _Concurrent:
     """The concurrent evaluations of one hook on one raw session, as side tasks."""
 
@@ -336,7 +322,8 @@ class _Concurrent:
         self._on_failure = on_failure
         self._max_restarts = on_failure.max_attempts if isinstance(on_failure, Restart) else 0
         self._name = name
-        self._running: set[_Evaluation] = set()
+        self._running: set[object] = set()  # also those in the pause before they are called again
+        self._paused: set[object] = set()
         self._changed: Slot | None = None  # woken whenever one of them ends or fails
 
     def __len__(self) -> int:
@@ -349,30 +336,30 @@ class _Concurrent:
         does not suspend could otherwise be run a thousand times first.
         """
         engine = current_engine()
-        evaluation, begun = _Evaluation(), Slot(engine, f"the beginning of {self._name}")
-        self._running.add(evaluation)
-        self._coord.start_soon(
-            self._run, fn, evaluation, begun, on_failure=self._on_failure, name=self._name
-        )
-        await engine.park(begun)
+        begun = Slot(engine, f"the beginning of {self._name}")
+        num_restarts_left = self._max_restarts
 
-    async def _run(
-        self, fn: Callable[[], Awaitable[None]], evaluation: _Evaluation, begun: Slot
-    ) -> None:
-        begun.wake()
-        evaluation.is_in_pause = False
-        try:
-            await fn()
-        except Exception:
-            # it stays in the count: else another one would begin meanwhile, and be one too many
-            evaluation.num_failures += 1
-            evaluation.is_in_pause = evaluation.num_failures <= self._max_restarts
-            raise
-        finally:
-            if not evaluation.is_in_pause:
-                self._running.discard(evaluation)
-            if self._changed is not None:
-                self._changed.wake()
+        async def run() -> None:
+            nonlocal num_restarts_left
+            begun.wake()
+            self._paused.discard(begun)
+            try:
+                await fn()
+            except Exception:
+                # it stays in the count: else another one would begin meanwhile: one too many
+                if num_restarts_left:
+                    num_restarts_left -= 1
+                    self._paused.add(begun)
+                raise
+            finally:
+                if begun not in self._paused:
+                    self._running.discard(begun)
+                if self._changed is not None:
+                    self._changed.wake()
+
+        self._running.add(begun)
+        self._coord.start_soon(run, on_failure=self._on_failure, name=self._name)
+        await engine.park(begun)
 
     async def wait_for_end(self) -> None:
         """Suspend until all have ended; after a stop not for those that wait for a restart.
@@ -383,7 +370,7 @@ class _Concurrent:
         while self._running:
             slot = self._changed = Slot(engine, f"the end of {self._name}")
             # a stop does not end the wait for an evaluation that runs: it may finish
-            if all(each.is_in_pause for each in self._running):
+            if self._running == self._paused:
                 stop.add(slot)
             try:
                 if await engine.park(slot) is STOPPED:

@@ -62,7 +62,7 @@ class FeedHook(SessionRunHook):
                 "of an item to them, or None"
             )
         fed = list(names.values()) if isinstance(names, Mapping) else names
-        if isinstance(fed, (list, tuple)) and len(_once(fed)) < len(fed):
+        if isinstance(fed, (list, tuple)) and _has_repeats(fed):
             raise ValueError(
                 f"names is {names!r}, which feeds one of them twice, so that a part of each item "
                 "would be lost; give each part a name of its own"
@@ -71,7 +71,6 @@ class FeedHook(SessionRunHook):
         self._consumer: Consumer | None = None
         self._end: TrainingEnd | None = None  # ends the waits for items
         self._run = CurrentRun(None)
-        self._is_by_hand = False
 
     async def begin(self) -> None:
         if self._consumer is not None:
@@ -80,7 +79,6 @@ class FeedHook(SessionRunHook):
                 "same source, and list it once"
             )
         shared = SessionHooks.of(self)
-        self._is_by_hand = shared.is_by_hand
         self._run.stops, self._end = shared.stops, None
         graph = begin_graph.get()
         self._names = self._given if graph is None else _as_fed(graph, self._given)
@@ -90,18 +88,15 @@ class FeedHook(SessionRunHook):
         consumer = self._consumer
         assert consumer is not None
         self._run.begin(run_context)
-        try:
-            item = await consumer.take(self._end_of(run_context))
-        except StopAsyncIteration:
-            raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
-        return SessionRunArgs(None, self._feeds(item, consumer.num_before))
-
-    def _end_of(self, run_context: SessionRunContext) -> TrainingEnd:
         if self._end is None:
             stops = self._run.stops
             stop = Stop() if stops is None else stops.run_stop
             self._end = TrainingEnd(stop, run_context.global_step)
-        return self._end
+        try:
+            item = await consumer.take(self._end)
+        except StopAsyncIteration:
+            raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
+        return SessionRunArgs(None, self._feeds(item, consumer.num_before))
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         self.on_cancelled_run()
@@ -144,6 +139,10 @@ class FeedHook(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._consumers.load_state_dict(state)
 
+    @property
+    def _is_by_hand(self) -> bool:
+        return self._run.stops is None
+
     async def end(self, session: Any) -> None:
         if self._is_by_hand:
             await self._leave()
@@ -168,9 +167,9 @@ class FeedHook(SessionRunHook):
             await consumer.leave()
 
 
-def _once(fed: Collection[Any]) -> set[Any]:
-    """The names without repeats; a tensor by its id, as a variable may have no hash here."""
-    return {each if isinstance(each, str) else id(each) for each in fed}
+def _has_repeats(fed: Collection[Any]) -> bool:
+    """A tensor is compared by its id, as a variable may have no hash here."""
+    return len({each if isinstance(each, str) else id(each) for each in fed}) < len(fed)
 
 
 def _as_fed(graph: Any, names: Any) -> Any:

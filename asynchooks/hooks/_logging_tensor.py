@@ -82,9 +82,8 @@ class LoggingTensorHook(SessionRunHook):
             self._given = [each for _, each in pairs]
         else:
             self._tags = self._given = list(tensors)
-        self._timer = (
-            None if only_at_end else timer_of(every_n_secs=every_n_secs, every_n_iter=every_n_iter)
-        )
+        intervals = {"every_n_secs": every_n_secs, "every_n_iter": every_n_iter}
+        self._timer = None if only_at_end else timer_of(**intervals)
         self._at_end = at_end
         self._formatter = formatter
         self.uses_default_graph = formatter is not None  # which is the user's
@@ -146,10 +145,8 @@ class LoggingTensorHook(SessionRunHook):
 
 
 def _text(value: Any) -> str:
-    """As `str`, but arrays show small numbers without an exponent.
-
-    numpy's print options would do it, for the whole process at once.
-    """
+    """As `str`, but arrays show small numbers without an exponent."""
+    # numpy's print options would do it for the whole process at once
     import numpy as np
 
     if isinstance(value, np.ndarray):
@@ -165,10 +162,10 @@ def _inner(value: Any, np: Any) -> str:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         fields = zip(value._fields, value, strict=True)
         return f"{type(value).__name__}({', '.join(f'{k}={_inner(v, np)}' for k, v in fields)})"
-    if isinstance(value, list):
-        return f"[{', '.join(_inner(each, np) for each in value)}]"
-    if isinstance(value, tuple):
+    if isinstance(value, (list, tuple)):
         inner = ", ".join(_inner(each, np) for each in value)
+        if isinstance(value, list):
+            return f"[{inner}]"
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from .._hook import SessionRunContext, SessionRunValues
 from .._stopping.coordinator import Coordinator
-from .._timer import timer_of
-from ._summaries import Output, SummaryWriter, TimedOutputHook
+from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
 
@@ -49,8 +48,9 @@ class StepCounterHook(TimedOutputHook):
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
     ) -> None:
-        self._timer = timer_of(every_n_secs=every_n_secs, every_n_steps=every_n_steps)
-        self._output = Output(output_dir, summary_writer)
+        super().__init__(
+            output_dir, summary_writer, every_n_secs=every_n_secs, every_n_steps=every_n_steps
+        )
         self._tag = "global_step/sec"
         self._last_step: int | None = None
         self._num_warnings = 0

@@ -10,6 +10,8 @@ from .._errors import StopTraining
 from .._hook import SessionRunContext, SessionRunHook, SessionRunValues
 from .._stopping.coordinator import Coordinator
 
+_STEPS = "an integer number of steps"
+
 
 class StopAtStepHook(SessionRunHook):
     """Stops training exactly at a global step, however many workers of this process share it.
@@ -46,10 +48,11 @@ class StopAtStepHook(SessionRunHook):
             raise ValueError(
                 f"got num_steps={num_steps} and last_step={last_step}; give exactly one of them"
             )
-        name, steps = ("last_step", last_step) if num_steps is None else ("num_steps", num_steps)
-        steps = _check.integer(name, steps, expected="an integer number of steps")
-        self._num_steps = None if num_steps is None else steps
-        self._last_step = steps if num_steps is None else None
+        if num_steps is not None:
+            num_steps = _check.integer("num_steps", num_steps, expected=_STEPS)
+        else:
+            last_step = _check.integer("last_step", last_step, expected=_STEPS)
+        self._num_steps, self._last_step = num_steps, last_step
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         if self._last_step is None:

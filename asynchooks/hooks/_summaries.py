@@ -17,7 +17,7 @@ from .._engine.current import current_engine
 from .._engine.threads import run_blocking
 from .._hook import SessionRunHook, begin_graph
 from .._running.hook_state import TimerState
-from .._timer import SecondOrStepTimer
+from .._timer import timer_of
 
 _GRACE_SECS = 30.0
 """What a cancellation gives to the last write."""
@@ -91,11 +91,13 @@ class Output:
 
 
 class TimedOutputHook(SessionRunHook):
-    """Base of hooks that write to `_output` when `_timer` is due; their `__init__` makes both."""
+    """Base of hooks that write to `_output` when `_timer` is due, by the named intervals."""
 
     needs_global_step = True
-    _timer: SecondOrStepTimer
-    _output: Output
+
+    def __init__(self, output_dir: str | None, writer: Any, **intervals: float | None) -> None:
+        self._timer = timer_of(**intervals)
+        self._output = Output(output_dir, writer)
 
     async def begin(self) -> None:
         self._output.open()
@@ -107,9 +109,12 @@ class TimedOutputHook(SessionRunHook):
         self._timer.load_state_dict(state["timer"])
 
     async def end(self, session: Any) -> None:
-        await self._output.finish()
+        await self._finish()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
+        await self._finish()
+
+    async def _finish(self) -> None:
         await self._output.finish()
 
 
@@ -199,22 +204,20 @@ class EventFileWriter:
             self._writer = event_file_writer.EventFileWriter(directory)
 
     def add_summary(self, summary: Any, global_step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self._add(global_step, summary=Summary.FromString(_serialized(summary)))
+        self._add(global_step, "summary", summary)
 
     def add_session_log(self, session_log: Any, global_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
+        self._add(global_step, "session_log", session_log)
 
-        self._add(global_step, session_log=SessionLog.FromString(_serialized(session_log)))
-
-    def _add(self, step: int, **what: Any) -> None:
+    def _add(self, step: int, field: str, message: Any) -> None:
         import time
 
         from tensorboard.compat.proto.event_pb2 import Event
 
         # the file format asks for wall time, which engines do not have
-        self._writer.add_event(Event(wall_time=time.time(), step=step, **what))
+        event = Event(wall_time=time.time(), step=step)
+        getattr(event, field).MergeFromString(_serialized(message))
+        self._writer.add_event(event)
 
     def flush(self) -> None:
         self._writer.flush()

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunValues,
-    begin_graph,
-)
-from .._timer import timer_of
-from ._summaries import EventWriter, Output, TimedOutputHook, scalar_summary, session_start
+from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_graph
+from ._summaries import EventWriter, TimedOutputHook, scalar_summary, session_start
 
 
 class SummarySaverHook(TimedOutputHook):
@@ -58,8 +52,7 @@ class SummarySaverHook(TimedOutputHook):
                 f"got scaffold={scaffold!r} and summary_op={summary_op!r}; give exactly one "
                 "(merge_all() returns None where the graph has no summaries)"
             )
-        self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
-        self._output = Output(output_dir, summary_writer)
+        super().__init__(output_dir, summary_writer, save_secs=save_secs, save_steps=save_steps)
         self._scaffold = scaffold
         self._asked: Sequence[Any] = ()  # in the present run
         self._summary_op = summary_op
