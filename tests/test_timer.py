@@ -51,16 +51,15 @@ def test_by_seconds_it_is_due_when_they_have_passed(every: float, waits: list[fl
                 last = kernel.time
 
 
-def test_every_query_before_the_first_update_is_true() -> None:
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_every_query_before_the_first_update_is_true_and_after_a_reset_or_a_state_of_then(
+    is_loaded: bool,
+) -> None:
     timer = SecondOrStepTimer(every_steps=10)
-    assert all(timer.should_trigger_for_step(step) for step in (0, 1, 1, 7))
-
-
-def test_reset_makes_the_next_query_true() -> None:
-    timer = SecondOrStepTimer(every_steps=10)
+    state = timer.state_dict()
     timer.update_last_triggered_step(3)
-    timer.reset()
-    assert timer.should_trigger_for_step(3)
+    timer.load_state_dict(state) if is_loaded else timer.reset()
+    assert all(timer.should_trigger_for_step(step) for step in (3, 0, 1, 1, 7))
     assert timer.last_triggered_step() is None
 
 
@@ -72,18 +71,22 @@ def test_outside_of_every_event_loop_it_uses_the_system_s_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({}, "give exactly one"),
-        ({"every_secs": 1, "every_steps": 1}, "give exactly one"),
-        ({"every_steps": -1}, "every_steps is -1"),
-        ({"every_steps": 2.5}, "every_steps is 2.5; give a whole number >= 0"),
-        ({"every_secs": float("nan")}, "every_secs is nan"),
+        ({}, ValueError, "give exactly one"),
+        ({"every_secs": 1, "every_steps": 1}, ValueError, "give exactly one"),
+        ({"every_steps": -1}, ValueError, "every_steps is -1"),
+        ({"every_steps": 2.5}, ValueError, "every_steps is 2.5; give a whole number >= 0"),
+        ({"every_secs": float("nan")}, ValueError, "every_secs is nan"),
+        *(({"every_steps": each}, TypeError, "every_steps is .*; give a number >= 0")
+          for each in ("5", True, [1])),
     ],
-)
-def test_bad_intervals_are_refused(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SecondOrStepTimer(**arguments)  # type: ignore[arg-type]
+)  # fmt: skip
+def test_bad_intervals_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        SecondOrStepTimer(**arguments)
 
 
 @given(
@@ -127,14 +130,6 @@ def test_the_state_of_a_timer_is_its_last_step_and_the_seconds_since() -> None:
         assert timer.state_dict() == {"last_step": 7, "secs_since_last": 2.5}
 
 
-def test_a_state_from_before_the_first_update_makes_the_next_query_true() -> None:
-    timer = SecondOrStepTimer(every_steps=10)
-    state = timer.state_dict()
-    timer.update_last_triggered_step(3)
-    timer.load_state_dict(state)
-    assert timer.should_trigger_for_step(3)
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -152,9 +147,3 @@ def test_what_is_no_state_of_a_timer_is_refused(state: dict[str, object]) -> Non
     with pytest.raises(ValueError, match="a timer's state is .*; give what state_dict"):
         timer.load_state_dict(state)
     assert timer.last_triggered_step() == 1
-
-
-@pytest.mark.parametrize("interval", ["5", True, [1]])
-def test_an_interval_is_a_number(interval: Any) -> None:
-    with pytest.raises(TypeError, match="every_steps is .*; give a number >= 0"):
-        SecondOrStepTimer(every_steps=interval)

@@ -71,12 +71,6 @@ class Gated:
         return {"step": step}
 
 
-async def run_to(session: MonitoredSession, step: int) -> None:
-    """Run steps until the global step is there."""
-    while session.global_step.value < step:
-        await session.run([])
-
-
 async def stop_when_settled(session: MonitoredSession) -> None:
     await settle()
     session.request_stop("enough")

@@ -11,13 +11,8 @@ import numpy as np
 
 from asynchooks import (
     CheckpointSaverHook,
-    Coordinator,
     FunctionSessionCreator,
     MonitoredSession,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
     StateDictSaver,
 )
 from asynchooks.data import Stage, batch, map_concurrent, prefetch, repeat, shuffle
@@ -54,26 +49,6 @@ class Diary:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.items = [int(each) for each in state["items"]]
-
-
-class Gate(SessionRunHook):
-    """Holds runs up before or after the step, while it is closed."""
-
-    def __init__(self) -> None:
-        self.before, self.after = anyio.Event(), anyio.Event()
-        self.before.set()
-        self.after.set()
-        self.num_created = 0
-
-    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self.num_created += 1
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        await self.before.wait()
-        return None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self.after.wait()
 
 
 async def gated(items: Iterable[int], gates: Mapping[int, anyio.Event]) -> AsyncIterator[int]:

@@ -19,6 +19,7 @@ from asynchooks import (
     FeedFnHook,
     FeedHook,
     GlobalStepWaiterHook,
+    InputPositionHook,
     LoggingTensorHook,
     LoopLagHook,
     NanTensorHook,
@@ -132,6 +133,10 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
     *((PreemptionHook, {"signals": each}, TypeError, "give several: .signal.SIGTERM.")
       for each in (15, "SIGTERM", None)),
     (PreemptionHook, {"signals": [signal.SIGKILL]}, ValueError, "SIGKILL"),
+    *((kind, {"source": each}, TypeError, f"{kind.__name__} got .*; give the stage that the sess")
+      for kind in (DataWaitHook, InputPositionHook) for each in (range(5), [1], iter(()), None)),
+    *((kind, {**source, "every_n_secs": 1.0}, ValueError, "got every_n_steps=100 and every_n_secs")
+      for kind, source in ((StepCounterHook, {}), (DataWaitHook, {"source": prefetch([], 1)}))),
     *((StallHook, {"secs": 1, "on_stall": each}, TypeError,
        r"on_stall is .*; give OnStall\.STOP or OnStall\.LOG") for each in ("STOP", None, int)),
     *((StopAtStepHook, each, ValueError, "give exactly one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, settle
+from .inputs import Counted
 from .preemptions import Counter, handlers_are_kept, saved_counts, saving
 from .test_forwarded import shipped_hooks
 from .test_summary_saver import Writer
@@ -81,11 +82,14 @@ class Hand:
         await run_context.finish()
         return run_context
 
-    async def train(self, hook: Any, num_runs: int = 4) -> SessionRunContext:
+    async def train(
+        self, hook: Any, num_runs: int = 4, error: BaseException | None = None
+    ) -> SessionRunContext:
+        """Every moment, to the end or to the error; returns the last run."""
         await self.open(hook)
         for _ in range(num_runs):
             last = await self.run(hook)
-        await hook.end(self.raw)
+        await (hook.end(self.raw) if error is None else hook.on_error(self.raw, error))
         self.coord.request_stop()
         return last
 
@@ -138,25 +142,13 @@ def test_every_shipped_hook_is_called() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", HOOKS)
-async def test_all_moments_to_a_clean_end(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_all_moments_to_the_end(name: str, is_clean: bool, tmp_path: Path) -> None:
+    hook, hand = HOOKS[name](tmp_path), Hand(step)
     with anyio.fail_after(60), handlers_are_kept():
-        hook = HOOKS[name](tmp_path)
-        await Hand(step).train(hook)
-        state = hook.state_dict()
-        if state:
+        await hand.train(hook, 4 if is_clean else 1, None if is_clean else ZeroDivisionError())
+        if is_clean and (state := hook.state_dict()):
             HOOKS[name](tmp_path / "other").load_state_dict(state)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", HOOKS)
-async def test_all_moments_to_an_error(name: str, tmp_path: Path) -> None:
-    with anyio.fail_after(60), handlers_are_kept():
-        hook: Any = HOOKS[name](tmp_path)
-        hand = Hand(step)
-        await hand.open(hook)
-        await hand.run(hook)
-        await hook.on_error(hand.raw, ZeroDivisionError())
-        hand.coord.request_stop()
 
 
 async def test_the_protocol_hook(tmp_path: Path) -> None:
@@ -203,26 +195,11 @@ async def test_the_checkpoint_saver_gives_its_directory_back_after_an_error(
 
 @pytest.mark.parametrize("is_clean", [True, False])
 async def test_the_feed_hook_feeds_and_closes_its_source(is_clean: bool) -> None:
-    log = []
-
-    async def items() -> AsyncIterator[int]:
-        try:
-            for each in range(9):
-                yield each
-        finally:
-            log.append("closed")
-
-    hook, hand = FeedHook(prefetch(items(), 2), "x"), Hand(step)
-    await hand.open(hook)
-    for _ in range(3):
-        await hand.run(hook)
+    source, hand = Counted(), Hand(step)
+    hook = FeedHook(prefetch(source, 2), "x")
+    await hand.train(hook, 3, None if is_clean else ZeroDivisionError())
     assert hand.fed == [{"x": 0}, {"x": 1}, {"x": 2}]
-    assert log == []
-    if is_clean:
-        await hook.end(hand.raw)
-    else:
-        await hook.on_error(hand.raw, ZeroDivisionError())
-    assert log == ["closed"]
+    assert source.log == ["open", "closed"]
 
 
 async def test_the_feed_hook_ends_with_its_source() -> None:
@@ -299,41 +276,42 @@ async def test_a_saver_without_a_session_saves_its_own_state(tmp_path: Path) -> 
     await again.end(hand.raw)
 
 
+class Inner(SessionRunHook):
+    """Asks in each begin for the hooks of its session."""
+
+    def __init__(self) -> None:
+        self.is_by_hand: list[bool] = []
+
+    async def begin(self) -> None:
+        self.is_by_hand.append(SessionHooks.of(self).is_by_hand)
+
+
 async def test_a_hook_driven_later_in_a_task_of_a_begin_is_by_hand() -> None:
     """The task has inherited the context of the begin, which is over."""
-    found: list[SessionHooks] = []
-    may_go_on = anyio.Event()
-
-    class Inner(SessionRunHook):
-        async def begin(self) -> None:
-            found.append(SessionHooks.of(self))
+    inner, may_go_on = Inner(), anyio.Event()
 
     class Outer(SessionRunHook):
         async def begin(self) -> None:
             async def later() -> None:
                 await may_go_on.wait()
-                await Inner().begin()
+                await inner.begin()
 
-            async with anyio.create_task_group() as inner:  # what a begin waits for belongs to it
-                inner.start_soon(Inner().begin)
+            async with anyio.create_task_group() as own:  # what a begin waits for belongs to it
+                own.start_soon(inner.begin)
             group.start_soon(later)
 
     async with anyio.create_task_group() as group:
         async with MonitoredSession([Outer()], counting_creator()):
             may_go_on.set()
-    assert [hooks.is_by_hand for hooks in found] == [False, True]
+    assert inner.is_by_hand == [False, True]
 
 
 async def test_a_task_of_an_earlier_begin_does_not_join_in_a_later_one() -> None:
-    found: list[SessionHooks] = []
-
-    class Inner(SessionRunHook):
-        async def begin(self) -> None:
-            found.append(SessionHooks.of(self))
+    inner = Inner()
 
     class First(SessionRunHook):
         async def begin(self) -> None:
-            group.start_soon(Inner().begin)
+            group.start_soon(inner.begin)
 
     class Second(SessionRunHook):
         async def begin(self) -> None:
@@ -342,4 +320,4 @@ async def test_a_task_of_an_earlier_begin_does_not_join_in_a_later_one() -> None
     async with anyio.create_task_group() as group:
         async with MonitoredSession([First(), Second()], counting_creator()):
             pass
-    assert [hooks.is_by_hand for hooks in found] == [True]
+    assert inner.is_by_hand == [True]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asynchooks import (
     DataWaitHook,
@@ -24,6 +23,8 @@ from asynchooks._engine.base import Engine
 from asynchooks.data import prefetch
 from asynchooks.data._consumers import consumers_of
 
+from .event_files import scalars
+from .training import run_session
 from .virtual_time import Writer, on_trampoline, pause
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -45,12 +46,6 @@ def step_of(secs: float) -> Callable[[int], Any]:
     return step
 
 
-def read(directory: Path) -> list[tuple[int, float]]:
-    events = EventAccumulator(str(directory)).Reload()
-    assert events.Tags()["scalars"] == ["data_wait"]
-    return [(event.step, event.value) for event in events.Scalars("data_wait")]
-
-
 @pytest.mark.parametrize(
     ("source_secs", "step_secs", "share"), [(0.75, 0.25, 2 / 3), (0.5, 0.0, 1.0), (0.125, 0.5, 0.0)]
 )
@@ -61,17 +56,13 @@ def test_the_share_is_that_of_the_time_that_the_step_does_not_cover(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main(engine: Engine) -> None:
-        source = prefetch(numbers(source_secs), 2)
-        hooks = [FeedHook(source, "x"), DataWaitHook(source, 10, output_dir=str(tmp_path))]
-        creator = FunctionSessionCreator(step_of(step_secs))
-        async with MonitoredSession(hooks, creator) as session:
-            for _ in range(31):
-                await session.run([])
-
+    source = prefetch(numbers(source_secs), 2)
+    hooks = [FeedHook(source, "x"), DataWaitHook(source, 10, output_dir=str(tmp_path))]
+    creator = FunctionSessionCreator(step_of(step_secs))
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(main)
-    values = read(tmp_path)
+        on_trampoline(lambda engine: run_session(hooks, creator, runs=31))
+    assert list(scalars(tmp_path)) == ["data_wait"]
+    values = scalars(tmp_path)["data_wait"]
     assert [step for step, _ in values] == [11, 21, 31]
     assert [value for _, value in values] == pytest.approx(3 * [share])
     lines = [each.getMessage() for each in caplog.records if "data wait" in each.getMessage()]
@@ -122,9 +113,11 @@ def test_the_waits_of_a_loop_that_was_closed_early_count() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_of_the_hook_stays_at_the_source_after_the_session(fails: bool) -> None:
-    source = prefetch(numbers(1.0), 1)
-    hook = DataWaitHook(source, 1)
+def test_after_the_session_nothing_of_the_hook_stays_at_the_source_and_its_writer_is_flushed(
+    fails: bool,
+) -> None:
+    source, writer = prefetch(numbers(1.0), 1), Writer()
+    hook = DataWaitHook(source, 1, summary_writer=writer)
 
     async def main(engine: Engine) -> None:
         async with MonitoredSession([hook], FunctionSessionCreator(step_of(0.25))):
@@ -135,19 +128,14 @@ def test_nothing_of_the_hook_stays_at_the_source_after_the_session(fails: bool) 
     with pytest.raises(KeyError) if fails else nullcontext():
         on_trampoline(main)
     assert consumers_of(source).wait_times == []
+    assert writer.flushes == 1
 
 
 def test_a_clock_that_stands_still_gives_no_share() -> None:
-    writer = Writer()
-
-    async def main(engine: Engine) -> None:
-        source = prefetch(numbers(0.0), 1)
-        hooks = [FeedHook(source, "x"), DataWaitHook(source, 1, summary_writer=writer)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(step_of(0.0))) as session:
-            for _ in range(5):
-                await session.run([])
-
-    on_trampoline(main)
+    source, writer = prefetch(numbers(0.0), 1), Writer()
+    hooks = [FeedHook(source, "x"), DataWaitHook(source, 1, summary_writer=writer)]
+    creator = FunctionSessionCreator(step_of(0.0))
+    on_trampoline(lambda engine: run_session(hooks, creator, runs=5))
     assert writer.written == []
 
 
@@ -169,10 +157,8 @@ async def test_in_real_time_it_tells_a_slow_source_from_a_fast_one(
 
     stage = prefetch(source(), 4)
     hooks = [FeedHook(stage, "x"), DataWaitHook(stage, 10, output_dir=str(tmp_path))]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
-        while not session.should_stop():
-            await session.run([])
-    values = read(tmp_path)
+    await run_session(hooks, FunctionSessionCreator(step))
+    values = scalars(tmp_path)["data_wait"]
     assert [step for step, _ in values] == [11, 21, 31, 41]
     assert all(0.0 <= share <= 1.0 for _, share in values)
     assert all(share > 0.5 if is_slow else share < 0.5 for _, share in values)
@@ -187,61 +173,22 @@ async def test_its_timer_goes_on_where_a_checkpoint_left_it() -> None:
     assert other._timer.should_trigger_for_step(17)
 
 
-@pytest.mark.anyio
-async def test_the_writer_is_flushed_after_an_error_too() -> None:
-    source, writer = prefetch(range(3), 1), Writer()
-    hooks = [FeedHook(source, "x"), DataWaitHook(source, 1, summary_writer=writer)]
-    with pytest.raises(KeyError, match="in the block"):
-        async with MonitoredSession(hooks, FunctionSessionCreator(step_of(0.0))):
-            raise KeyError("in the block")
-    assert writer.flushes == 1
-
-
-@pytest.mark.parametrize("source", [range(5), [1], iter(()), None])
-def test_only_a_stage_can_be_watched(source: Any) -> None:
-    with pytest.raises(TypeError, match=r"DataWaitHook got .*; give the stage that the session"):
-        DataWaitHook(source)
-
-
 @pytest.mark.parametrize(
-    "arguments", [{"every_n_steps": None}, {"every_n_secs": 1.0}, {"every_n_steps": -1}]
+    ("is_shared", "every", "runs", "steps"),
+    [(True, 1, 4, [2, 3, 4, 6, 7, 8]), (False, 5, 12, [6, 11, 6, 11])],
 )
-def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give exactly one|every_n_(steps|secs) is -1"):
-        DataWaitHook(prefetch([], 1), **arguments)
-
-
-def test_a_second_session_starts_its_own_count() -> None:
+def test_a_second_session_starts_its_own_count_also_where_its_step_begins_at_0(
+    is_shared: bool, every: int, runs: int, steps: list[int]
+) -> None:
     writer = Writer()
 
     async def main(engine: Engine) -> None:
-        creator = SharedSessionCreator(FunctionSessionCreator(step_of(0.5)))
+        alone = FunctionSessionCreator(step_of(0.5))
+        creator = SharedSessionCreator(alone) if is_shared else alone
         async with prefetch(numbers(1.0), 1) as source, MonitoredSession([], creator):
-            waits = DataWaitHook(source, 1, summary_writer=writer)
+            waits = DataWaitHook(source, every, summary_writer=writer)
             for _ in range(2):
-                async with MonitoredSession([FeedHook(source, "x"), waits], creator) as session:
-                    for _ in range(4):
-                        await session.run([])
+                await run_session([FeedHook(source, "x"), waits], creator, runs=runs)
 
     on_trampoline(main)
-    assert [(step, value) for _, value, step in writer.written] == [
-        (step, 0.5) for step in (2, 3, 4, 6, 7, 8)
-    ]
-
-
-def test_a_second_session_whose_step_begins_at_0_is_logged_from_there() -> None:
-    writer = Writer()
-
-    async def main(engine: Engine) -> None:
-        async with prefetch(numbers(1.0), 1) as source:
-            waits = DataWaitHook(source, 5, summary_writer=writer)
-            for _ in range(2):
-                creator = FunctionSessionCreator(step_of(0.5))
-                async with MonitoredSession([FeedHook(source, "x"), waits], creator) as session:
-                    for _ in range(12):
-                        await session.run([])
-
-    on_trampoline(main)
-    assert [(step, value) for _, value, step in writer.written] == [
-        (step, 0.5) for step in (6, 11, 6, 11)
-    ]
+    assert [(step, value) for _, value, step in writer.written] == [(step, 0.5) for step in steps]

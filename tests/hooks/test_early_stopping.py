@@ -1,13 +1,24 @@
-"""EarlyStoppingHook: when it stops, by what it decides, and what it restores."""
+"""EarlyStoppingHook: when it stops, by what it decides, what it restores; other workers."""
 
 from __future__ import annotations
 
+import math
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asynchooks import (
+    CheckpointSaverHook,
     EarlyStoppingHook,
     Evaluate,
     EvaluationHook,
@@ -16,12 +27,21 @@ from asynchooks import (
     MetricError,
     Mode,
     MonitoredSession,
+    PreemptionError,
     Retention,
+    SessionRunHook,
+    SharedSessionCreator,
     StopAtStepHook,
 )
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
+from asynchooks.simulation import Simulation
+from asynchooks.testing import RecordingHook
 
 from ..support.helpers import settle
 from .preemptions import Counter, saving
+from .savers import Cell, CopyingSaver, Latch, until
+from .training import Holds, run_session
 
 pytestmark = pytest.mark.anyio
 INF = float("inf")
@@ -53,6 +73,34 @@ async def train(model: Counter, *hooks: Any, at_most: int = 50) -> MonitoredSess
     return session
 
 
+def keeping_best(
+    path: Path, model: Counter, mode: Mode = Mode.MIN, *, save_steps: int = 1,
+    metric: Any = "loss", **options: Any,
+) -> Any:  # fmt: skip
+    """Keeps the newest checkpoint, and the best by the metric."""
+    options["retention"] = Retention(max_to_keep=1, keep_best=1, mode=mode)
+    return saving(path, model, save_steps, metric=metric, **options)
+
+
+def evaluating(
+    evaluate: Callable[[], dict[str, float]], every: int, mode: Evaluate = Evaluate.EXCLUSIVE
+) -> EvaluationHook:
+    async def call(session: Any, step: int) -> dict[str, float]:
+        return evaluate()
+
+    return EvaluationHook(call, every_n_steps=every, mode=mode, at_end=False)
+
+
+def metric_of(kind: str, model: Losses, every: int = 2) -> tuple[list[Any], Any]:
+    """Hooks that go before, and what EarlyStoppingHook is given."""
+    if kind == "fetch":
+        return [], "loss"
+    if kind == "function":
+        return [], lambda: model.loss
+    evaluation = evaluating(lambda: {"loss": model.loss}, every)
+    return [evaluation], evaluation.metric("loss")
+
+
 STOPS = [
     # losses, options, the step of the stop, best, its step
     ([5, 4, 3, 3, 2, 2, 2], {"patience": 2}, 7, 2, 5),
@@ -76,8 +124,7 @@ async def test_stops_after_so_many_looks_without_improvement(
     losses: list[float], options: Any, stop: int, best: float, best_step: int, kind: str
 ) -> None:
     model = Losses(*losses)
-    metric: Any = "loss" if kind == "fetch" else lambda: model.loss
-    hook = EarlyStoppingHook(metric, **options)
+    hook = EarlyStoppingHook(metric_of(kind, model)[1], **options)
     session = await train(model, hook)
     assert model.count == stop
     assert (hook.best, hook.best_step) == (best, best_step)
@@ -88,18 +135,17 @@ async def test_stops_after_so_many_looks_without_improvement(
 
 
 async def test_a_function_that_knows_nothing_is_no_look() -> None:
-    model = Losses(0)
-    seen = iter([None, 3.0, None, None, 4.0, None, 5.0])
-    hook = EarlyStoppingHook(lambda: next(seen), patience=2)
+    model, bests = Losses(0), []
+    values = iter([None, 3.0, None, None, 4.0, None, 5.0])
+
+    def metric() -> float | None:
+        bests.append((hook.best, hook.best_step))
+        return next(values)
+
+    hook = EarlyStoppingHook(metric, patience=2)
     await train(model, hook)
     assert model.count == 7
-    assert (hook.best, hook.best_step) == (3.0, 2)
-
-
-async def test_before_the_first_look_nothing_is_the_best() -> None:
-    hook = EarlyStoppingHook(lambda: None, patience=1)
-    await train(Losses(0), hook, at_most=3)
-    assert (hook.best, hook.best_step) == (None, None)
+    assert bests == [(None, None)] * 2 + [(3.0, 2)] * 5
 
 
 async def test_a_hook_that_is_used_again_starts_from_nothing() -> None:
@@ -115,11 +161,7 @@ async def test_a_hook_that_is_used_again_starts_from_nothing() -> None:
 async def test_each_evaluation_counts_once(mode: Evaluate) -> None:
     model = Counter()
     results = {3: 0.5, 6: 0.7, 9: 0.6, 12: 0.7}
-
-    async def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {"accuracy": results[step]}
-
-    evaluation = EvaluationHook(evaluate, every_n_steps=3, mode=mode, at_end=False)
+    evaluation = evaluating(lambda: {"accuracy": results[model.count]}, 3, mode)
     hook = EarlyStoppingHook(evaluation.metric("accuracy"), patience=2, mode=Mode.MAX)
     session = await train(model, evaluation, hook)
     assert model.count == 12  # concurrent, too: it waits for nothing
@@ -129,11 +171,7 @@ async def test_each_evaluation_counts_once(mode: Evaluate) -> None:
 
 async def test_the_order_of_the_hooks_does_not_delay_the_stop() -> None:
     model = Counter()
-
-    async def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {"accuracy": 0.5}
-
-    evaluation = EvaluationHook(evaluate, every_n_steps=3, mode=Evaluate.EXCLUSIVE, at_end=False)
+    evaluation = evaluating(lambda: {"accuracy": 0.5}, 3)
     hook = EarlyStoppingHook(evaluation.metric("accuracy"), patience=2, mode=Mode.MAX)
     await train(model, hook, evaluation)
     assert model.count == 9
@@ -142,42 +180,27 @@ async def test_the_order_of_the_hooks_does_not_delay_the_stop() -> None:
 @pytest.mark.parametrize("kind", ["fetch", "function", "evaluation"])
 async def test_nan_fails_the_run(kind: str) -> None:
     model = Losses(5, 4, float("nan"))
-
-    async def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {"loss": model.loss}
-
-    evaluation = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE, at_end=False)
-    metrics: dict[str, Any] = {
-        "fetch": "loss",
-        "function": lambda: model.loss,
-        "evaluation": evaluation.metric("loss"),
-    }
-    hook = EarlyStoppingHook(metrics[kind], patience=2)
+    before, metric = metric_of(kind, model, every=1)
+    hook = EarlyStoppingHook(metric, patience=2)
     with pytest.raises(MetricError, match="is NaN") as caught:
-        await train(model, evaluation, hook)
+        await train(model, *before, hook)
     assert model.count == 3
     assert caught.value.__notes__ == ["in after_run of EarlyStoppingHook"]
     assert (hook.best, hook.best_step) == (4, 2)
 
 
-async def test_a_fetch_that_is_missing_fails_the_first_run() -> None:
+async def test_a_fetch_that_is_missing_or_no_number_fails_the_first_run() -> None:
     with pytest.raises(FetchError, match="fetch 'missing' is not among"):
         await train(Losses(1), EarlyStoppingHook("missing", patience=1))
+    with pytest.raises(MetricError, match="give one number"):
+        await train(Losses([1, 2]), EarlyStoppingHook("loss", patience=1))
 
 
 async def test_a_result_that_evaluations_do_not_give_fails_the_run() -> None:
-    async def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {"accuracy": 0.5}
-
-    evaluation = EvaluationHook(evaluate, every_n_steps=2, mode=Evaluate.EXCLUSIVE)
+    evaluation = evaluating(lambda: {"accuracy": 0.5}, 2)
     hook = EarlyStoppingHook(evaluation.metric("loss"), patience=1)
     with pytest.raises(MetricError, match="'eval' gave no 'loss' at step 2, but 'accuracy'"):
         await train(Counter(), evaluation, hook)
-
-
-async def test_what_is_no_number_fails_the_run() -> None:
-    with pytest.raises(MetricError, match="give one number"):
-        await train(Losses([1, 2]), EarlyStoppingHook("loss", patience=1))
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -185,8 +208,7 @@ async def test_the_best_checkpoints_weights_are_back_after_the_block(
     tmp_path: Path, background: bool
 ) -> None:
     model = Losses(5, 3, 4, 2, 6, 7, 8)
-    retention = Retention(max_to_keep=1, keep_best=1)
-    saver = saving(tmp_path, model, 1, retention=retention, metric="loss", background=background)
+    saver = keeping_best(tmp_path, model, background=background)
     hook = EarlyStoppingHook("loss", patience=3, restore_best=True)
     session = await train(model, saver, hook)
     assert session.global_step.value == 7
@@ -201,15 +223,14 @@ async def test_the_best_checkpoints_weights_are_back_after_the_block(
 async def test_restoring_the_best_needs_a_saver_that_keeps_it(tmp_path: Path, options: Any) -> None:
     model = Losses(1)
     hook = EarlyStoppingHook("loss", patience=1, restore_best=True)
-    with pytest.raises(RuntimeError, match="finds no checkpoint to restore: give the session"):
-        await train(model, saving(tmp_path, model, **options), hook)
-    with pytest.raises(RuntimeError, match="finds no checkpoint to restore: give the session"):
-        await train(model, hook)
+    for savers in ([saving(tmp_path, model, **options)], []):
+        with pytest.raises(RuntimeError, match="finds no checkpoint to restore: give the session"):
+            await train(model, *savers, hook)
 
 
 async def test_a_clean_end_of_another_cause_restores_nothing(tmp_path: Path) -> None:
     model = Losses(5, 3, 4, 2, 6)
-    saver = saving(tmp_path, model, 1, retention=Retention(keep_best=1), metric="loss")
+    saver = keeping_best(tmp_path, model)
     hook = EarlyStoppingHook("loss", patience=3, restore_best=True)
     await train(model, saver, hook, StopAtStepHook(last_step=5))
     assert model.count == 5
@@ -219,7 +240,355 @@ async def test_where_no_checkpoint_has_a_metric_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Losses(5)
-    saver = saving(tmp_path, model, 1, retention=Retention(keep_best=1), metric=lambda: None)
+    saver = keeping_best(tmp_path, model, metric=lambda: None)
     caplog.set_level("INFO", logger="asynchooks")
     await train(model, saver, EarlyStoppingHook("loss", patience=1, restore_best=True))
-    assert "best checkpoint, None" not in caplog.text
+    assert "No checkpoint has a metric: the model stays as it is" in caplog.text
+    assert model.count == 2
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_the_saver_must_keep_the_best_by_the_same_mode(mode: Mode, tmp_path: Path) -> None:
+    other = Mode.MIN if mode is Mode.MAX else Mode.MAX
+    for kept in (other, mode):
+        model = Losses(1, 3, 2, 2)
+        saver = keeping_best(tmp_path / kept.value, model, kept)
+        hook = EarlyStoppingHook("loss", patience=2, mode=mode, restore_best=True)
+        if kept is mode:
+            await train(model, saver, hook)
+            assert model.count == hook.best_step
+            continue
+        message = (
+            rf"EarlyStoppingHook\(mode={mode}, restore_best=True\) got a CheckpointSaverHook that "
+            rf"keeps the best by {kept}, expected {mode}: .*; give both the same mode"
+        )
+        with pytest.raises(ValueError, match=message):
+            await train(model, saver, hook)
+
+
+async def test_modes_may_differ_where_nothing_is_brought_back(tmp_path: Path) -> None:
+    model = Losses(1, 3, 2, 2)
+    saver = keeping_best(tmp_path, model)
+    await train(model, saver, EarlyStoppingHook("loss", patience=2, mode=Mode.MAX))
+
+
+async def test_a_metric_of_an_evaluation_that_never_takes_place_is_refused() -> None:
+    evaluation = EvaluationHook(lambda session, step: {"loss": 0.5}, every_n_steps=1)
+    hook = EarlyStoppingHook(evaluation.metric("loss"), patience=1)
+    message = (
+        "EarlyStoppingHook decides by a metric of an EvaluationHook that is none of the session's "
+        r"hooks, so it would never be taken; add it: MonitoredSession\(\["
+    )
+    with pytest.raises(RuntimeError, match=message):
+        await train(Losses(1), hook)
+    await train(Losses(1), hook, evaluation)
+
+
+class Slow(Cell):
+    """A cell whose second worker's steps take as long as the latch is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latch = Latch()
+
+    def step(self, is_other: bool = False) -> dict[str, float]:
+        if is_other:
+            self.latch.pass_by()
+        return {**super().step(), "loss": 1.0 if self.value == 1 else 2.0}
+
+
+async def test_the_best_is_brought_back_while_no_worker_runs_a_step(tmp_path: Path) -> None:
+    cell = Slow()
+    saver = CopyingSaver(cell)
+    best: Any = {"retention": Retention(keep_best=1), "metric": "loss"}
+    saves = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver, **best)
+    hooks = [saves, EarlyStoppingHook("loss", patience=1, restore_best=True)]
+    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
+    async with MonitoredSession([], shared, step_runner="thread") as other:
+        async with anyio.create_task_group() as group:
+            async with MonitoredSession(hooks, shared) as session:
+                while not session.should_stop():
+                    await session.run([])
+                cell.latch.close()
+                group.start_soon(other.run, [], {"is_other": True})
+                await cell.latch.wait_for_arrival()
+                group.start_soon(session.close)
+                await until(lambda: other.global_step.statistics().tasks_waiting_for_ticket == 1)
+                await settle()
+                assert (cell.value, [line for line in saver.log if "restore" in line]) == (2, [])
+                cell.latch.open()
+        assert (saver.log[-1], cell.value) == ("restore 1", 1)
+
+
+LONGEST = 12
+losses = st.lists(st.integers(0, 6), min_size=1, max_size=LONGEST)
+
+
+async def train_life(
+    directory: Path | None,
+    numbers: list[int],
+    kind: str,
+    *,
+    interrupted_at: int | None = None,
+    save_steps: int = 3,
+    saver_first: bool = False,
+    lost_at: int | None = None,
+) -> tuple[int, float | None, int | None]:
+    """Returns (steps of the model, best, its step)."""
+    model = Losses(*numbers)
+    before, metric = metric_of(kind, model)
+    hook = EarlyStoppingHook(metric, patience=2)
+    hooks: list[Any] = [*before, hook]
+    if directory is not None:
+        hooks.insert(0 if saver_first else len(hooks), saving(directory, model, save_steps))
+    losses_of_session = [] if lost_at is None else [lost_at]
+
+    def step() -> dict[str, Any]:
+        if losses_of_session and model.count == losses_of_session[0]:
+            losses_of_session.clear()
+            raise PreemptionError("lost")
+        return model.step()
+
+    session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner="inline")
+    with suppress(ZeroDivisionError):  # the process ends without a last save
+        async with session:
+            while not session.should_stop() and model.count < 3 * LONGEST:
+                if model.count == interrupted_at:
+                    raise ZeroDivisionError
+                await session.run([])
+    return model.count, hook.best, hook.best_step
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_lost"),
+    [("fetch", False), ("function", False), ("evaluation", False), ("fetch", True)],
+)
+@settings(max_examples=15, deadline=None)
+@given(losses, st.integers(0, LONGEST), st.integers(1, 4))
+def test_a_training_that_was_resumed_or_lost_its_session_stops_at_the_same_step_and_best(
+    kind: str, is_lost: bool, numbers: list[int], at: int, save_steps: int
+) -> None:
+    async def main(directory: Path) -> None:
+        expected = await train_life(None, numbers, kind)
+        options: Any = {"save_steps": save_steps}
+        if is_lost:
+            options["lost_at"] = at
+        elif at < expected[0]:
+            await train_life(directory, numbers, kind, interrupted_at=at, **options)
+        assert await train_life(directory, numbers, kind, **options) == expected
+
+    with tempfile.TemporaryDirectory() as path:
+        anyio.run(main, Path(path))
+
+
+@pytest.mark.parametrize("kind", ["function", "evaluation"])
+async def test_the_order_of_saver_and_early_stopping_does_not_matter(
+    kind: str, tmp_path: Path
+) -> None:
+    numbers, options = [5, *[6] * 7], dict[str, Any](save_steps=2, saver_first=True)
+    expected = await train_life(None, numbers, kind)
+    await train_life(tmp_path, numbers, kind, interrupted_at=2, **options)
+    assert await train_life(tmp_path, numbers, kind, **options) == expected
+
+
+@pytest.mark.parametrize("kind", ["fetch", "function", "evaluation"])
+@pytest.mark.parametrize("saver_first", [False, True])
+async def test_a_training_that_had_stopped_stops_at_once_when_it_is_resumed(
+    tmp_path: Path, kind: str, saver_first: bool
+) -> None:
+    stopped = await train_life(tmp_path, [5, 5, 6, 6, 6, 6], kind, saver_first=saver_first)
+    assert stopped[0] in (3, 6)
+    assert await train_life(tmp_path, [], kind, saver_first=saver_first) == stopped
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
+    tmp_path: Path, num_workers: int
+) -> None:
+    async def life(model: Losses, patience: int) -> set[str]:
+        creator = SharedSessionCreator(FunctionSessionCreator(model.step))
+        stops = EarlyStoppingHook("loss", patience, restore_best=True)
+        hooks = [stops, keeping_best(tmp_path, model)]
+        sessions = [MonitoredSession(hooks, creator)]
+        sessions += [MonitoredSession([], creator) for _ in range(num_workers - 1)]
+        async with AsyncExitStack() as stack:
+            for session in sessions:
+                await stack.enter_async_context(session)
+            while not sessions[0].should_stop():
+                await sessions[0].run([])
+            assert all(session.should_stop() for session in sessions)
+            for session in reversed(sessions):  # the last one brings the best back
+                await session.close()
+        return {str(session.stop_reason) for session in sessions}
+
+    reason = {"EarlyStoppingHook: no better than 2 of step 2 for 3 looks"}
+    model = Losses(5, 2, 4, 6, 7, 8, 9)
+    assert await life(model, patience=3) == reason
+    assert model.count == 2
+    resumed = Losses(5, 2, 4, 6, 7, 8, 9)
+    assert await life(resumed, patience=3) == reason
+    assert resumed.count == 2
+    model = Losses(5, 2, 4, 6, 7, 1, 9)
+    await life(model, patience=4)  # a greater patience trains on
+    assert model.count == 6
+
+
+def early_stopping(
+    directory: Path, model: Losses, save_steps: int = 1, **options: Any
+) -> list[Any]:
+    """The metric is that of all steps: a function, not a fetch of one worker's runs."""
+    saver = keeping_best(
+        directory, model, save_steps=save_steps, metric=lambda: model.loss, **options
+    )
+    return [EarlyStoppingHook(lambda: model.loss, patience=3, restore_best=True), saver]
+
+
+class Workers:
+    """Sessions of one model; the first stops early, the others train for as long as they can."""
+
+    def __init__(self, model: Losses, creator: SharedSessionCreator) -> None:
+        self.model = model
+        self.creator = creator
+        self.sessions: list[MonitoredSession] = []
+
+    async def train(self, *hooks: Any, runner: Any = "auto") -> None:
+        session = MonitoredSession(hooks, self.creator, step_runner=runner)
+        self.sessions.append(session)
+        async with session:
+            while True:  # until a run ends the block
+                await session.run([])
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+async def test_the_weights_after_the_last_worker_are_the_best(
+    tmp_path: Path, num_workers: int, background: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="asynchooks")
+    model = Losses(5, 3, 4, 2, 6, 7, 8)
+
+    async def step() -> dict[str, Any]:
+        await anyio.lowlevel.checkpoint()
+        outputs = model.step()
+        await anyio.lowlevel.checkpoint()
+        return outputs
+
+    workers = Workers(model, SharedSessionCreator(FunctionSessionCreator(step)))
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            first = early_stopping(tmp_path, model, background=background)
+            group.start_soon(workers.train, *first)
+            for _ in range(num_workers - 1):
+                group.start_soon(workers.train)
+    [restored] = re.findall(r"that of the best checkpoint, .*-(\d+)", caplog.text)
+    # where they take turns, a look and a save may see the loss of another worker's step
+    assert model.count == int(restored), "no step after the best weights went back"
+    assert num_workers > 1 or model.count == 4
+    [reason] = {str(each.stop_reason) for each in workers.sessions}
+    assert reason.startswith("EarlyStoppingHook: no better than")
+
+
+async def test_a_step_that_is_under_way_in_a_thread_is_waited_for(tmp_path: Path) -> None:
+    model = Losses(5, 3, 4, 2, 6, 7, 8)
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def step() -> dict[str, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            is_held.set()
+            may_end.wait(10)
+        return model.step()
+
+    seen: list[int] = []
+
+    class LetsEnd(SessionRunHook):
+        """At the end of the first worker the other one's step is still under way."""
+
+        async def before_end(self, session: Any) -> None:
+            seen.append(model.count)
+            threading.Timer(0.05, may_end.set).start()
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
+    workers = Workers(model, creator)
+    hooks = [LetsEnd(), *early_stopping(tmp_path, model, save_steps=2)]
+    async with anyio.create_task_group() as group:
+        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+            for number in range(100):
+                if number == 6:  # after the last save
+                    group.start_soon(lambda: workers.train(runner="thread"))
+                    while not is_held.is_set():
+                        await anyio.lowlevel.checkpoint()
+                await session.run([])
+    assert seen == [7]
+    assert model.count == 4
+
+
+async def test_a_worker_that_does_not_leave_its_block_holds_nothing_up(tmp_path: Path) -> None:
+    model = Losses(5, 3, 4, 2, 6, 7, 8)
+    creator = SharedSessionCreator(FunctionSessionCreator(model.step))
+    other = RecordingHook("other")
+    with anyio.fail_after(10):
+        async with MonitoredSession([other], creator) as outer:
+            workers = Workers(model, creator)
+            await workers.train(*early_stopping(tmp_path, model))
+            assert model.count == 4
+            assert outer.should_stop()
+            await outer.run([])
+            raise AssertionError("it ran")
+    assert model.count == 4
+    why = "EarlyStoppingHook: no better than 2 of step 4 for 3 looks"
+    assert str(outer.stop_reason) == why
+    assert [moment for _, moment in other.log] == ["begin", "after_create_session", "end"]
+
+
+async def test_what_another_worker_asks_of_a_run_by_then_comes_to_no_step(tmp_path: Path) -> None:
+    model = Losses(5, 3, 4, 2, 6, 7, 8)
+    creator = SharedSessionCreator(FunctionSessionCreator(model.step))
+    workers = Workers(model, creator)
+    may_go_on = anyio.Event()
+    holds = Holds("before_run", may_go_on)
+    async with anyio.create_task_group() as group:
+        group.start_soon(workers.train, holds)
+        await holds.has_come.wait()
+        await workers.train(*early_stopping(tmp_path, model))
+        assert model.count == 4
+        may_go_on.set()
+    assert model.count == 4
+
+
+def test_a_step_that_never_ends_is_waited_for_half_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Losses(5, 3, 4, 2, 6, 7, 8)
+    hangs = False
+
+    async def step() -> dict[str, Any]:
+        if hangs:
+            engine = current_engine()
+            await engine.park(Slot(engine, "what never comes"), math.inf)
+        return model.step()
+
+    async def main() -> None:
+        nonlocal hangs
+        creator = SharedSessionCreator(FunctionSessionCreator(step))
+        engine = current_engine()
+
+        async def hang() -> None:
+            await run_session([], creator, runs=1, stop_grace_period_secs=0)
+
+        hooks = early_stopping(tmp_path, model)
+        async with MonitoredSession(hooks, creator) as session:
+            for number in range(100):
+                if number == 6:  # the last but for one
+                    hangs = True
+                    task = engine.start(hang)
+                    await engine.turn()
+                    hangs = False
+                await session.run([])
+        assert 30 <= engine.now() < 40
+        task.cancel()
+        await task.wait()
+
+    Simulation(seed=1).run(main)
+    assert model.count == 4
+    assert "Runs have been under way for 30 s" in caplog.text

@@ -111,44 +111,39 @@ async def test_feeds_of_hooks_and_caller_go_into_one_run() -> None:
     assert mine == {"scale": 2}, "the caller's mapping is not changed"
 
 
-async def test_two_feeds_of_one_parameter_are_an_error() -> None:
+@pytest.mark.parametrize(
+    ("feeds", "callers", "error", "message"),
+    [
+        ([{"rate": 1}], {"rate": 2}, RuntimeError, "is fed by a SessionRunHook and user"),
+        ([{"rate": 1}, {"rate": 2}], None, RuntimeError, "Same tensor is fed by two hooks.*rate"),
+        ([{"tempo": 1}], None, FeedError, r"unknown \['tempo'\]"),
+        ([[("rate", 1)]], None, TypeError, "FeedFnHook.before_run returned the feed_dict"),
+    ],
+)
+async def test_what_cannot_be_fed_is_an_error(
+    feeds: list[Any], callers: Any, error: type[Exception], message: str
+) -> None:
     fed: list[Any] = []
-    async with session_on(fed, lambda: {"rate": 1}) as session:
-        with pytest.raises(RuntimeError, match="Same tensor is fed by a SessionRunHook and user"):
-            await session.run([], {"rate": 2})
-    async with session_on(fed, lambda: {"rate": 1}, lambda: {"rate": 2}) as session:
-        with pytest.raises(RuntimeError, match=r"Same tensor is fed by two hooks.*rate"):
-            await session.run([])
+    feed_fns = [lambda each=each: each for each in feeds]
+    async with session_on(fed, *feed_fns) as session:
+        with pytest.raises(error, match=message):
+            await session.run([], callers)
     assert fed == []
 
 
-async def test_an_unknown_parameter_is_an_error() -> None:
-    async with session_on([], lambda: {"tempo": 1}) as session:
-        with pytest.raises(FeedError, match=r"unknown \['tempo'\]"):
-            await session.run([])
-
-
-async def test_what_is_no_mapping_is_an_error() -> None:
-    async with session_on([], lambda: [("rate", 1)]) as session:
-        with pytest.raises(TypeError, match="FeedFnHook.before_run returned the feed_dict"):
-            await session.run([])
-
-
-def ends_sync() -> Callable[[], Any]:
-    feeds = iter([{"rate": 1}, {"rate": 2}])
-    return lambda: next(feeds)
+TWO = [{"rate": 1}, {"rate": 2}]
 
 
 def ends_async() -> Callable[[], Any]:
     async def feeds() -> AsyncIterator[Any]:
-        yield {"rate": 1}
-        yield {"rate": 2}
+        for each in TWO:
+            yield each
 
     return feeds().__anext__
 
 
 def ends_sync_in_async() -> Callable[[], Any]:
-    feeds = iter([{"rate": 1}, {"rate": 2}])
+    feeds = iter(TWO)
 
     async def feed() -> Any:
         return next(feeds)
@@ -157,7 +152,7 @@ def ends_sync_in_async() -> Callable[[], Any]:
 
 
 def ends_by_stop_training() -> Callable[[], Any]:
-    feeds = iter([{"rate": 1}, {"rate": 2}])
+    feeds = iter(TWO)
 
     async def feed() -> Any:
         for each in feeds:
@@ -168,14 +163,23 @@ def ends_by_stop_training() -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
-@pytest.mark.parametrize("make", [ends_sync, ends_async, ends_sync_in_async, ends_by_stop_training])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: iter(TWO).__next__, ends_async, ends_sync_in_async, ends_by_stop_training],
+    ids=["sync", "async", "sync in async", "StopTraining"],
+)
 async def test_the_end_of_input_ends_training_cleanly(make: Any, step_runner: Any) -> None:
     fed: list[Any] = []
     other = RecordingHook("other")
-    session = session_on(fed, make(), hooks=(other,), step_runner=step_runner)
-    async with session:
-        while True:
+    async with session_on(fed, make(), hooks=(other,), step_runner=step_runner) as session:
+        for _ in TWO:
             await session.run([])
+        ends_by_itself = make is ends_by_stop_training
+        says = "no more" if ends_by_itself else "the input ended in before_run of FeedFnHook"
+        with pytest.raises(StopTraining, match=says):
+            await session.run([])
+        await session.run([])
+        raise AssertionError("it ran on")
     assert fed == [(1, None), (2, None)], "the run without a feed runs no step"
     moments = [moment for _, moment in other.log]
     assert moments == [
@@ -183,15 +187,8 @@ async def test_the_end_of_input_ends_training_cleanly(make: Any, step_runner: An
     ]  # fmt: skip
 
 
-class Counting:
-    """Feeds 1, 2, 3, and knows how far it is."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> dict[str, Any]:
-        self.count += 1
-        return {"rate": self.count}
+class Counting(Feeder):
+    """Knows how far it is."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -229,12 +226,6 @@ async def test_what_was_fed_to_a_run_that_never_took_place_lies_behind_the_saved
         assert (fed, hook.state_dict()) == ([1, 4], {"count": 4})
     hook.load_state_dict({"count": 7})
     assert hook.state_dict() == {"count": 7}
-
-
-async def test_the_end_of_input_names_the_hook() -> None:
-    async with session_on([], iter([]).__next__) as session:
-        with pytest.raises(StopTraining, match="the input ended in before_run of FeedFnHook"):
-            await session.run([])
 
 
 @pytest.mark.parametrize("is_async", [True, False])

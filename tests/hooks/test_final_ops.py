@@ -10,6 +10,7 @@ from asynchooks import FetchError, FinalOpsHook, FunctionSessionCreator, Monitor
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, counting_step
+from .training import run_session
 
 pytestmark = pytest.mark.anyio
 
@@ -35,19 +36,13 @@ async def test_the_last_runs_outputs_are_kept_nested_as_asked(final_ops: Any, va
     assert calls == [1, 2, 3], "the end runs no further step"
 
 
-async def test_the_caller_gets_only_what_it_asked_for() -> None:
-    hook = FinalOpsHook("calls")
+@pytest.mark.parametrize(("ops", "feeds"), [("calls", None), ("calls", {}), (None, None)])
+async def test_the_caller_gets_only_what_it_asked_for(ops: Any, feeds: Any) -> None:
+    hook = FinalOpsHook(ops, feeds)
     async with MonitoredSession([hook], counting_creator()) as session:
         assert await session.run(["calls"]) == [1]
         assert await session.run([]) == []
-    assert hook.final_ops_values == 2
-
-
-async def test_without_a_run_there_are_no_values() -> None:
-    hook = FinalOpsHook("calls")
-    async with MonitoredSession([hook], counting_creator()):
-        pass
-    assert hook.final_ops_values is None
+    assert hook.final_ops_values == (ops and 2)
 
 
 async def test_after_a_failure_there_are_no_values() -> None:
@@ -71,8 +66,7 @@ async def test_a_run_that_failed_leaves_those_of_the_run_before() -> None:
 
 async def test_a_hook_that_is_used_again_forgets_the_session_before() -> None:
     hook = FinalOpsHook("calls")
-    async with MonitoredSession([hook], counting_creator()) as session:
-        await session.run([])
+    await run_session([hook], runs=1)
     async with MonitoredSession([hook], counting_creator()):
         pass
     assert hook.final_ops_values is None, "this session has run nothing"
@@ -86,18 +80,3 @@ async def test_a_feed_is_refused_when_opening_as_nothing_can_be_computed() -> No
         await session.__aenter__()
     assert "in after_create_session of FinalOpsHook" in caught.value.__notes__
     assert other.log == [("other", "begin"), ("other", "on_error")]
-
-
-@pytest.mark.parametrize("feeds", [None, {}])
-async def test_no_feed_is_no_error(feeds: Any) -> None:
-    hook = FinalOpsHook("calls", feeds)
-    async with MonitoredSession([hook], counting_creator()) as session:
-        await session.run([])
-    assert hook.final_ops_values == 1
-
-
-async def test_none_asks_for_nothing_of_any_run() -> None:
-    hook = FinalOpsHook(None)
-    async with MonitoredSession([hook], FunctionSessionCreator(dict)) as session:
-        assert await session.run([]) == []
-    assert hook.final_ops_values is None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,32 +53,16 @@ from asynchooks.testing import RecordingHook
 
 from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 from .guards.test_nan_tensor import Weights
-from .inputs import Diary
+from .inputs import Counted, Diary
 from .preemptions import Counter, handlers_are_kept, saved_counts, saving
 from .test_early_stopping import Losses
 from .test_summary_saver import Writer
+from .training import run_session
 
 pytestmark = pytest.mark.anyio
 
 NOW = Recovery(first_pause_secs=0)
 Program = Callable[[Wrap, Path], Awaitable[Any]]
-
-
-class Notes(list[str]):
-    """What was logged."""
-
-    def __enter__(self) -> Notes:
-        self._handler = logging.Handler()
-        self._handler.emit = lambda record: self.append(record.getMessage())  # type: ignore[method-assign]
-        self._logger = logging.getLogger("asynchooks")
-        self._level = self._logger.level
-        self._logger.addHandler(self._handler)
-        self._logger.setLevel(logging.INFO)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self._handler)
-        self._logger.setLevel(self._level)
 
 
 async def train(model: Any, hooks: list[SessionRunHook], at_most: int = 50) -> MonitoredSession:
@@ -127,9 +111,7 @@ async def checkpoint_saver_after_a_loss(wrap: Wrap, path: Path) -> Any:
         return model.step()
 
     hooks = [wrap(saving(path, model, save_steps=4, background=True)), wrap(StopAtStepHook(20))]
-    async with MonitoredSession(hooks, FunctionSessionCreator(step), recovery=NOW) as session:
-        while not session.should_stop():
-            await session.run([])
+    session = await run_session(hooks, FunctionSessionCreator(step), recovery=NOW)
     return model.count, session.global_step.value, saved_counts(path)
 
 
@@ -151,17 +133,8 @@ async def checkpoint_saver_that_cannot_write(wrap: Wrap, path: Path) -> Any:
 
 async def feed(wrap: Wrap, path: Path) -> Any:
     """Two workers draw in turn; what the failing one had goes to the other, and all is closed."""
-    opened = []
-
-    async def items() -> AsyncIterator[int]:
-        opened.append("open")
-        try:
-            for each in range(20):
-                yield each
-        finally:
-            opened.append("closed")
-
-    source, diaries = prefetch(items(), 2), (Diary({3: ZeroDivisionError()}), Diary())
+    counted, diaries = Counted(20), (Diary({3: ZeroDivisionError()}), Diary())
+    source = prefetch(counted, 2)
     sessions = [MonitoredSession([wrap(FeedHook(source, "x"))], diary.creator) for diary in diaries]
     with pytest.raises(ZeroDivisionError):
         async with sessions[1]:
@@ -170,24 +143,22 @@ async def feed(wrap: Wrap, path: Path) -> Any:
                     await sessions[1].run([])
                     await sessions[0].run([])
         raise AssertionError("the first worker did not fail")
-    return [diary.items for diary in diaries], opened
+    return [diary.items for diary in diaries], counted.log
+
+
+async def two_lives(wrap: Wrap, path: Path, make: Callable[[], SessionRunHook]) -> Any:
+    """What a model learns from such a hook until it is saved, and after that."""
+    left: list[Any] = []
+    for at_most in (4, 50):
+        diary = Diary()
+        saver = CheckpointSaverHook(path, save_steps=3, saver=StateDictSaver(diary=diary))
+        await train(diary, [wrap(make()), wrap(saver)], at_most)
+        left.append(diary.items)
+    return left
 
 
 async def feed_to_the_end(wrap: Wrap, path: Path) -> Any:
-    left: list[Any] = []
-    for _ in range(2):
-        diary = Diary()
-        source = prefetch(list(range(9)), 2)
-        saver = CheckpointSaverHook(path, save_steps=100, saver=StateDictSaver(diary=diary))
-        hooks = [wrap(FeedHook(source, "x")), wrap(saver)]
-        at_most = 4 if not left else 50
-        async with MonitoredSession(hooks, diary.creator) as session:
-            for _ in range(at_most):
-                if session.should_stop():
-                    break
-                await session.run([])
-        left.append(diary.items)
-    return left
+    return await two_lives(wrap, path, lambda: FeedHook(prefetch(list(range(9)), 2), "x"))
 
 
 async def input_position(wrap: Wrap, path: Path) -> Any:
@@ -212,15 +183,10 @@ async def data_wait(wrap: Wrap, path: Path) -> Any:
             await anyio.sleep(0.01)
             yield each
 
-    source, writer, diary = prefetch(slow(), 1), Writer(), Diary()
+    source, writer = prefetch(slow(), 1), Writer()
     waits = DataWaitHook(source, 2, summary_writer=writer)
-    await train(diary, [wrap(FeedHook(source, "x")), wrap(waits)])
-    shares = [value for tag, value in _tags(writer)]
-    return [tag for tag, _ in _tags(writer)], all(share > 0 for share in shares), len(shares)
-
-
-def _tags(writer: Writer) -> list[tuple[str, float]]:
-    return [(entry[1], entry[2]) for entry in writer.written if isinstance(entry, tuple)]
+    await train(Diary(), [wrap(FeedHook(source, "x")), wrap(waits)])
+    return [(each[1], each[2] > 0) for each in writer.written if isinstance(each, tuple)]
 
 
 async def feed_fn(wrap: Wrap, path: Path) -> Any:
@@ -240,13 +206,7 @@ async def feed_fn(wrap: Wrap, path: Path) -> Any:
         def load_state_dict(self, state: Any) -> None:
             self.place = state["place"]
 
-    left: list[Any] = []
-    for at_most in (4, 50):
-        diary = Diary()
-        saver = CheckpointSaverHook(path, save_steps=3, saver=StateDictSaver(diary=diary))
-        await train(diary, [wrap(FeedFnHook(Positioned())), wrap(saver)], at_most)
-        left.append(diary.items)
-    return left
+    return await two_lives(wrap, path, lambda: FeedFnHook(Positioned()))
 
 
 async def early_stopping(wrap: Wrap, path: Path) -> Any:
@@ -383,11 +343,15 @@ async def summary_saver(wrap: Wrap, path: Path) -> Any:
 
 
 async def logging_tensor(wrap: Wrap, path: Path) -> Any:
-    formatter = str
+    logged = []
+
+    def formatter(values: dict[Any, Any]) -> str:
+        logged.append(values)
+        return "logged"
+
     hook = LoggingTensorHook(["count"], every_n_iter=3, at_end=True, formatter=formatter)
-    with Notes() as notes:
-        await train(Counter(), [wrap(hook)], 8)
-    return notes
+    await train(Counter(), [wrap(hook)], 8)
+    return logged
 
 
 async def final_ops(wrap: Wrap, path: Path) -> Any:
@@ -438,9 +402,7 @@ async def protocol(wrap: Wrap, path: Path) -> Any:
 
     creator = FunctionSessionCreator(step, global_step=server.global_step)
     hooks = [wrap(ProtocolHook(server, 0)), wrap(StopAtStepHook(last_step=10))]
-    async with MonitoredSession(hooks, creator) as session:
-        while not session.should_stop():
-            await session.run([])
+    await run_session(hooks, creator)
     return server.version
 
 
@@ -450,35 +412,32 @@ async def recording(wrap: Wrap, path: Path) -> Any:
     return hook.log
 
 
-PROGRAMS: list[tuple[Program, set[type[SessionRunHook]]]] = [
-    (checkpoint_saver, {CheckpointSaverHook}),
-    (checkpoint_saver_after_a_loss, {CheckpointSaverHook}),
-    (checkpoint_saver_that_cannot_write, {CheckpointSaverHook}),
-    (feed, {FeedHook}),
-    (feed_to_the_end, {FeedHook}),
-    (input_position, {InputPositionHook}),
-    (data_wait, {DataWaitHook}),
-    (feed_fn, {FeedFnHook}),
-    (early_stopping, {EarlyStoppingHook}),
-    (early_stopping_by_an_evaluation, {EarlyStoppingHook}),
-    (early_stopping_without_what_it_needs, {EarlyStoppingHook}),
-    (evaluation, {EvaluationHook}),
-    (nan_tensor, {NanTensorHook}),
-    (nan_tensor_stops, {NanTensorHook}),
-    (preemption, {PreemptionHook}),
-    (preemption_of_two_sessions, {PreemptionHook}),
-    (stop_at_step, {StopAtStepHook}),
-    (waiter, {GlobalStepWaiterHook}),
-    (step_counter, {StepCounterHook}),
-    (summary_saver, {SummarySaverHook}),
-    (logging_tensor, {LoggingTensorHook}),
-    (final_ops, {FinalOpsHook}),
-    (time_limit, {TimeLimitHook}),
-    (stall, {StallHook}),
-    (loop_lag, {LoopLagHook}),
-    (protocol, {ProtocolHook}),
-    (recording, {RecordingHook}),
-]
+PROGRAMS: dict[type[SessionRunHook], list[Program]] = {
+    CheckpointSaverHook: [
+        checkpoint_saver, checkpoint_saver_after_a_loss, checkpoint_saver_that_cannot_write,
+    ],
+    FeedHook: [feed, feed_to_the_end],
+    InputPositionHook: [input_position],
+    DataWaitHook: [data_wait],
+    FeedFnHook: [feed_fn],
+    EarlyStoppingHook: [
+        early_stopping, early_stopping_by_an_evaluation, early_stopping_without_what_it_needs,
+    ],
+    EvaluationHook: [evaluation],
+    NanTensorHook: [nan_tensor, nan_tensor_stops],
+    PreemptionHook: [preemption, preemption_of_two_sessions],
+    StopAtStepHook: [stop_at_step],
+    GlobalStepWaiterHook: [waiter],
+    StepCounterHook: [step_counter],
+    SummarySaverHook: [summary_saver],
+    LoggingTensorHook: [logging_tensor],
+    FinalOpsHook: [final_ops],
+    TimeLimitHook: [time_limit],
+    StallHook: [stall],
+    LoopLagHook: [loop_lag],
+    ProtocolHook: [protocol],
+    RecordingHook: [recording],
+}  # fmt: skip
 
 
 def shipped_hooks() -> set[Any]:
@@ -489,12 +448,16 @@ def shipped_hooks() -> set[Any]:
 
 
 def test_every_shipped_hook_has_a_program() -> None:
-    assert {kind for _, kinds in PROGRAMS for kind in kinds} == shipped_hooks()
+    assert set(PROGRAMS) == shipped_hooks()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, twice])
-@pytest.mark.parametrize("program", [each for each, _ in PROGRAMS], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [each for several in PROGRAMS.values() for each in several],
+    ids=attrgetter("__name__"),
+)
 async def test_a_wrapper_changes_nothing(program: Program, wrap: Wrap, tmp_path: Path) -> None:
     with anyio.fail_after(60):
         alone = await program(bare, tmp_path / "alone")

@@ -1,30 +1,62 @@
-"""The position in the input in checkpoints: what several lives are fed is what one would be."""
+"""The position in the input: in checkpoints, after a loss, in long inputs, and of workers."""
 
 from __future__ import annotations
 
 import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import numpy as np
 import pytest
 
 from asynchooks import (
     FeedHook,
+    FunctionSessionCreator,
     InputPositionHook,
     InputStateError,
     MonitoredSession,
+    PreemptionError,
+    Recovery,
     SharedSessionCreator,
+    StopAtStepHook,
 )
-from asynchooks.data import Stage, map_concurrent, prefetch, shuffle
-from asynchooks.data._consumers import consumers_of_last_stage
+from asynchooks.checkpoints import CheckpointDirectory
+from asynchooks.data import (
+    Stage,
+    batch,
+    interleave,
+    map_concurrent,
+    prefetch,
+    repeat,
+    shard,
+    shuffle,
+)
+from asynchooks.data._source_stage import SourceStage
+from asynchooks.data._stage import TRIM_EVERY
 
-from .inputs import PIPELINES, Diary, double, items_of, saving
+from ..data.sources import Stateful, StatefulSync
+from ..support.helpers import settle
+from .inputs import (
+    PIPELINES,
+    SHORT_SECS,
+    Counted,
+    Diary,
+    FromFunction,
+    double,
+    gated,
+    items_of,
+    saving,
+)
+from .savers import threads_left
+from .training import Holds, run_session
 
 pytestmark = pytest.mark.anyio
-every_pipeline = pytest.mark.parametrize("kind", list(PIPELINES))
 
 
 class CrashError(Exception):
@@ -44,7 +76,7 @@ async def live(
     diary = Diary()
     hooks: list[Any] = [saving(path, diary, background=background)]
     hooks.insert(0, InputPositionHook(source) if by_loop else FeedHook(source, "x"))
-    try:
+    with suppress(CrashError):
         async with MonitoredSession(hooks, diary.creator, step_runner="inline") as session:
             if by_loop:
                 async for item in session.batches(source):
@@ -57,8 +89,6 @@ async def live(
                 num_steps -= 1
             if is_crash:
                 raise CrashError
-    except CrashError:
-        pass
     return diary
 
 
@@ -74,28 +104,14 @@ async def several_lives(
 
 
 @pytest.mark.exhaustive
-@every_pipeline
-@pytest.mark.parametrize("background", [False, True])
-async def test_several_lives_are_fed_what_one_would_be(
-    kind: str, background: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", list(PIPELINES))
+@pytest.mark.parametrize("how", ["foreground", "background", "by_loop"])
+async def test_several_lives_are_fed_what_one_would_be(kind: str, how: str, tmp_path: Path) -> None:
     make = PIPELINES[kind]
     expected = await items_of(make(2))
+    options = {} if how == "foreground" else {how: True}
     for seed in range(2):
-        path = tmp_path / str(seed)
-        assert await several_lives(path, make, seed, background=background) == expected
-
-
-@pytest.mark.exhaustive
-@every_pipeline
-async def test_several_lives_of_a_loop_over_batches_see_what_one_would(
-    kind: str, tmp_path: Path
-) -> None:
-    make = PIPELINES[kind]
-    expected = await items_of(make(2))
-    for seed in range(2):
-        path = tmp_path / str(seed)
-        assert await several_lives(path, make, seed, by_loop=True) == expected
+        assert await several_lives(tmp_path / str(seed), make, seed, **options) == expected
 
 
 async def test_a_shuffle_itself_can_be_fed() -> None:
@@ -122,16 +138,15 @@ async def test_items_used_out_of_order_are_in_the_state_and_are_not_fed_again() 
     assert (await resumed(again)).items == [0, 3, 4, 5]
 
 
-async def test_a_stage_that_the_program_loads_feeds_nothing_twice() -> None:
+@pytest.mark.parametrize(
+    ("state", "items"), [({"items": 0, "used_beyond": [1, 2]}, [0, 3, 4, 5]), ({"items": 6}, [])]
+)
+async def test_a_stage_that_the_program_loads_feeds_nothing_twice_also_at_its_end(
+    state: dict[str, Any], items: list[int]
+) -> None:
     again = prefetch(range(6), 1)
-    again.load_state_dict({"stage": "sequence", "items": 0, "used_beyond": [1, 2]})
-    assert (await resumed(again)).items == [0, 3, 4, 5]
-
-
-async def test_a_stage_that_the_program_loads_at_its_end_ends_training_cleanly() -> None:
-    again = prefetch(range(6), 1)
-    again.load_state_dict({"stage": "sequence", "items": 6})
-    assert (await resumed(again)).items == []
+    again.load_state_dict({"stage": "sequence", **state})
+    assert (await resumed(again)).items == items
 
 
 async def test_a_checkpoint_at_the_end_of_the_input_ends_training_cleanly(tmp_path: Path) -> None:
@@ -141,9 +156,7 @@ async def test_a_checkpoint_at_the_end_of_the_input_ends_training_cleanly(tmp_pa
 
 async def resumed(source: Stage[Any]) -> Diary:
     diary = Diary()
-    async with MonitoredSession([FeedHook(source, "x")], diary.creator) as session:
-        while not session.should_stop():
-            await session.run([])
+    await run_session([FeedHook(source, "x")], diary.creator)
     return diary
 
 
@@ -195,9 +208,7 @@ async def test_a_pipeline_without_order_says_so_once_and_is_not_in_the_checkpoin
     source = map_concurrent(double, range(20), 3, ordered=False)
     diary, hook = Diary(), FeedHook(source, "x")
     with caplog.at_level(logging.WARNING, "asynchooks"):
-        async with MonitoredSession([hook, saving(tmp_path, diary)], diary.creator) as session:
-            while not session.should_stop():
-                await session.run([])
+        await run_session([hook, saving(tmp_path, diary)], diary.creator)
     warnings = [each.getMessage() for each in caplog.records]
     assert len(warnings) == 1
     assert "The position in the input is not saved: map_concurrent(..., ordered=False)" in str(
@@ -218,11 +229,324 @@ async def test_a_state_of_another_pipeline_is_refused(tmp_path: Path) -> None:
         FeedHook(prefetch(range(9), 1)).load_state_dict({"stage": "take", "taken": 1})
 
 
-@pytest.mark.parametrize("source", [range(5), iter(()), None])
-async def test_only_a_stage_can_be_watched(source: Any) -> None:
-    for make in (
-        InputPositionHook,
-        lambda each: consumers_of_last_stage(each, "InputPositionHook"),
+LONG: dict[str, Callable[[], Stage[Any]]] = {
+    "shuffled": lambda: prefetch(batch(shuffle(range(2000), 9, seed=1), 2), 3),
+    "stateful": lambda: prefetch(StatefulSync(2000), 3),
+    "stateful, not prefetched": lambda: batch(StatefulSync(2000), 1),
+}
+
+
+async def first_of(hook: FeedHook) -> list[int]:
+    diary = Diary()
+    await run_session([hook], diary.creator, runs=1)
+    return diary.items
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_it_is_kept_as_far_back_as_the_first_item_that_is_not_used(
+    kind: str, num_workers: int
+) -> None:
+    """A second worker has an item in hand that it got after the first 100."""
+    source, diary = LONG[kind](), Diary()
+    creator = SharedSessionCreator(diary.creator)
+    hook, other = FeedHook(source, "x"), FeedHook(source, "x")
+    states: dict[int, Any] = {}
+    async with (
+        MonitoredSession([hook], creator) as session,
+        MonitoredSession([other], creator) as b,
     ):
-        with pytest.raises(TypeError, match="InputPositionHook got .*; give the stage that the se"):
-            make(source)
+        for number in range(1, 2 * TRIM_EVERY + 6):
+            await session.run([])
+            if abs(number - TRIM_EVERY) < 3 or abs(number - 2 * TRIM_EVERY) < 3:
+                states[number] = hook.state_dict()
+            if number == 100 and num_workers == 2:
+                with pytest.raises(ValueError, match="unknown"):
+                    await b.run([], {"unknown": 1})
+    for number, state in states.items():
+        assert kind == "shuffled" or "'state'" in repr(state), "its own, and not a count"
+        again = FeedHook(LONG[kind](), "x")
+        again.load_state_dict(state)
+        found = await first_of(again)
+        if num_workers == 1:
+            size = len(found)
+            assert found == diary.items[number * size : (number + 1) * size]
+        else:
+            assert not set(found) & set(diary.items), "the item in hand comes first"
+
+
+@pytest.mark.parametrize("kind", list(LONG))
+async def test_the_position_after_items_of_a_former_life_is_that_of_the_next(kind: str) -> None:
+    async with LONG[kind]() as items:
+        await anext(items)
+        begin = items.state_dict()
+        expected = [await anext(items) for _ in range(21)]
+    hook, diary = FeedHook(LONG[kind](), "x"), Diary()
+    hook.load_state_dict({**begin, "used_beyond": list(range(1, 20))})
+    async with MonitoredSession([hook], diary.creator) as session:
+        await session.run([])
+        state = hook.state_dict()
+    again = FeedHook(LONG[kind](), "x")
+    again.load_state_dict(state)
+    found = await first_of(again)
+    assert found == [int(each) for each in np.ravel(expected[20])]
+
+
+NUM_STEPS = 4 * TRIM_EVERY
+WIDTHS = {"batches of it": 4, "shard of it": 3}
+"""Items of the source for one that is used."""
+
+LOGGED: dict[str, Callable[[], Stage[Any]]] = {
+    "shuffle": lambda: shuffle(range(NUM_STEPS + 9), 9, 1),
+    "batches of it": lambda: prefetch(batch(shuffle(range(4 * NUM_STEPS + 9), 5, 1), 4), 2),
+    "shard of it": lambda: shard(shuffle(range(3 * NUM_STEPS + 9), 5, 1), 3, 1),
+    "interleave": lambda: prefetch(interleave([range(NUM_STEPS), range(NUM_STEPS)]), 3),
+    "repeat": lambda: prefetch(repeat([1]), 3),
+    "stateful": lambda: prefetch(Stateful(NUM_STEPS + 9), 3),
+    "stateful in a thread": lambda: batch(StatefulSync(NUM_STEPS + 9), 1),
+}
+
+
+def num_remembered(source: Stage[Any]) -> int:
+    """Entries in the logs of all stages."""
+    num = 0
+    for stage in source._walk():
+        num += len(getattr(stage, "_log", ()))
+        num += len(stage._position.states) if isinstance(stage, SourceStage) else 0
+    return num
+
+
+async def used(source: Stage[Any], how: str) -> AsyncGenerator[None, None]:
+    """Something behind every item that was used."""
+    hook = FeedHook(source, "x") if how == "FeedHook" else InputPositionHook(source)
+    if how == "a plain loop":
+        async with source:
+            async for _ in source:
+                yield
+        return
+    async with MonitoredSession([hook], Diary().creator, step_runner="inline") as session:
+        if how == "FeedHook":
+            while True:
+                await session.run([])
+                yield
+        async for item in session.batches(source):
+            await session.run([], {"x": item})
+            yield
+
+
+@pytest.mark.parametrize("kind", LOGGED)
+@pytest.mark.parametrize("how", ["FeedHook", "session.batches", "a plain loop"])
+async def test_long_inputs_leave_no_more_behind_than_a_few_items(kind: str, how: str) -> None:
+    source, num, most = LOGGED[kind](), 0, 0
+    async with aclosing(used(source, how)) as steps:
+        async for _ in steps:
+            most = max(most, num_remembered(source))
+            num += 1
+            if num == NUM_STEPS:
+                break
+    assert num == NUM_STEPS
+    assert 0 < most <= WIDTHS.get(kind, 1) * TRIM_EVERY + 50
+
+
+async def train_workers(
+    path: Path, source: Stage[Any], diary: Diary, last_step: int | None = None
+) -> Diary:
+    """Four workers of one model, of which the first saves."""
+    creator = SharedSessionCreator(diary.creator)
+
+    async def worker(place: int) -> None:
+        hooks: list[Any] = [FeedHook(source, "x")]
+        hooks += [saving(path, diary)] if place == 0 else []
+        hooks += [StopAtStepHook(last_step=last_step)] if last_step else []
+        with suppress(CrashError):
+            async with MonitoredSession(hooks, creator, step_runner="inline") as session:
+                opened[place].set()
+                for each in opened:
+                    await each.wait()
+                while not session.should_stop():
+                    await session.run([])
+                    await anyio.lowlevel.checkpoint()
+
+    opened = [anyio.Event() for _ in range(4)]
+    with anyio.fail_after(SHORT_SECS):
+        async with anyio.create_task_group() as group:
+            for place in range(4):
+                group.start_soon(worker, place)
+    return diary
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_workers_of_several_lives_lose_nothing_and_use_nothing_twice(
+    seed: int, tmp_path: Path
+) -> None:
+    draw = random.Random(seed)
+    last_step = 0
+    for _ in range(4):
+        last_step += draw.randrange(3, 9)
+        source = prefetch(range(80), draw.randrange(1, 9))
+        crash_at = draw.choice([0, draw.randrange(2, 8)])  # 0: none
+        await train_workers(tmp_path, source, Diary({crash_at: CrashError()}), last_step)
+    last = await train_workers(tmp_path, prefetch(range(80), 2), Diary())
+    assert sorted(last.items) == list(range(80))
+
+
+def lost_at(*calls: int) -> Diary:
+    return Diary({call: PreemptionError("lost") for call in calls})
+
+
+@pytest.mark.parametrize("kind", sorted(set(PIPELINES) - {"plain", "in a thread"}))
+@pytest.mark.parametrize("background", [False, True])
+async def test_the_input_goes_back_with_the_model(
+    kind: str, background: bool, tmp_path: Path
+) -> None:
+    make = PIPELINES[kind]
+    diary, source = lost_at(3, 11, 12), make(3)
+    hooks = [FeedHook(source, "x"), saving(tmp_path, diary, background=background)]
+    await run_session(hooks, diary.creator, step_runner="inline")
+    assert diary.items == await items_of(make(2))
+    assert not threads_left()
+
+
+@pytest.mark.parametrize("kind", ["plain", "in a thread"])
+async def test_an_input_that_cannot_go_back_goes_on_and_says_so(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = PIPELINES[kind]
+    expected, diary, source = await items_of(make(2)), lost_at(7), make(3)
+    width = 2 if kind == "plain" else 1
+    hooks = [FeedHook(source, "x"), saving(tmp_path, diary)]
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        await run_session(hooks, diary.creator, step_runner="inline")
+    # saved at 4; item 6 was in hand
+    assert diary.items == expected[: 4 * width] + expected[6 * width :]
+    text = "The model goes back to a checkpoint, and its input cannot: "
+    lines = [each.getMessage() for each in caplog.records if text in each.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].endswith("It goes on with the next items")
+
+
+async def test_a_model_that_goes_back_to_where_it_is_leaves_the_input_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    diary = lost_at(5)
+    hooks = [FeedHook(iter(range(9)), "x"), saving(tmp_path, diary)]
+    with caplog.at_level(logging.WARNING, "asynchooks"):
+        await run_session(hooks, diary.creator)
+    assert diary.items == list(range(9))
+    assert "cannot" not in caplog.text
+
+
+async def test_losses_before_and_right_after_the_way_back_and_twice_at_once(
+    tmp_path: Path,
+) -> None:
+    diary = lost_at(1, 2, 7, 8, 9, 10, 14)
+    hooks = [FeedHook(prefetch(range(20), 3), "x"), saving(tmp_path, diary)]
+    await run_session(hooks, diary.creator, recovery=Recovery(first_pause_secs=0.0))
+    assert diary.items == list(range(20))
+
+
+@pytest.mark.parametrize("call", [3, 6, 9, 13])
+async def test_workers_go_back_together(call: int, tmp_path: Path) -> None:
+    diary = await train_workers(tmp_path, prefetch(range(40), 3), lost_at(call))
+    assert sorted(diary.items) == list(range(40))
+
+
+async def test_an_item_that_another_worker_waits_for_meanwhile_is_not_used_twice(
+    tmp_path: Path,
+) -> None:
+    gate, diary = anyio.Event(), lost_at(3)
+    source = prefetch(FromFunction(lambda: gated(range(6), {2: gate})), 1)
+    creator = SharedSessionCreator(diary.creator)
+    hooks = [FeedHook(source, "x"), saving(tmp_path, diary, every=100)]
+    async with (
+        MonitoredSession(hooks, creator, step_runner="inline") as saves,
+        MonitoredSession([FeedHook(source, "x")], creator, step_runner="inline") as waits,
+        MonitoredSession([], creator, step_runner="inline") as loses,
+    ):
+        await saves.run([])
+        await saves.run([])
+        with anyio.fail_after(SHORT_SECS):
+            async with anyio.create_task_group() as group:
+                group.start_soon(waits.run, [])
+                await settle()
+                await loses.run([], {"x": 99})
+                assert diary.items == [99], "it went back to the beginning, and ran again"
+                gate.set()
+        while not saves.should_stop():
+            await saves.run([])
+    assert sorted(diary.items) == [0, 1, 2, 3, 4, 5, 99]
+
+
+async def test_a_checkpoint_of_another_worker_holds_as_many_items_as_steps(tmp_path: Path) -> None:
+    source, diary, may_go_on = prefetch(range(9), 3), Diary(), anyio.Event()
+    hold = Holds("after_run", may_go_on)
+    creator = SharedSessionCreator(diary.creator)
+    hooks: list[Any] = [FeedHook(source, "x"), saving(tmp_path, diary, every=2)]
+    async with (
+        MonitoredSession([hold, FeedHook(source, "x")], creator, step_runner="inline") as slow,
+        MonitoredSession(hooks, creator, step_runner="inline") as saves,
+    ):
+        async with anyio.create_task_group() as group:
+            group.start_soon(slow.run, [])
+            await settle()
+            await saves.run([])  # step 2, of which it writes a checkpoint
+            may_go_on.set()
+        assert source.state_dict() == {"stage": "sequence", "items": 2}
+    again, later = prefetch(range(9), 3), Diary()
+    assert max(each.step for each in CheckpointDirectory(tmp_path).checkpoints()) == 2
+    await run_session([FeedHook(again, "x"), saving(tmp_path, later)], later.creator)
+    assert sorted(later.items) == list(range(9))
+
+
+@pytest.mark.parametrize("calls", [(7,), (3,), (3, 6), (1, 2), (7, 9)])
+async def test_a_loop_over_batches_that_goes_back_uses_nothing_twice(
+    calls: tuple[int, ...], tmp_path: Path
+) -> None:
+    source, diary = prefetch(range(12), 2), lost_at(*calls)
+    hooks = [InputPositionHook(source), saving(tmp_path, diary)]
+    async with MonitoredSession(hooks, diary.creator) as session:
+        async for item in session.batches(source):
+            await session.run([], {"x": item})
+    assert sorted(diary.items) == list(range(12))
+
+
+async def test_what_was_read_before_the_way_back_is_closed(tmp_path: Path) -> None:
+    source, diary = Counted(9), lost_at(3)
+    hooks = [FeedHook(prefetch(source, 2), "x"), saving(tmp_path, diary)]
+    async with MonitoredSession(hooks, diary.creator) as session:
+        for _ in range(3):
+            await session.run([])
+        assert source.log == ["open", "closed", "open"]
+    assert source.log == ["open", "closed", "open", "closed"]
+    assert diary.items == [0], "the last run was made again"
+
+
+async def test_a_save_that_waits_for_steps_does_not_hold_up_the_way_back_of_another_worker(
+    tmp_path: Path,
+) -> None:
+    diary, events = Diary(), {"saves": anyio.Event(), "slow": anyio.Event()}
+    errors = [PreemptionError("lost")]
+
+    async def step(x: int) -> dict[str, Any]:
+        if x == 1:
+            await events["slow"].wait()
+        if x == 2 and errors:
+            raise errors.pop()
+        return diary.step(x)
+
+    shared = SharedSessionCreator(FunctionSessionCreator(step))
+    hooks = [Holds("after_run", events["saves"]), saving(tmp_path, diary, every=1)]
+    async with MonitoredSession(hooks, shared) as saves:
+        async with MonitoredSession([], shared) as slow, MonitoredSession([], shared) as lost:
+            with anyio.fail_after(SHORT_SECS):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(saves.run, [], {"x": 0})
+                    await anyio.wait_all_tasks_blocked()
+                    group.start_soon(slow.run, [], {"x": 1})
+                    await anyio.wait_all_tasks_blocked()
+                    group.start_soon(lost.run, [], {"x": 2})
+                    await anyio.wait_all_tasks_blocked()  # until the slow step has ended
+                    for name in ("saves", "slow"):
+                        events[name].set()
+                        await anyio.wait_all_tasks_blocked()
+    assert diary.items == [2]  # the others were made before the way back

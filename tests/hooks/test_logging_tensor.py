@@ -16,10 +16,10 @@ from asynchooks import (
     MonitoredSession,
     SharedSessionCreator,
 )
-from asynchooks._engine.base import Engine
 from asynchooks._engine.current import current_engine
 
 from ..support.helpers import counting_creator, counting_step
+from .training import run_session
 from .virtual_time import on_trampoline, pause
 
 pytestmark = pytest.mark.anyio
@@ -40,18 +40,14 @@ def without_seconds(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def run(hook: LoggingTensorHook, outputs: Mapping[str, Any], num_runs: int = 1) -> None:
-    async with MonitoredSession([hook], FunctionSessionCreator(lambda: outputs)) as session:
-        for _ in range(num_runs):
-            await session.run([])
+    await run_session([hook], FunctionSessionCreator(lambda: outputs), runs=num_runs)
 
 
 async def test_every_n_iter_logs_the_first_run_and_then_every_nth(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hook = LoggingTensorHook(["calls"], every_n_iter=3)
-    async with MonitoredSession([hook], counting_creator()) as session:
-        for _ in range(8):
-            await session.run([])
+    await run_session([hook], runs=8)
     assert without_seconds(caplog) == ["calls = 1", "calls = 4", "calls = 7"]
     assert logged(caplog)[0] == "calls = 1", "no time has passed since any message"
     assert caplog.records[0].levelno == logging.INFO
@@ -88,46 +84,31 @@ async def a_quarter_of_a_second() -> dict[str, float]:
 def test_times_are_those_of_the_engine(
     interval: dict[str, Any], messages: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main(engine: Engine) -> None:
-        hook = LoggingTensorHook(["now"], **interval)
-        async with MonitoredSession([hook], FunctionSessionCreator(a_quarter_of_a_second)) as s:
-            for _ in range(8):
-                await s.run([])
-
-    on_trampoline(main)
+    hook = LoggingTensorHook(["now"], **interval)
+    creator = FunctionSessionCreator(a_quarter_of_a_second)
+    on_trampoline(lambda engine: run_session([hook], creator, runs=8))
     # seconds are looked at before a run, when its own quarter of a second has not passed yet
     assert logged(caplog) == messages
-
-
-async def test_every_n_secs_of_zero_logs_every_run(caplog: pytest.LogCaptureFixture) -> None:
-    await run(LoggingTensorHook(["a"], every_n_secs=0), {"a": 1}, num_runs=4)
-    assert without_seconds(caplog) == ["a = 1"] * 4
 
 
 @pytest.mark.parametrize(
     ("options", "messages"),
     [
+        ({"every_n_secs": 0}, ["calls = 1", "calls = 2", "calls = 3"]),
         ({"at_end": True}, ["calls = 3"]),
         ({"at_end": True, "every_n_iter": 2}, ["calls = 1", "calls = 3", "calls = 3"]),
         ({"at_end": True, "every_n_iter": 9}, ["calls = 1", "calls = 3"]),
         ({"at_end": False, "every_n_iter": 9}, ["calls = 1"]),
     ],
 )
-async def test_at_end_logs_the_last_run_once_more_and_runs_no_step(
+async def test_it_logs_when_it_is_due_and_at_the_end_once_more_without_a_step(
     options: dict[str, Any], messages: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     step, calls = counting_step()
     hook = LoggingTensorHook(["calls"], **options)
-    async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
-        for _ in range(3):
-            await session.run([])
+    await run_session([hook], FunctionSessionCreator(step), runs=3)
     assert without_seconds(caplog) == messages
     assert calls == [1, 2, 3]
-
-
-async def test_at_end_logs_nothing_without_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    await run(LoggingTensorHook(["a"], at_end=True), {"a": 1}, num_runs=0)
-    assert logged(caplog) == []
 
 
 async def test_at_end_logs_nothing_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,6 +144,7 @@ TEXTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "tags in order": ({"b": "x", "a": "y"}, {"x": 1, "y": 2}, "a = 2, b = 1"),
     "names in their order": (["b", "a"], {"a": 1, "b": 2}, "b = 2, a = 1"),
     "any iterable": ({"b": 0, "a": 0}.keys(), {"a": 1, "b": 2}, "b = 2, a = 1"),
+    "one twice": (["a", "a", ["a"]], {"a": 1}, "a = 1, a = 1, ['a'] = [1]"),
     "nested": ({"t": ["a", {"k": ("b",)}]}, {"a": 1, "b": 2}, "t = [1, {'k': (2,)}]"),
     "two": ({"t": ("a", "b")}, {"a": 1, "b": 2}, "t = (1, 2)"),
     "named": ({"t": Pair("a", "b")}, {"a": 1, "b": 2}, "t = Pair(first=1, second=2)"),
@@ -219,13 +201,3 @@ async def test_numpys_print_options_are_left_alone(caplog: pytest.LogCaptureFixt
 async def test_an_output_that_is_missing_fails_the_run() -> None:
     with pytest.raises(FetchError, match="fetch 'missing' is not among"):
         await run(LoggingTensorHook(["missing"], every_n_iter=1), {"a": 1})
-
-
-async def test_an_iterable_may_hold_the_same_fetch_twice_and_nested_ones(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    hook = LoggingTensorHook(["calls", "calls", ["calls"]], every_n_iter=1)
-    with caplog.at_level(logging.INFO, "asynchooks"):
-        async with MonitoredSession([hook], counting_creator()) as session:
-            await session.run([])
-    assert [r.getMessage() for r in caplog.records] == ["calls = 1, calls = 1, ['calls'] = [1]"]

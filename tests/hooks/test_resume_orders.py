@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from asynchooks import (
     StopAtStepHook,
     StopTraining,
 )
-from asynchooks.data import prefetch
+from asynchooks.data import Stage, prefetch
 
 from .inputs import SHORT_SECS, Diary, saving, until_stopped
 from .lives import NUM_ITEMS, DiaryModel, Life
+from .training import Holds, run_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
@@ -54,16 +55,29 @@ async def test_each_item_is_trained_once_in_any_order_of_opening(
     assert "have held an item" not in caplog.text
 
 
-class EndsAfter(SessionRunHook):
-    """Its end says so, and waits for an event."""
+async def save_after(path: Path, num_items: int) -> None:
+    """A checkpoint of a life that was trained with so many items."""
+    diary = Diary()
+    async with MonitoredSession([saving(path, diary)], diary.creator) as session:
+        for item in range(num_items):
+            await session.run([], {"x": item})
 
-    def __init__(self, event: anyio.Event) -> None:
-        self.is_ending = anyio.Event()
-        self._event = event
 
-    async def end(self, session: Any) -> None:
-        self.is_ending.set()
-        await self._event.wait()
+async def after_a_crash(path: Path) -> tuple[DiaryModel, Stage[int], SharedSessionCreator]:
+    """What goes on from the checkpoint that a life has left at its step 4."""
+    await Life(DiaryModel(), path, 1, 0, feeds=False, crashes_at=5).train()
+    model = DiaryModel()
+    return model, prefetch(range(NUM_ITEMS), 4), SharedSessionCreator(model.creator(path))
+
+
+async def loop(
+    session: MonitoredSession, source: Stage[int], has_item: anyio.Event, may_run: anyio.Event
+) -> None:
+    async with session:
+        async for item in session.batches(source):
+            has_item.set()
+            await may_run.wait()
+            await session.run([], {"x": item})
 
 
 @pytest.mark.parametrize("others_stay", [True, False])
@@ -72,11 +86,11 @@ async def test_the_last_checkpoint_of_a_worker_that_ends_first_has_the_position_
 ) -> None:
     diary, others_ran, saved = Diary(), anyio.Event(), anyio.Event()
     creator = SharedSessionCreator(diary.creator)
-    source, ends = prefetch(range(9), 2), EndsAfter(others_ran)
+    source, ends = prefetch(range(9), 2), Holds("end", others_ran)
 
     async def train_beside() -> None:
         async with MonitoredSession([FeedHook(source, "x")], creator) as session:
-            await ends.is_ending.wait()
+            await ends.has_come.wait()
             for _ in range(2):
                 await session.run([])
             if others_stay:
@@ -94,21 +108,8 @@ async def test_the_last_checkpoint_of_a_worker_that_ends_first_has_the_position_
         saved.set()
     again = Diary()
     hooks = [FeedHook(prefetch(range(9), 2), "x"), saving(tmp_path, again)]
-    async with MonitoredSession(hooks, again.creator) as session:
-        await until_stopped(session)
+    await run_session(hooks, again.creator)
     assert again.items == list(range(9))
-
-
-class HoldsItem(SessionRunHook):
-    """Its worker has an item, and makes its step when an event comes."""
-
-    def __init__(self, event: anyio.Event) -> None:
-        self.has_item = anyio.Event()
-        self._event = event
-
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        self.has_item.set()
-        await self._event.wait()
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -117,11 +118,10 @@ async def test_the_final_checkpoint_holds_the_steps_made_until_its_own_worker_en
 ) -> None:
     diary, may_run, other_left = Diary(), anyio.Event(), anyio.Event()
     creator, source = SharedSessionCreator(diary.creator), prefetch(range(5), 2)
-    holds = HoldsItem(may_run)
+    holds = Holds("before_run", may_run)
 
     async def train_beside() -> None:
-        async with MonitoredSession([FeedHook(source, "x"), holds], creator) as session:
-            await until_stopped(session)
+        await run_session([FeedHook(source, "x"), holds], creator)
         other_left.set()
 
     with anyio.fail_after(SHORT_SECS):
@@ -129,7 +129,7 @@ async def test_the_final_checkpoint_holds_the_steps_made_until_its_own_worker_en
             hooks: list[SessionRunHook] = [FeedHook(source, "x"), saving(tmp_path, diary)]
             async with MonitoredSession(hooks, creator) as session:
                 group.start_soon(train_beside)
-                await holds.has_item.wait()
+                await holds.has_come.wait()
                 with suppress(StopTraining):
                     await until_stopped(session)
                 assert diary.items == [1, 2, 3, 4]
@@ -146,23 +146,10 @@ async def test_the_final_checkpoint_holds_the_steps_made_until_its_own_worker_en
     assert again.items == [1, 2, 3, 4, 0], "what the checkpoint lacks is trained in the next life"
 
 
-class OpensWith(SessionRunHook):
-    """Its begin, before that of the saver, waits for an event."""
-
-    def __init__(self, event: anyio.Event) -> None:
-        self._event = event
-
-    async def begin(self) -> None:
-        await self._event.wait()
-
-
 async def test_a_worker_waits_for_one_that_may_restore_and_begins_to_open_with_it(
     tmp_path: Path,
 ) -> None:
-    first = Diary()
-    async with MonitoredSession([saving(tmp_path, first)], first.creator) as session:
-        for item in range(3):
-            await session.run([], {"x": item})
+    await save_after(tmp_path, 3)
     log: list[str] = []
     diary, may_begin = Diary(), anyio.Event()
     creator = SharedSessionCreator(diary.creator)
@@ -174,7 +161,7 @@ async def test_a_worker_waits_for_one_that_may_restore_and_begins_to_open_with_i
     async with anyio.create_task_group() as group:
         early: list[SessionRunHook] = [StopAtStepHook(num_steps=2)]
         group.start_soon(work, "early", early)
-        group.start_soon(work, "saver", [OpensWith(may_begin), saving(tmp_path, diary)])
+        group.start_soon(work, "saver", [Holds("begin", may_begin), saving(tmp_path, diary)])
         await anyio.wait_all_tasks_blocked()
         assert log == []
         may_begin.set()
@@ -204,46 +191,37 @@ async def test_no_worker_waits_for_a_saver_that_does_not_come(fails: bool, tmp_p
     async with anyio.create_task_group() as group:
         group.start_soon(train)
         hooks = [Refuses(), saving(tmp_path, diary)]
-        with raise_cancelled:
-            if fails:
-                with pytest.raises(OSError, match="no such disk"):
-                    await MonitoredSession(hooks, creator).__aenter__()
-            else:
-                await MonitoredSession(hooks, creator).__aenter__()
+        with (
+            raise_cancelled,
+            pytest.raises(OSError, match="no such disk") if fails else nullcontext(),
+        ):
+            await MonitoredSession(hooks, creator).__aenter__()
         await has_run.wait()
 
 
 async def test_a_run_calls_its_hooks_again_when_the_model_went_back_before_its_step(
     tmp_path: Path,
 ) -> None:
-    class Asked(SessionRunHook):
-        def __init__(self) -> None:
-            self.log: list[str] = []
+    log = []
 
+    class Notes(SessionRunHook):
         async def before_run(self, run_context: SessionRunContext) -> None:
-            self.log.append(f"before {run_context.global_step.value}")
-            if len(self.log) == 1:
-                is_held.set()
-                await may_go_on.wait()
+            log.append(f"before {run_context.global_step.value}")
 
         async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-            self.log.append(f"after {run_context.global_step.value}")
+            log.append(f"after {run_context.global_step.value}")
 
-    first = Diary()
-    async with MonitoredSession([saving(tmp_path, first)], first.creator) as session:
-        for item in range(3):
-            await session.run([], {"x": item})
-    diary, asked = Diary(), Asked()
-    is_held, may_go_on = anyio.Event(), anyio.Event()
-    creator = SharedSessionCreator(diary.creator)
-
-    async with MonitoredSession([asked], creator) as early, anyio.create_task_group() as group:
+    await save_after(tmp_path, 3)
+    diary, may_go_on = Diary(), anyio.Event()
+    creator, holds = SharedSessionCreator(diary.creator), Holds("before_run", may_go_on)
+    hooks = [Notes(), holds]
+    async with MonitoredSession(hooks, creator) as early, anyio.create_task_group() as group:
         group.start_soon(early.run, [], {"x": 7})
-        await is_held.wait()
+        await holds.has_come.wait()
         async with MonitoredSession([saving(tmp_path, diary)], creator):
             may_go_on.set()
             await early.global_step.wait_for(4)
-    assert asked.log == ["before 0", "before 3", "after 4"]
+    assert log == ["before 0", "before 3", "after 4"]
     assert diary.items == [0, 1, 2, 7]
     assert diary.num_calls == 1
 
@@ -251,9 +229,7 @@ async def test_a_run_calls_its_hooks_again_when_the_model_went_back_before_its_s
 async def test_a_step_fn_is_called_again_when_the_model_went_back_before_its_step(
     tmp_path: Path,
 ) -> None:
-    first = Diary()
-    async with MonitoredSession([saving(tmp_path, first)], first.creator) as session:
-        await session.run([], {"x": 0})
+    await save_after(tmp_path, 1)
     diary, is_held, may_go_on = Diary(), anyio.Event(), anyio.Event()
     creator = SharedSessionCreator(diary.creator)
     calls = []
@@ -277,28 +253,16 @@ async def test_a_step_fn_is_called_again_when_the_model_went_back_before_its_ste
 async def test_a_loop_that_begins_while_a_late_saver_waits_gets_no_item_before_it_has_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = DiaryModel()
-    await Life(first, tmp_path, 1, 0, feeds=False, crashes_at=5).train()  # saves at 4 steps
-    model, source = DiaryModel(), prefetch(range(NUM_ITEMS), 4)
-    creator = SharedSessionCreator(model.creator(tmp_path))
+    model, source, creator = await after_a_crash(tmp_path)
     has_item, events = anyio.Event(), [anyio.Event() for _ in range(3)]
-
-    async def loop(hooks: list[SessionRunHook], may_run: anyio.Event) -> None:
-        async with MonitoredSession(hooks, creator) as session:
-            async for item in session.batches(source):
-                has_item.set()
-                await may_run.wait()
-                await session.run([], {"x": item})
-
+    saves = [InputPositionHook(source), model.saving(tmp_path)]
     with anyio.fail_after(SHORT_SECS):
         async with anyio.create_task_group() as group:
-            group.start_soon(loop, [], events[0])
-            await has_item.wait()
-            saves = [InputPositionHook(source), model.saving(tmp_path)]
-            group.start_soon(loop, saves, events[1])
-            await anyio.wait_all_tasks_blocked()  # it waits for the run with that item
-            group.start_soon(loop, [], events[2])
-            await anyio.wait_all_tasks_blocked()
+            for hooks, may_run in zip(([], saves, []), events, strict=True):
+                session = MonitoredSession(hooks, creator)
+                group.start_soon(loop, session, source, has_item, may_run)
+                await has_item.wait()
+                await anyio.wait_all_tasks_blocked()  # the saver waits for the run with that item
             for event in events:
                 event.set()
                 await anyio.wait_all_tasks_blocked()
@@ -309,19 +273,9 @@ async def test_a_loop_that_begins_while_a_late_saver_waits_gets_no_item_before_i
 async def test_a_late_saver_that_is_cancelled_leaves_while_others_hold_an_item(
     tmp_path: Path,
 ) -> None:
-    first = DiaryModel()
-    await Life(first, tmp_path, 1, 0, feeds=False, crashes_at=5).train()
-    model, source = DiaryModel(), prefetch(range(NUM_ITEMS), 4)
-    creator = SharedSessionCreator(model.creator(tmp_path))
+    model, source, creator = await after_a_crash(tmp_path)
     has_item, may_run = anyio.Event(), anyio.Event()
     scope, has_left = anyio.CancelScope(), anyio.Event()
-
-    async def loop() -> None:
-        async with MonitoredSession([], creator) as session:
-            async for item in session.batches(source):
-                has_item.set()
-                await may_run.wait()
-                await session.run([], {"x": item})
 
     async def save() -> None:
         with scope:
@@ -331,7 +285,7 @@ async def test_a_late_saver_that_is_cancelled_leaves_while_others_hold_an_item(
 
     with anyio.fail_after(SHORT_SECS):
         async with anyio.create_task_group() as group:
-            group.start_soon(loop)
+            group.start_soon(loop, MonitoredSession([], creator), source, has_item, may_run)
             await has_item.wait()
             group.start_soon(save)
             await anyio.wait_all_tasks_blocked()

@@ -8,22 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, StepCounterHook
 from asynchooks._engine.base import Engine
 from asynchooks.protocols import KBatchAsync, ParameterServer, ProtocolHook
 
-from ..support.helpers import counting_creator
+from .event_files import scalars
+from .training import run_session
 from .virtual_time import Writer, on_trampoline, quarter_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def read(directory: Path) -> list[tuple[int, float]]:
-    events = EventAccumulator(str(directory)).Reload()
-    assert events.Tags()["scalars"] == ["global_step/sec"]
-    return [(event.step, event.value) for event in events.Scalars("global_step/sec")]
 
 
 @pytest.mark.parametrize(
@@ -35,39 +29,25 @@ def test_rates_are_written_and_labelled_with_the_step_after_the_run(
 ) -> None:
     hook = StepCounterHook(output_dir=str(tmp_path), **arguments)
 
-    async def main(engine: Engine) -> None:
-        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)) as session:
-            for _ in range(10):
-                await session.run([])
-
+    creator = FunctionSessionCreator(quarter_step)
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(main)
-    assert read(tmp_path) == [(4, 4.0), (7, 4.0), (10, 4.0)]
+        on_trampoline(lambda engine: run_session([hook], creator, runs=10))
+    assert scalars(tmp_path) == {"global_step/sec": [(4, 4.0), (7, 4.0), (10, 4.0)]}
     assert [r.getMessage() for r in caplog.records].count("global_step/sec: 4") == 3
 
 
 def test_a_clock_that_stands_still_gives_no_rate(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(engine: Engine) -> None:
-        hook = StepCounterHook(every_n_steps=1)
-        async with MonitoredSession([hook], counting_creator()) as session:
-            for _ in range(5):
-                await session.run([])
-
+    hook = StepCounterHook(every_n_steps=1)
     with caplog.at_level(logging.INFO, "asynchooks"):
-        on_trampoline(main)
+        on_trampoline(lambda engine: run_session([hook], runs=5))
     assert "/sec" not in caplog.text
 
 
 def test_a_step_that_stands_still_is_warned_of_five_times(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main(engine: Engine) -> None:
-        creator = FunctionSessionCreator(lambda: {"global_step": 3})
-        async with MonitoredSession([StepCounterHook()], creator) as session:
-            for _ in range(9):
-                await session.run([])
-
-    on_trampoline(main)
+    creator = FunctionSessionCreator(lambda: {"global_step": 3})
+    on_trampoline(lambda engine: run_session([StepCounterHook()], creator, runs=9))
     warnings = [r for r in caplog.records if "has not moved" in r.getMessage()]
     assert len(warnings) == 5
 
@@ -84,9 +64,7 @@ async def test_a_step_that_a_protocol_moves_may_stand_still(
 
     creator = FunctionSessionCreator(step, global_step=server.global_step)
     hooks = [ProtocolHook(server, 0), StepCounterHook()]
-    async with MonitoredSession(hooks, creator) as session:
-        for _ in range(7):
-            await session.run([])
+    await run_session(hooks, creator, runs=7)
     assert server.version == 2
     assert "has not moved" not in caplog.text
 
@@ -96,9 +74,7 @@ def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() -> Non
     hook = StepCounterHook(every_n_steps=2, summary_writer=writer)
 
     async def main(engine: Engine) -> None:
-        async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)) as session:
-            for _ in range(3):
-                await session.run([])
+        await run_session([hook], FunctionSessionCreator(quarter_step), runs=3)
         assert writer.written == [("global_step/sec", 4.0, 3)]
         assert writer.flushes == 1
         async with MonitoredSession([hook], FunctionSessionCreator(quarter_step)):
@@ -112,17 +88,7 @@ def test_a_writer_of_one_s_own_is_flushed_at_the_end_and_after_an_error() -> Non
 @pytest.mark.anyio
 async def test_in_real_time_the_rate_is_finite_and_positive(tmp_path: Path) -> None:
     hook = StepCounterHook(every_n_steps=10, output_dir=str(tmp_path))
-    async with MonitoredSession([hook], counting_creator()) as session:
-        for _ in range(41):
-            await session.run([])
-    values = read(tmp_path)
+    await run_session([hook], runs=41)
+    values = scalars(tmp_path)["global_step/sec"]
     assert [step for step, _ in values] == [11, 21, 31, 41]
     assert all(0 < rate < 1e9 for _, rate in values)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"every_n_steps": None}, {"every_n_secs": 1.0}, {"every_n_steps": -1}]
-)
-def test_bad_intervals_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give exactly one|every_n_(steps|secs) is -1"):
-        StepCounterHook(**arguments)

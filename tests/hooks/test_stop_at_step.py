@@ -21,6 +21,7 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator
+from .training import run_session, suspending_step
 
 pytestmark = pytest.mark.anyio
 
@@ -89,16 +90,14 @@ async def test_with_a_stride_the_stop_is_within_it(stride: int, step_runner: Any
 
 @pytest.mark.parametrize("workers", [1, 4])
 async def test_async_steps_stop_exactly(workers: int) -> None:
-    calls = 0
+    counter = Counter()
 
     async def step() -> dict[str, int]:
-        nonlocal calls
         await anyio.lowlevel.checkpoint()
-        calls += 1
-        return {}
+        return counter()
 
     await train(step, workers, "auto")
-    assert calls == 200
+    assert counter.calls == 200
 
 
 async def test_num_steps_counts_from_the_step_found_and_not_again_on_recovery() -> None:
@@ -114,22 +113,14 @@ async def test_num_steps_counts_from_the_step_found_and_not_again_on_recovery() 
     hook = StopAtStepHook(num_steps=5)
     creator = FunctionSessionCreator(step, initial_step=100)
     recovery = Recovery(first_pause_secs=0)
-    async with MonitoredSession([hook], creator, recovery=recovery) as session:
-        while not session.should_stop():
-            await session.run([])
-        assert session.global_step.value == 105
-    async with MonitoredSession([hook], counting_creator()) as session:
-        while not session.should_stop():
-            await session.run([])
-        assert session.global_step.value == 105
+    session = await run_session([hook], creator, recovery=recovery)
+    assert session.global_step.value == 105
+    session = await run_session([hook])
+    assert session.global_step.value == 105
 
 
 async def test_each_hook_stops_its_own_session_and_the_largest_limit_holds() -> None:
-    async def step() -> dict[str, int]:
-        await anyio.lowlevel.checkpoint()
-        return {}
-
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(FunctionSessionCreator(suspending_step))
     ran = {10: 0, 40: 0}
 
     async def worker(last_step: int) -> None:

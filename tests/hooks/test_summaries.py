@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from asynchooks import (
     DataWaitHook,
@@ -28,9 +29,8 @@ from asynchooks import (
 from asynchooks.data import prefetch
 from asynchooks.hooks._summaries import EventFiles, EventFileWriter
 
-pytest.importorskip("tensorboard")
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.summary_pb2 import Summary
+from .event_files import scalars
+from .training import run_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -41,9 +41,7 @@ def step_fn(item: int = 0) -> dict[str, Any]:
 
 
 def read(directory: Path) -> dict[str, list[int]]:
-    """The steps of each tag, in the order in which TensorBoard has them."""
-    events = EventAccumulator(str(directory), size_guidance={"scalars": 0}).Reload()
-    return {tag: [each.step for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {tag: [step for step, _ in values] for tag, values in scalars(directory).items()}
 
 
 def event_files(directory: Path) -> list[str]:
@@ -76,9 +74,7 @@ ALL = {
 
 async def run(hooks: list[SessionRunHook], num_steps: int = 20, **options: Any) -> None:
     creator = FunctionSessionCreator(step_fn, **options)
-    async with MonitoredSession(hooks, creator) as session:
-        for _ in range(num_steps):
-            await session.run("loss")
+    await run_session(hooks, creator, runs=num_steps, fetches="loss")
 
 
 async def test_tensorboard_reads_every_point_of_every_hook(tmp_path: Path) -> None:
@@ -100,9 +96,8 @@ async def test_spellings_of_one_directory_are_one(
 
 
 async def test_the_file_stays_open_for_the_session_that_goes_on(tmp_path: Path) -> None:
-    async with MonitoredSession(
-        [evaluation(str(tmp_path), every_n_steps=1, at_end=False)], FunctionSessionCreator(step_fn)
-    ) as session:
+    hook = evaluation(str(tmp_path), every_n_steps=1, at_end=False)
+    async with MonitoredSession([hook], FunctionSessionCreator(step_fn)) as session:
         await session.run("loss")
         await run([evaluation(str(tmp_path), name="other", at_end=False, every_n_steps=1)], 2)
         assert read(tmp_path) == {"eval/score": [1], "other/score": [1, 2]}  # flushed at that end
@@ -114,18 +109,12 @@ async def test_the_file_stays_open_for_the_session_that_goes_on(tmp_path: Path) 
 async def test_workers_that_share_a_model_share_the_file(tmp_path: Path) -> None:
     creator = SharedSessionCreator(FunctionSessionCreator(step_fn), num_workers=3)
 
-    async def train(worker: int) -> None:
-        hooks = [
-            evaluation(str(tmp_path), name=f"worker{worker}", every_n_steps=1, at_end=False),
-            StopAtStepHook(last_step=9),
-        ]
-        async with MonitoredSession(hooks, creator) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
     async with anyio.create_task_group() as tasks:
         for worker in range(3):
-            tasks.start_soon(train, worker)
+            writes = evaluation(
+                str(tmp_path), name=f"worker{worker}", every_n_steps=1, at_end=False
+            )
+            tasks.start_soon(run_session, [writes, StopAtStepHook(last_step=9)], creator)
     assert len(event_files(tmp_path)) == 1
     assert set(read(tmp_path)) == {f"worker{worker}/score" for worker in range(3)}
 

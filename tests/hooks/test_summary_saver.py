@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from asynchooks import FetchError, FunctionSessionCreator, MonitoredSession, SummarySaverHook
-from asynchooks._engine.base import Engine
+
+from .training import run_session
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -65,9 +66,7 @@ async def run(
     hook: SummarySaverHook, num_runs: int, step: Any = None, initial_step: int = 0
 ) -> None:
     creator = FunctionSessionCreator(step or Counter(), initial_step=initial_step)
-    async with MonitoredSession([hook], creator) as session:
-        for _ in range(num_runs):
-            await session.run([])
+    await run_session([hook], creator, runs=num_runs)
 
 
 def read(directory: Path) -> list[Any]:
@@ -82,71 +81,52 @@ def read(directory: Path) -> list[Any]:
     return events
 
 
-async def test_the_first_run_and_then_every_nth_step_is_written_with_the_step_after_it() -> None:
+async def written(num_runs: int, step: Any = None, first: int = 0, **options: Any) -> list[Any]:
+    """What a hook of these options writes."""
     writer = Writer()
-    hook = SummarySaverHook(save_steps=3, summary_writer=writer, summary_op="message")
-    await run(hook, 8, initial_step=10)
-    assert writer.written == [
-        (11, "session", START),
-        (11, "message", 1.0),
-        (14, "message", 4.0),
-        (17, "message", 7.0),
-        "flush",
-    ]
+    await run(SummarySaverHook(summary_writer=writer, **options), num_runs, step, first)
+    return writer.written
 
 
-@pytest.mark.parametrize("save_steps", [0, 1])
-async def test_steps_of_at_most_one_write_each_run(save_steps: int) -> None:
-    writer = Writer()
-    await run(
-        SummarySaverHook(save_steps=save_steps, summary_writer=writer, summary_op="message"), 3
-    )
-    assert [entry[0] for entry in writer.written[1:-1]] == [1, 2, 3]
+@pytest.mark.parametrize(
+    ("save_steps", "steps"), [(3, [11, 14, 17]), (0, [11, 12, 13]), (1, [11, 12, 13])]
+)
+async def test_the_first_run_and_then_every_nth_step_is_written_with_the_step_after_it(
+    save_steps: int, steps: list[int]
+) -> None:
+    runs = 8 if save_steps == 3 else 3
+    assert await written(runs, first=10, save_steps=save_steps, summary_op="message") == [
+        (11, "session", START), *((step, "message", float(step - 10)) for step in steps), "flush"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
 async def test_several_are_written_in_order_as_messages_or_bytes(kind: Any) -> None:
-    writer = Writer()
-    ops = kind(["bytes", "message"])
-    await run(SummarySaverHook(save_steps=9, summary_writer=writer, summary_op=ops), 2)
-    assert writer.written[1:-1] == [(1, "bytes", 1.0), (1, "message", 1.0)]
+    found = await written(2, save_steps=9, summary_op=kind(["bytes", "message"]))
+    assert found[1:-1] == [(1, "bytes", 1.0), (1, "message", 1.0)]
 
 
 @pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array(0.5), 1 / np.array(2)])
 async def test_a_number_is_written_as_a_scalar_of_its_name(loss: Any) -> None:
-    writer = Writer()
-    ops = ["loss", "message"]
     step = {"loss": loss, "message": summary("message", 2)}
-    hook = SummarySaverHook(save_steps=2, summary_writer=writer, summary_op=ops)
-    await run(hook, 3, lambda: step)
-    assert writer.written[1:-1] == [
-        (1, "loss", 0.5),
-        (1, "message", 2.0),
-        (3, "loss", 0.5),
-        (3, "message", 2.0),
-    ]
+    found = await written(3, lambda: step, save_steps=2, summary_op=["loss", "message"])
+    assert found[1:-1] == [
+        (1, "loss", 0.5), (1, "message", 2.0), (3, "loss", 0.5), (3, "message", 2.0)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("given", ["0.5", None, [0.5, 0.5], np.zeros(2), {"loss": 0.5}])
 async def test_what_is_no_summary_is_refused(given: Any) -> None:
-    hook = SummarySaverHook(save_steps=2, summary_writer=Writer(), summary_op="loss")
     with pytest.raises(ValueError, match="summary_op 'loss' gave .*; expected a number") as caught:
-        await run(hook, 1, lambda: {"loss": given})
+        await written(1, lambda: {"loss": given}, save_steps=2, summary_op="loss")
     assert caught.value.__notes__ == ["in after_run of SummarySaverHook"]
 
 
-async def test_the_scaffolds_op_is_used() -> None:
-    writer = Writer()
-    scaffold = SimpleNamespace(summary_op="message")
-    await run(SummarySaverHook(save_steps=9, summary_writer=writer, scaffold=scaffold), 2)
-    assert writer.written == [(1, "session", START), (1, "message", 1.0), "flush"]
-
-
-async def test_a_scaffold_without_summaries_gives_only_the_start_of_the_session() -> None:
-    writer = Writer()
-    scaffold = SimpleNamespace(summary_op=None)
-    await run(SummarySaverHook(save_steps=1, summary_writer=writer, scaffold=scaffold), 2)
-    assert writer.written == [(1, "session", START), "flush"]
+@pytest.mark.parametrize("op", ["message", None])
+async def test_the_scaffolds_op_is_used_and_none_gives_only_the_start(op: str | None) -> None:
+    summaries = [(1, "message", 1.0)] if op else []
+    found = await written(2, save_steps=9, scaffold=SimpleNamespace(summary_op=op))
+    assert found == [(1, "session", START), *summaries, "flush"]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +140,8 @@ def test_seconds_are_those_of_the_engine(save_secs: float, steps: list[int]) -> 
         await pause(0.25)
         return counter()
 
-    async def main(engine: Engine) -> None:
-        hook = SummarySaverHook(save_secs=save_secs, summary_writer=writer, summary_op="message")
-        await run(hook, 9, step)
-
-    on_trampoline(main)
+    hook = SummarySaverHook(save_secs=save_secs, summary_writer=writer, summary_op="message")
+    on_trampoline(lambda engine: run(hook, 9, step))
     # looked at before a run, when its own quarter of a second has not passed yet
     assert [entry[0] for entry in writer.written[1:-1]] == steps
 
@@ -178,16 +155,14 @@ async def test_a_hook_that_is_used_again_begins_with_its_first_run() -> None:
 
 
 async def test_without_writer_and_directory_nothing_is_even_fetched() -> None:
-    async with MonitoredSession(
-        [SummarySaverHook(save_steps=1, summary_op="missing")], FunctionSessionCreator(Counter())
-    ) as session:
+    hook = SummarySaverHook(save_steps=1, summary_op="missing")
+    async with MonitoredSession([hook], FunctionSessionCreator(Counter())) as session:
         assert await session.run([]) == []
 
 
 async def test_an_output_that_is_missing_fails_the_run() -> None:
-    hook = SummarySaverHook(save_steps=1, summary_writer=Writer(), summary_op="missing")
     with pytest.raises(FetchError, match="fetch 'missing' is not among"):
-        await run(hook, 1)
+        await written(1, save_steps=1, summary_op="missing")
 
 
 async def test_what_was_written_is_flushed_after_an_error() -> None:
@@ -204,27 +179,17 @@ async def test_a_directory_gets_an_event_file_for_each_session(tmp_path: Path) -
     hook = SummarySaverHook(save_steps=2, output_dir=str(tmp_path), summary_op=["bytes", "message"])
     await run(hook, 3)
     first = [
-        (1, START),
-        (1, "bytes", 1.0),
-        (1, "message", 1.0),
-        (3, "bytes", 3.0),
-        (3, "message", 3.0),
-    ]
+        (1, START), (1, "bytes", 1.0), (1, "message", 1.0), (3, "bytes", 3.0), (3, "message", 3.0)
+    ]  # fmt: skip
     assert read(tmp_path) == first
     await run(hook, 1)
     assert sorted(read(tmp_path), key=str) == sorted([*first, *first[:3]], key=str)
 
 
 async def test_a_writer_goes_before_a_directory(tmp_path: Path) -> None:
-    writer = Writer()
-    await run(
-        SummarySaverHook(
-            save_steps=1, output_dir=str(tmp_path), summary_writer=writer, summary_op="message"
-        ),
-        1,
-    )
+    found = await written(1, save_steps=1, output_dir=str(tmp_path), summary_op="message")
     assert read(tmp_path) == []
-    assert writer.written[1] == (1, "message", 1.0)
+    assert found[1] == (1, "message", 1.0)
 
 
 async def test_a_directory_without_tensorboard_says_what_to_install(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 from asynchooks import (
-    Coordinator,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
@@ -21,16 +21,14 @@ from asynchooks import (
 from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, settle
+from .evaluations import stop_when_settled
+from .training import run_and_close, run_session, suspending_step
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_workers_start_at_their_steps_without_polling() -> None:
-    async def step() -> dict[str, int]:
-        await anyio.lowlevel.checkpoint()
-        return {}
-
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(FunctionSessionCreator(suspending_step))
     started = {}
 
     async def worker(wait_until: int) -> None:
@@ -62,20 +60,14 @@ async def test_while_all_wait_nothing_runs_and_all_resume_before_the_next_run() 
 
     creator = SharedSessionCreator(FunctionSessionCreator(step))
 
-    async def waits() -> None:
-        hooks = [GlobalStepWaiterHook(1), Notes(), StopAtStepHook(last_step=300)]
-        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
-            await session.run([])
-
     async with anyio.create_task_group() as group:
         for _ in range(100):
-            group.start_soon(waits)
+            hooks = [GlobalStepWaiterHook(1), Notes(), StopAtStepHook(last_step=300)]
+            waits = MonitoredSession(hooks, creator, step_runner="inline")
+            group.start_soon(partial(run_and_close, waits, runs=1))
         await settle()
         assert log == []
-        hooks = [StopAtStepHook(last_step=300)]
-        async with MonitoredSession(hooks, creator, step_runner="inline") as session:
-            await session.run([])
-            await session.run([])
+        await run_session([StopAtStepHook(last_step=300)], creator, runs=2, step_runner="inline")
     assert log[:101] == ["run"] + ["resumed"] * 100
 
 
@@ -111,42 +103,23 @@ async def test_it_logs_once_and_then_every_thousand_steps(caplog: pytest.LogCapt
 
 async def test_a_stop_ends_the_wait_cleanly() -> None:
     recording = RecordingHook("a")
-    session = MonitoredSession([GlobalStepWaiterHook(10), recording], counting_creator())
-    async with anyio.create_task_group() as group:
-
-        async def train() -> None:
-            async with session:
-                await session.run([])
-                raise AssertionError("not reached")
-
-        group.start_soon(train)
-        await settle()
-        session.request_stop("enough")
+    hooks = [GlobalStepWaiterHook(10), recording]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        session.start_soon(stop_when_settled, session)
+        await session.run([])
+        raise AssertionError("not reached")
     assert recording.log[-1] == ("a", "end")
 
 
 async def test_an_error_in_a_side_task_ends_the_wait_and_leaves() -> None:
-    may_fail = anyio.Event()
-
-    class Starts(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            coord.start_soon(self.fail)
-
-        async def fail(self) -> None:
-            await may_fail.wait()
-            raise ValueError("in a side task")
-
-    session = MonitoredSession([Starts(), GlobalStepWaiterHook(10)], counting_creator())
-
-    async def train() -> None:
-        with pytest.raises(ValueError, match="in a side task"):
-            async with session:
-                await session.run([])
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(train)
+    async def fail() -> None:
         await settle()
-        may_fail.set()
+        raise ValueError("in a side task")
+
+    with pytest.raises(ValueError, match="in a side task"):
+        async with MonitoredSession([GlobalStepWaiterHook(10)], counting_creator()) as session:
+            session.start_soon(fail)
+            await session.run([])
 
 
 async def test_the_wait_of_a_worker_left_alone_fails_as_its_step_cannot_come() -> None:
@@ -155,8 +128,7 @@ async def test_the_wait_of_a_worker_left_alone_fails_as_its_step_cannot_come() -
 
     async def waits() -> None:
         with pytest.raises(StepUnreachableError, match="can no longer come"):
-            async with MonitoredSession([GlobalStepWaiterHook(10)], creator) as session:
-                await session.run([])
+            await run_session([GlobalStepWaiterHook(10)], creator, runs=1)
         ended.append(True)
 
     async with anyio.create_task_group() as group:

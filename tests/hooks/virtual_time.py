@@ -14,7 +14,7 @@ from asynchooks._engine.current import current_engine
 from ..support.virtual_kernel import Trampoline
 
 
-def on_trampoline(main: Callable[[Engine], Awaitable[None]]) -> None:
+def on_trampoline(main: Callable[[Engine], Awaitable[object]]) -> None:
     """Run a program in virtual time; its errors leave."""
     kernel = Trampoline()
     errors: list[BaseException] = []

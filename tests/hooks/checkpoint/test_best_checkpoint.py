@@ -21,9 +21,10 @@ from asynchooks import (
 )
 from asynchooks.checkpoints import CheckpointDirectory
 
-from ..evaluations import Gated, run_to
+from ..evaluations import Gated
 from ..preemptions import Counter, saved_counts, saving
 from ..savers import metrics_of, until
+from ..training import run_to
 
 pytestmark = pytest.mark.anyio
 BEST = Retention(max_to_keep=1, keep_best=1)

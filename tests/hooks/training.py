@@ -1,0 +1,93 @@
+"""Sessions from their beginning to their end, as most tests of hooks make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from asynchooks import MonitoredSession, SessionRunContext, SessionRunHook, SessionRunValues
+
+from ..support.helpers import counting_creator
+
+
+async def run_to(session: MonitoredSession, step: int) -> None:
+    """Run steps until the global step is there."""
+    while session.global_step.value < step:
+        await session.run([])
+
+
+async def run_and_close(
+    session: MonitoredSession,
+    *,
+    runs: int | None = None,
+    to: int | None = None,
+    fetches: Any = (),
+    takes_turns: bool = False,
+) -> None:
+    """Open a session, run it until it is to stop, and close it.
+
+    Args:
+        runs: how many there are instead.
+        to: the global step to which there are runs instead.
+        takes_turns: whether other tasks run between its runs.
+    """
+    async with session:
+        if to is not None:
+            await run_to(session, to)
+        elif runs is not None:
+            for _ in range(runs):
+                await session.run(fetches)
+        else:
+            while not session.should_stop():
+                await session.run(fetches)
+                if takes_turns:
+                    await anyio.lowlevel.checkpoint()
+
+
+async def run_session(
+    hooks: Iterable[Any], creator: Any = None, *, runs: int | None = None, to: int | None = None,
+    fetches: Any = (), **options: Any,
+) -> MonitoredSession:  # fmt: skip
+    """Make a session, by default of a step that counts its calls, and `run_and_close` it."""
+    session = MonitoredSession(hooks, creator or counting_creator(), **options)
+    await run_and_close(session, runs=runs, to=to, fetches=fetches)
+    return session
+
+
+async def suspending_step() -> dict[str, int]:
+    """A step during which other tasks run."""
+    await anyio.lowlevel.checkpoint()
+    return {}
+
+
+class Holds(SessionRunHook):
+    """Holds its worker up at a moment, until an event comes.
+
+    Args:
+        moment: "begin", "before_run", "after_run" or "end".
+    """
+
+    def __init__(self, moment: str, until: anyio.Event) -> None:
+        self.has_come = anyio.Event()
+        self._moment = moment
+        self._until = until
+
+    async def _at(self, moment: str) -> None:
+        if moment == self._moment:
+            self.has_come.set()
+            await self._until.wait()
+
+    async def begin(self) -> None:
+        await self._at("begin")
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        await self._at("before_run")
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        await self._at("after_run")
+
+    async def end(self, session: Any) -> None:
+        await self._at("end")
