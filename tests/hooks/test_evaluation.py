@@ -20,6 +20,7 @@ import pytest
 from asynchooks import (
     Evaluate,
     EvaluationHook,
+    FinishPhase,
     FunctionSessionCreator,
     MonitoredSession,
     OnFailure,
@@ -142,6 +143,26 @@ async def test_no_worker_runs_a_step_during_an_exclusive_evaluation_or_in_exclus
         assert all(begun == ended for _, begun, ended in seen)
     if way == "exclusive":
         assert [step for step, begun, _ in seen] == [begun for _, begun, _ in seen]
+
+
+@pytest.mark.parametrize("phase", FinishPhase)
+async def test_exclusive_access_is_kept_for_saves_and_not_for_other_evaluations(
+    phase: FinishPhase,
+) -> None:
+    held = []
+
+    class Looks(SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            async def look() -> None:
+                held.append(run_context.global_step.statistics().is_exclusive)
+
+            run_context.finish_with(look, phase=phase)
+
+    hook = EvaluationHook(Notes(), every_n_steps=1, mode=Evaluate.EXCLUSIVE, at_end=False)
+    async with MonitoredSession([hook, Looks()], counting_creator()) as session:
+        await session.run([])
+        assert not session.global_step.statistics().is_exclusive
+    assert held == [phase is not FinishPhase.EVALUATE]
 
 
 async def test_what_a_plain_function_returns_may_be_awaited() -> None:
