@@ -33,23 +33,6 @@ from asynchooks import (
 )
 from asynchooks.data import prefetch
 
-HOOKS = [(TimeLimitHook, "secs"), (StallHook, "secs"), (LoopLagHook, "max_lag_secs")]
-
-
-@pytest.mark.parametrize(("hook", "name"), HOOKS)
-@pytest.mark.parametrize("secs", ["1", None, True, 1j, [1.0]])
-def test_what_is_no_number_is_refused(hook: Any, name: str, secs: Any) -> None:
-    with pytest.raises(TypeError, match=f"^{name} is .*; give finite seconds > 0"):
-        hook(secs)
-
-
-@pytest.mark.parametrize(("hook", "name"), HOOKS)
-@pytest.mark.parametrize("secs", [0, -1.0, float("nan"), float("inf")])
-def test_what_is_no_time_is_refused(hook: Any, name: str, secs: float) -> None:
-    with pytest.raises(ValueError, match=f"^{name} is .*; give finite seconds > 0"):
-        hook(secs)
-
-
 SAVES = ("save_secs", "save_steps")
 EVERY = ("every_n_secs", "every_n_steps")
 TIMED = [
@@ -83,6 +66,11 @@ EVALUATE: dict[str, Any] = {"evaluate": lambda session, step: {}, "every_n_steps
 STOPPING: dict[str, Any] = {"metric": "loss", "patience": 1}
 BOTH: dict[str, Any] = {"every_n_iter": 1, "every_n_secs": 1.0}
 TEXT = SimpleNamespace(summary_op="a")
+GUARDS = [(TimeLimitHook, "secs"), (StallHook, "secs"), (LoopLagHook, "max_lag_secs")]
+NO_TIMES = [
+    *((each, TypeError) for each in ("1", None, True, 1j, [1.0])),
+    *((each, ValueError) for each in (0, -1.0, math.nan, math.inf)),
+]
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
     *((CheckpointSaverHook, {"checkpoint_dir": each, "save_steps": 1}, TypeError,
        f"^checkpoint_dir is {each!r}; give the path of a direct") for each in (None, 3, b"model")),
@@ -143,6 +131,8 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
       for each in ({}, {"num_steps": 1, "last_step": 1})),
     *((StopAtStepHook, each, TypeError, "give an integer number of steps")
       for each in ({"num_steps": 1.5}, {"last_step": "10"})),
+    *((hook, {name: secs}, kind, f"^{name} is .*; give finite seconds > 0")
+      for hook, name in GUARDS for secs, kind in NO_TIMES),
     *((SummarySaverHook, each, ValueError, "give exactly one")
       for each in ({"save_steps": 1}, {"save_steps": 1, "summary_op": "a", "scaffold": TEXT})),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,28 +248,22 @@ async def test_where_no_checkpoint_has_a_metric_the_log_says_so(
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_the_saver_must_keep_the_best_by_the_same_mode(mode: Mode, tmp_path: Path) -> None:
+async def test_the_saver_must_keep_the_best_by_the_same_mode_if_that_is_restored(
+    mode: Mode, tmp_path: Path
+) -> None:
     other = Mode.MIN if mode is Mode.MAX else Mode.MAX
-    for kept in (other, mode):
+    message = (
+        rf"EarlyStoppingHook\(mode={mode}, restore_best=True\) got a CheckpointSaverHook that "
+        rf"keeps the best by {other}, expected {mode}: .*; give both the same mode"
+    )
+    for kept, restores in ((other, True), (other, False), (mode, True)):
         model = Losses(1, 3, 2, 2)
-        saver = keeping_best(tmp_path / kept.value, model, kept)
-        hook = EarlyStoppingHook("loss", patience=2, mode=mode, restore_best=True)
-        if kept is mode:
+        saver = keeping_best(tmp_path / f"{kept.value}{restores}", model, kept)
+        hook = EarlyStoppingHook("loss", patience=2, mode=mode, restore_best=restores)
+        is_refused = restores and kept is not mode
+        with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
             await train(model, saver, hook)
-            assert model.count == hook.best_step
-            continue
-        message = (
-            rf"EarlyStoppingHook\(mode={mode}, restore_best=True\) got a CheckpointSaverHook that "
-            rf"keeps the best by {kept}, expected {mode}: .*; give both the same mode"
-        )
-        with pytest.raises(ValueError, match=message):
-            await train(model, saver, hook)
-
-
-async def test_modes_may_differ_where_nothing_is_brought_back(tmp_path: Path) -> None:
-    model = Losses(1, 3, 2, 2)
-    saver = keeping_best(tmp_path, model)
-    await train(model, saver, EarlyStoppingHook("loss", patience=2, mode=Mode.MAX))
+    assert model.count == hook.best_step
 
 
 async def test_a_metric_of_an_evaluation_that_never_takes_place_is_refused() -> None:

@@ -396,13 +396,15 @@ def lost_at(*calls: int) -> Diary:
 
 @pytest.mark.parametrize("kind", sorted(set(PIPELINES) - {"plain", "in a thread"}))
 @pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("calls", [(3, 11, 12), (1, 2, 7, 8, 9, 10, 14)])
 async def test_the_input_goes_back_with_the_model(
-    kind: str, background: bool, tmp_path: Path
+    kind: str, background: bool, calls: tuple[int, ...], tmp_path: Path
 ) -> None:
-    make = PIPELINES[kind]
-    diary, source = lost_at(3, 11, 12), make(3)
-    hooks = [FeedHook(source, "x"), saving(tmp_path, diary, background=background)]
-    await run_session(hooks, diary.creator, step_runner="inline")
+    """Also where losses follow each other, and right after the way back."""
+    make, diary = PIPELINES[kind], lost_at(*calls)
+    hooks = [FeedHook(make(3), "x"), saving(tmp_path, diary, background=background)]
+    recovery = Recovery(first_pause_secs=0.0)
+    await run_session(hooks, diary.creator, step_runner="inline", recovery=recovery)
     assert diary.items == await items_of(make(2))
     assert not threads_left()
 
@@ -434,15 +436,6 @@ async def test_a_model_that_goes_back_to_where_it_is_leaves_the_input_alone(
         await run_session(hooks, diary.creator)
     assert diary.items == list(range(9))
     assert "cannot" not in caplog.text
-
-
-async def test_losses_before_and_right_after_the_way_back_and_twice_at_once(
-    tmp_path: Path,
-) -> None:
-    diary = lost_at(1, 2, 7, 8, 9, 10, 14)
-    hooks = [FeedHook(prefetch(range(20), 3), "x"), saving(tmp_path, diary)]
-    await run_session(hooks, diary.creator, recovery=Recovery(first_pause_secs=0.0))
-    assert diary.items == list(range(20))
 
 
 @pytest.mark.parametrize("call", [3, 6, 9, 13])

@@ -64,28 +64,20 @@ async def train(counter: Any, workers: int, step_runner: Any, cancel: bool = Fal
             group.start_soon(worker, index)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4, 8, 64])
-@pytest.mark.parametrize("step_runner", ["inline", "thread", "auto"])
-async def test_all_workers_stop_exactly(workers: int, step_runner: Any) -> None:
-    counter = Counter()
-    await train(counter, workers, step_runner)
-    assert counter.value == 200
-
-
-@pytest.mark.parametrize("workers", [2, 8, 64])
-@pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_failing_and_cancelled_workers_change_nothing(workers: int, step_runner: Any) -> None:
-    counter = Counter(fail_every=7)
-    await train(counter, workers, step_runner, cancel=True)
-    assert counter.value == 200
-
-
-@pytest.mark.parametrize("stride", [3, 7])
-@pytest.mark.parametrize("step_runner", ["inline", "thread"])
-async def test_with_a_stride_the_stop_is_within_it(stride: int, step_runner: Any) -> None:
-    counter = Counter(stride=stride)
-    await train(counter, 8, step_runner)
-    assert 200 <= counter.value <= 200 + stride - 1
+@pytest.mark.parametrize(
+    ("options", "workers", "step_runner"),
+    [
+        *(({}, num, each) for num in (1, 2, 4, 8, 64) for each in ("inline", "thread", "auto")),
+        *(({"fail_every": 7}, num, each) for num in (2, 8, 64) for each in ("inline", "thread")),
+        *(({"stride": num}, 8, each) for num in (3, 7) for each in ("inline", "thread")),
+    ],
+)
+async def test_all_workers_stop_exactly_also_where_some_fail_and_are_cancelled_or_within_a_stride(
+    options: dict[str, int], workers: int, step_runner: Any
+) -> None:
+    counter = Counter(**options)
+    await train(counter, workers, step_runner, cancel="fail_every" in options)
+    assert 200 <= counter.value < 200 + counter.stride
 
 
 @pytest.mark.parametrize("workers", [1, 4])
