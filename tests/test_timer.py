@@ -52,9 +52,7 @@ def test_by_seconds_it_is_due_when_they_have_passed(every: float, waits: list[fl
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_every_query_before_the_first_update_is_true_and_after_a_reset_or_a_state_of_then(
-    is_loaded: bool,
-) -> None:
+def test_every_query_before_the_first_update_or_after_a_reset_is_true(is_loaded: bool) -> None:
     timer = SecondOrStepTimer(every_steps=10)
     state = timer.state_dict()
     timer.update_last_triggered_step(3)

@@ -183,9 +183,7 @@ async def test_the_checkpoint_saver_saves_at_the_end_and_resumes(tmp_path: Path)
     assert max(saved_counts(tmp_path)) == 7
 
 
-async def test_the_checkpoint_saver_gives_its_directory_back_after_an_error(
-    tmp_path: Path,
-) -> None:
+async def test_the_checkpoint_saver_releases_its_directory_after_an_error(tmp_path: Path) -> None:
     model = Counter()
     for _ in range(2):  # the second one would be refused
         hook, hand = saving(tmp_path, model), Hand(model.step)

@@ -113,9 +113,7 @@ def test_the_waits_of_a_loop_that_was_closed_early_count() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_after_the_session_nothing_of_the_hook_stays_at_the_source_and_its_writer_is_flushed(
-    fails: bool,
-) -> None:
+def test_after_the_session_the_source_is_not_watched_and_the_writer_is_flushed(fails: bool) -> None:
     source, writer = prefetch(numbers(1.0), 1), Writer()
     hook = DataWaitHook(source, 1, summary_writer=writer)
 
@@ -141,9 +139,7 @@ def test_a_clock_that_stands_still_gives_no_share() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_slow", [True, False])
-async def test_in_real_time_it_tells_a_slow_source_from_a_fast_one(
-    is_slow: bool, tmp_path: Path
-) -> None:
+async def test_in_real_time_it_tells_slow_sources_from_fast(is_slow: bool, tmp_path: Path) -> None:
     def source() -> Any:
         for number in range(50):
             if is_slow:

@@ -204,7 +204,7 @@ async def test_a_result_that_evaluations_do_not_give_fails_the_run() -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_the_best_checkpoints_weights_are_back_after_the_block(
+async def test_the_best_weights_are_restored_after_the_block(
     tmp_path: Path, background: bool
 ) -> None:
     model = Losses(5, 3, 4, 2, 6, 7, 8)
@@ -376,9 +376,7 @@ def test_a_training_that_was_resumed_or_lost_its_session_stops_at_the_same_step_
 
 
 @pytest.mark.parametrize("kind", ["function", "evaluation"])
-async def test_the_order_of_saver_and_early_stopping_does_not_matter(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_the_order_of_saver_and_early_stopping_is_free(kind: str, tmp_path: Path) -> None:
     numbers, options = [5, *[6] * 7], dict[str, Any](save_steps=2, saver_first=True)
     expected = await train_life(None, numbers, kind)
     await train_life(tmp_path, numbers, kind, interrupted_at=2, **options)

@@ -70,7 +70,7 @@ async def test_training_goes_on_during_that_of_a_coroutine_function_by_default()
 
 
 @pytest.mark.parametrize("max_at_once", [1, 2])
-async def test_what_is_due_while_enough_are_under_way_is_put_off_and_not_dropped(
+async def test_an_evaluation_beyond_max_at_once_is_put_off_and_not_dropped(
     max_at_once: int,
 ) -> None:
     gated = Gated()
@@ -113,9 +113,7 @@ async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> Non
 
 
 @pytest.mark.parametrize("way", ["exclusive", "concurrent, in exclusive()", "concurrent"])
-async def test_no_worker_runs_a_step_during_an_exclusive_evaluation_or_in_exclusive(
-    way: str,
-) -> None:
+async def test_no_worker_runs_a_step_during_an_exclusive_evaluation(way: str) -> None:
     seen = []
 
     async def watch(session: Any, step: int) -> dict[str, float]:
@@ -146,7 +144,7 @@ async def test_no_worker_runs_a_step_during_an_exclusive_evaluation_or_in_exclus
 
 
 @pytest.mark.parametrize("phase", FinishPhase)
-async def test_exclusive_access_is_kept_for_saves_and_not_for_other_evaluations(
+async def test_exclusive_access_is_kept_for_saves_but_not_for_evaluations(
     phase: FinishPhase,
 ) -> None:
     held = []
@@ -252,9 +250,7 @@ async def test_a_plain_function_runs_in_a_thread_exclusively_unless_concurrent_i
 
 
 @pytest.mark.parametrize("last_step", [5, 6])
-async def test_the_end_waits_for_what_is_under_way_then_evaluates_the_last_step_once(
-    last_step: int,
-) -> None:
+async def test_the_end_waits_for_evaluations_then_evaluates_the_last_step(last_step: int) -> None:
     gated, writer = Gated(), Writer()
     hook = EvaluationHook(gated, every_n_steps=3, summary_writer=writer)
     gated.let(5)
@@ -270,9 +266,7 @@ async def test_the_end_waits_for_what_is_under_way_then_evaluates_the_last_step_
 
 
 @both_modes
-async def test_hooks_that_are_listed_later_find_the_last_result_at_their_end(
-    mode: Evaluate,
-) -> None:
+async def test_hooks_that_are_listed_later_find_the_last_result_at_the_end(mode: Evaluate) -> None:
     gated = Gated()
     hook = EvaluationHook(gated, every_n_steps=100, mode=mode)
     seen = []
@@ -288,7 +282,7 @@ async def test_hooks_that_are_listed_later_find_the_last_result_at_their_end(
 
 
 @both_modes
-async def test_a_result_of_that_step_of_an_earlier_session_does_not_stand_for_this_one(
+async def test_a_result_of_the_same_step_of_an_earlier_session_does_not_count(
     mode: Evaluate,
 ) -> None:
     notes = Notes()
@@ -300,7 +294,7 @@ async def test_a_result_of_that_step_of_an_earlier_session_does_not_stand_for_th
 
 
 @both_modes
-async def test_after_an_error_in_the_block_nothing_is_evaluated_but_the_writer_is_flushed(
+async def test_after_an_error_in_the_block_the_writer_is_flushed_without_results(
     mode: Evaluate,
 ) -> None:
     notes, writer = Notes(), Writer()
@@ -444,9 +438,7 @@ async def test_an_error_in_an_exclusive_evaluation_leaves_the_run() -> None:
     assert hook.latest_step == 4
 
 
-async def test_a_logged_error_lets_training_go_on_to_the_next(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_logged_error_lets_training_go_on(caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing(ValueError("no data"))
     hook = EvaluationHook(failing, every_n_steps=2, on_failure=OnFailure.LOG)
     async with MonitoredSession([hook], counting_creator()) as session:
@@ -575,9 +567,7 @@ class EndsLater(SessionRunHook):
 
 
 @both_modes
-async def test_the_evaluation_at_the_end_is_of_the_session_that_replaced_a_shared_one(
-    mode: Evaluate,
-) -> None:
+async def test_the_evaluation_at_the_end_is_of_the_newest_shared_session(mode: Evaluate) -> None:
     new = ScriptedSession()
     creator = SharedSessionCreator(ScriptedSessionCreator([ScriptedSession(), new]))
     evaluated: list[object] = []
@@ -662,9 +652,7 @@ NUMBER = "'value': .* expected one num"
         ({3: 0.5}, "a result called 3; expected a text, such as '3'"),
     ],
 )  # fmt: skip
-async def test_what_is_no_result_is_an_error_that_names_the_hook(
-    results: Any, message: str
-) -> None:
+async def test_what_is_no_result_is_an_error_of_the_hook(results: Any, message: str) -> None:
     with pytest.raises(TypeError, match=f"of EvaluationHook 'eval' returned {message}"):
         await latest_of(results)
 

@@ -208,9 +208,7 @@ async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing
 
 
 @pytest.mark.parametrize("feeds", [True, False], ids=["feed", "loop"])
-async def test_an_item_whose_step_outlives_a_cancelled_run_in_a_thread_is_used(
-    feeds: bool,
-) -> None:
+async def test_an_item_whose_step_outlives_its_cancelled_run_is_used(feeds: bool) -> None:
     diary, source, scope = Diary(), prefetch(range(4), 2), anyio.CancelScope()
     token = anyio.lowlevel.current_token()
 

@@ -6,7 +6,7 @@ import json
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +244,7 @@ async def first_of(hook: FeedHook) -> list[int]:
 
 @pytest.mark.parametrize("kind", LONG)
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_it_is_kept_as_far_back_as_the_first_item_that_is_not_used(
+async def test_it_reaches_back_to_the_first_item_that_is_not_used(
     kind: str, num_workers: int
 ) -> None:
     """A second worker has an item in hand that it got after the first 100."""
@@ -376,9 +376,7 @@ async def train_workers(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_workers_of_several_lives_lose_nothing_and_use_nothing_twice(
-    seed: int, tmp_path: Path
-) -> None:
+async def test_workers_of_several_lives_use_each_item_once(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     last_step = 0
     for _ in range(4):
@@ -444,14 +442,17 @@ async def test_workers_go_back_together(call: int, tmp_path: Path) -> None:
     assert sorted(diary.items) == list(range(40))
 
 
-async def test_an_item_that_another_worker_waits_for_meanwhile_is_not_used_twice(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_programs", [False, True])
+async def test_an_item_that_another_worker_waits_for_is_not_used_twice(
+    is_programs: bool, tmp_path: Path
 ) -> None:
+    """Whether a session or the program has opened the pipeline."""
     gate, diary = anyio.Event(), lost_at(3)
     source = prefetch(FromFunction(lambda: gated(range(6), {2: gate})), 1)
     creator = SharedSessionCreator(diary.creator)
     hooks = [FeedHook(source, "x"), saving(tmp_path, diary, every=100)]
     async with (
+        source if is_programs else nullcontext(),
         MonitoredSession(hooks, creator, step_runner="inline") as saves,
         MonitoredSession([FeedHook(source, "x")], creator, step_runner="inline") as waits,
         MonitoredSession([], creator, step_runner="inline") as loses,
@@ -464,6 +465,9 @@ async def test_an_item_that_another_worker_waits_for_meanwhile_is_not_used_twice
                 await settle()
                 await loses.run([], {"x": 99})
                 assert diary.items == [99], "it went back to the beginning, and ran again"
+                await saves.run([])
+                await settle()
+                assert sorted(diary.items) == [0, 1, 99], "the other one waits no longer"
                 gate.set()
         while not saves.should_stop():
             await saves.run([])

@@ -32,7 +32,7 @@ from ..data.sources import Source
 from ..support.afterwards import nothing_left
 from ..support.faults import FaultError
 from ..support.helpers import settle
-from .inputs import SHORT_SECS, Counted, Diary, FromFunction, gated, saving, until_stopped
+from .inputs import SHORT_SECS, Counted, Diary, gated, saving, until_stopped
 from .training import Holds, run_and_close, run_session
 
 pytestmark = pytest.mark.anyio
@@ -118,31 +118,6 @@ async def test_what_took_the_place_of_a_pipeline_that_went_back_is_the_programs_
     assert seen == num + 2 if around == "prefetch" else seen > num + 2
 
 
-async def test_a_worker_that_waits_learns_that_the_programs_pipeline_goes_back(
-    tmp_path: Path,
-) -> None:
-    gate, diary = anyio.Event(), Diary({3: PreemptionError("lost")})
-    creator = SharedSessionCreator(diary.creator)
-    async with prefetch(FromFunction(lambda: gated(range(4), {2: gate})), 1) as source:
-        hooks = [FeedHook(source, "x"), saving(tmp_path, diary, every=100)]
-        async with (
-            MonitoredSession(hooks, creator, step_runner="inline") as saves,
-            MonitoredSession([FeedHook(source, "x")], creator, step_runner="inline") as waits,
-            MonitoredSession([], creator, step_runner="inline") as loses,
-        ):
-            await saves.run([])
-            await saves.run([])
-            with anyio.fail_after(SHORT_SECS):
-                async with anyio.create_task_group() as group:
-                    group.start_soon(waits.run, [])
-                    await settle()
-                    await loses.run([], {"x": 99})
-                    await saves.run([])
-                    await settle()
-                    assert sorted(diary.items) == [0, 1, 99]
-                    gate.set()
-
-
 async def test_the_programs_block_closes_what_was_read_ahead_for_a_next_session() -> None:
     source, diary = Source(None), Diary()
     async with nothing_left():
@@ -166,9 +141,7 @@ async def test_an_item_that_was_given_back_and_read_by_the_program_counts_as_use
     assert diary.items == [0, 1, 3]
 
 
-async def test_an_item_that_was_given_back_behind_used_ones_is_not_lost_by_the_next_session() -> (
-    None
-):
+async def test_an_item_that_was_given_back_behind_used_ones_is_not_lost() -> None:
     diary = Diary({1: FaultError(), 4: FaultError()})
     creator = SharedSessionCreator(diary.creator)
     expected = {"stage": "sequence", "items": 0, "used_beyond": [1, 2]}
@@ -392,9 +365,7 @@ async def test_the_last_item_that_a_stopped_worker_gave_back_is_there_for_one_th
 
 
 @hook_or_loop
-async def test_an_input_that_no_worker_draws_from_any_more_is_closed_with_the_last_of_them(
-    how: str,
-) -> None:
+async def test_an_input_is_closed_with_the_last_worker_that_may_draw_from_it(how: str) -> None:
     counted, creator = Counted(9), SharedSessionCreator(Diary().creator)
     source = prefetch(counted, 2)
     async with MonitoredSession([], creator):
@@ -405,9 +376,7 @@ async def test_an_input_that_no_worker_draws_from_any_more_is_closed_with_the_la
 
 
 @hook_or_loop
-async def test_errors_in_closing_inputs_that_others_have_left_leave_the_last_worker(
-    how: str,
-) -> None:
+async def test_errors_in_closing_inputs_of_others_leave_the_last_worker(how: str) -> None:
     def fails(name: str) -> Iterator[int]:
         try:
             yield from range(9)

@@ -43,9 +43,7 @@ async def run(hook: LoggingTensorHook, outputs: Mapping[str, Any], num_runs: int
     await run_session([hook], FunctionSessionCreator(lambda: outputs), runs=num_runs)
 
 
-async def test_every_n_iter_logs_the_first_run_and_then_every_nth(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_it_logs_the_first_run_and_then_every_nth(caplog: pytest.LogCaptureFixture) -> None:
     hook = LoggingTensorHook(["calls"], every_n_iter=3)
     await run_session([hook], runs=8)
     assert without_seconds(caplog) == ["calls = 1", "calls = 4", "calls = 7"]
@@ -53,9 +51,7 @@ async def test_every_n_iter_logs_the_first_run_and_then_every_nth(
     assert caplog.records[0].levelno == logging.INFO
 
 
-async def test_runs_of_other_sessions_on_the_same_step_do_not_count(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_runs_of_other_sessions_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
     shared = SharedSessionCreator(counting_creator())
     hook = LoggingTensorHook(["calls"], every_n_iter=2)
     async with MonitoredSession([hook], shared) as mine, MonitoredSession([], shared) as other:

@@ -146,9 +146,7 @@ async def test_the_final_checkpoint_holds_the_steps_made_until_its_own_worker_en
     assert again.items == [1, 2, 3, 4, 0], "what the checkpoint lacks is trained in the next life"
 
 
-async def test_a_worker_waits_for_one_that_may_restore_and_begins_to_open_with_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_worker_waits_for_one_that_may_restore_and_opens_with_it(tmp_path: Path) -> None:
     await save_after(tmp_path, 3)
     log: list[str] = []
     diary, may_begin = Diary(), anyio.Event()
@@ -199,9 +197,7 @@ async def test_no_worker_waits_for_a_saver_that_does_not_come(fails: bool, tmp_p
         await has_run.wait()
 
 
-async def test_a_run_calls_its_hooks_again_when_the_model_went_back_before_its_step(
-    tmp_path: Path,
-) -> None:
+async def test_a_run_whose_model_went_back_before_its_step_is_begun_again(tmp_path: Path) -> None:
     log = []
 
     class Notes(SessionRunHook):
@@ -226,7 +222,7 @@ async def test_a_run_calls_its_hooks_again_when_the_model_went_back_before_its_s
     assert diary.num_calls == 1
 
 
-async def test_a_step_fn_is_called_again_when_the_model_went_back_before_its_step(
+async def test_a_step_fn_whose_model_went_back_before_its_step_is_called_again(
     tmp_path: Path,
 ) -> None:
     await save_after(tmp_path, 1)
@@ -270,9 +266,7 @@ async def test_a_loop_that_begins_while_a_late_saver_waits_gets_no_item_before_i
     assert "have held an item" not in caplog.text
 
 
-async def test_a_late_saver_that_is_cancelled_leaves_while_others_hold_an_item(
-    tmp_path: Path,
-) -> None:
+async def test_a_late_saver_can_be_cancelled_while_others_hold_an_item(tmp_path: Path) -> None:
     model, source, creator = await after_a_crash(tmp_path)
     has_item, may_run = anyio.Event(), anyio.Event()
     scope, has_left = anyio.CancelScope(), anyio.Event()

@@ -43,9 +43,7 @@ def test_a_clock_that_stands_still_gives_no_rate(caplog: pytest.LogCaptureFixtur
     assert "/sec" not in caplog.text
 
 
-def test_a_step_that_stands_still_is_warned_of_five_times(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_step_that_stands_still_gives_five_warnings(caplog: pytest.LogCaptureFixture) -> None:
     creator = FunctionSessionCreator(lambda: {"global_step": 3})
     on_trampoline(lambda engine: run_session([StepCounterHook()], creator, runs=9))
     warnings = [r for r in caplog.records if "has not moved" in r.getMessage()]
@@ -53,9 +51,7 @@ def test_a_step_that_stands_still_is_warned_of_five_times(
 
 
 @pytest.mark.anyio
-async def test_a_step_that_a_protocol_moves_may_stand_still(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_step_of_a_protocol_may_stand_still(caplog: pytest.LogCaptureFixture) -> None:
     server = ParameterServer(np.zeros(1), KBatchAsync(3), num_workers=1)
 
     async def step() -> dict[str, int]:

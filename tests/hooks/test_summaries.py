@@ -83,7 +83,7 @@ async def test_tensorboard_reads_every_point_of_every_hook(tmp_path: Path) -> No
     assert read(tmp_path) == ALL
 
 
-async def test_spellings_of_one_directory_are_one(
+async def test_a_directory_may_be_spelt_in_several_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
