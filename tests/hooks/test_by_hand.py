@@ -54,6 +54,7 @@ from .inputs import Counted
 from .preemptions import Counter, handlers_are_kept, saved_counts, saving
 from .test_forwarded import shipped_hooks
 from .test_summary_saver import Writer
+from .training import Calls
 
 pytestmark = pytest.mark.anyio
 
@@ -288,18 +289,17 @@ async def test_a_hook_driven_later_in_a_task_of_a_begin_is_by_hand() -> None:
     """The task has inherited the context of the begin, which is over."""
     inner, may_go_on = Inner(), anyio.Event()
 
-    class Outer(SessionRunHook):
-        async def begin(self) -> None:
-            async def later() -> None:
-                await may_go_on.wait()
-                await inner.begin()
+    async def later() -> None:
+        await may_go_on.wait()
+        await inner.begin()
 
-            async with anyio.create_task_group() as own:  # what a begin waits for belongs to it
-                own.start_soon(inner.begin)
-            group.start_soon(later)
+    async def outer() -> None:
+        async with anyio.create_task_group() as own:  # what a begin waits for belongs to it
+            own.start_soon(inner.begin)
+        group.start_soon(later)
 
     async with anyio.create_task_group() as group:
-        async with MonitoredSession([Outer()], counting_creator()):
+        async with MonitoredSession([Calls(begin=outer)], counting_creator()):
             may_go_on.set()
     assert inner.is_by_hand == [False, True]
 
@@ -307,15 +307,11 @@ async def test_a_hook_driven_later_in_a_task_of_a_begin_is_by_hand() -> None:
 async def test_a_task_of_an_earlier_begin_does_not_join_in_a_later_one() -> None:
     inner = Inner()
 
-    class First(SessionRunHook):
-        async def begin(self) -> None:
-            group.start_soon(inner.begin)
+    def start() -> None:  # anyio's start_soon may return what can be awaited
+        group.start_soon(inner.begin)
 
-    class Second(SessionRunHook):
-        async def begin(self) -> None:
-            await settle()  # the task of the first one has run now
-
+    second = Calls(begin=settle)  # the task of the first one has run now
     async with anyio.create_task_group() as group:
-        async with MonitoredSession([First(), Second()], counting_creator()):
+        async with MonitoredSession([Calls(begin=start), second], counting_creator()):
             pass
     assert inner.is_by_hand == [True]

@@ -29,7 +29,6 @@ from asynchooks import (
     MonitoredSession,
     PreemptionError,
     Retention,
-    SessionRunHook,
     SharedSessionCreator,
     StopAtStepHook,
 )
@@ -41,7 +40,7 @@ from asynchooks.testing import RecordingHook
 from ..support.helpers import settle
 from .preemptions import Counter, saving
 from .savers import Cell, CopyingSaver, Latch, until
-from .training import Holds, run_session
+from .training import Calls, Holds, run_session
 
 pytestmark = pytest.mark.anyio
 INF = float("inf")
@@ -493,16 +492,14 @@ async def test_a_step_that_is_under_way_in_a_thread_is_waited_for(tmp_path: Path
 
     seen: list[int] = []
 
-    class LetsEnd(SessionRunHook):
-        """At the end of the first worker the other one's step is still under way."""
-
-        async def before_end(self, session: Any) -> None:
-            seen.append(model.count)
-            threading.Timer(0.05, may_end.set).start()
+    def let_end(session: Any) -> None:
+        """At the end of the first worker the other one's step is still in progress."""
+        seen.append(model.count)
+        threading.Timer(0.05, may_end.set).start()
 
     creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
     workers = Workers(model, creator)
-    hooks = [LetsEnd(), *early_stopping(tmp_path, model, save_steps=2)]
+    hooks = [Calls(before_end=let_end), *early_stopping(tmp_path, model, save_steps=2)]
     async with anyio.create_task_group() as group:
         async with MonitoredSession(hooks, creator, step_runner="inline") as session:
             for number in range(100):

@@ -26,7 +26,7 @@ from asynchooks import (
     OnFailure,
     PreemptionError,
     Restart,
-    SessionRunHook,
+    SessionRunContext,
     SharedSessionCreator,
     StopAtStepHook,
 )
@@ -36,7 +36,7 @@ from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Failing, Gated, Notes, stop_when_settled
 from .event_files import scalars
-from .training import run_session, run_to, suspending_step
+from .training import Calls, run_session, run_to, suspending_step
 from .virtual_time import Writer, on_trampoline, quarter_step
 
 pytestmark = pytest.mark.anyio
@@ -149,15 +149,14 @@ async def test_exclusive_access_is_kept_for_saves_but_not_for_evaluations(
 ) -> None:
     held = []
 
-    class Looks(SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            async def look() -> None:
-                held.append(run_context.global_step.statistics().is_exclusive)
+    def after_run(run_context: SessionRunContext, run_values: Any) -> None:
+        async def look() -> None:
+            held.append(run_context.global_step.statistics().is_exclusive)
 
-            run_context.finish_with(look, phase=phase)
+        run_context.finish_with(look, phase=phase)
 
     hook = EvaluationHook(Notes(), every_n_steps=1, mode=Evaluate.EXCLUSIVE, at_end=False)
-    async with MonitoredSession([hook, Looks()], counting_creator()) as session:
+    async with MonitoredSession([hook, Calls(after_run=after_run)], counting_creator()) as session:
         await session.run([])
         assert not session.global_step.statistics().is_exclusive
     assert held == [phase is not FinishPhase.EVALUATE]
@@ -270,12 +269,8 @@ async def test_hooks_that_are_listed_later_find_the_last_result_at_the_end(mode:
     gated = Gated()
     hook = EvaluationHook(gated, every_n_steps=100, mode=mode)
     seen = []
-
-    class Later(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            seen.append(hook.latest_step)
-
-    async with MonitoredSession([hook, Later()], counting_creator()) as session:
+    later = Calls(end=lambda session: seen.append(hook.latest_step))
+    async with MonitoredSession([hook, later], counting_creator()) as session:
         await run_to(session, 2)
         session.start_soon(gated.let_when_begun, 2)
     assert seen == [2]
@@ -537,35 +532,6 @@ async def test_a_shared_session_that_others_replace_stays_open_until_the_evaluat
     assert lost.is_closed
 
 
-class Loses(SessionRunHook):
-    """Loses the session in its first run, and says when there is a new one."""
-
-    def __init__(self) -> None:
-        self.may_lose, self.has_new = anyio.Event(), anyio.Event()
-        self._num_created = 0
-
-    async def after_create_session(self, session: Any, coord: Any) -> None:
-        self._num_created += 1
-        if self._num_created == 2:
-            self.has_new.set()
-
-    async def before_run(self, run_context: Any) -> None:
-        if not self.may_lose.is_set():
-            await self.may_lose.wait()
-            raise PreemptionError("lost")
-
-
-class EndsLater(SessionRunHook):
-    """At its end another worker loses and replaces the session."""
-
-    def __init__(self, other: Loses) -> None:
-        self._other = other
-
-    async def end(self, session: Any) -> None:
-        self._other.may_lose.set()
-        await self._other.has_new.wait()
-
-
 @both_modes
 async def test_the_evaluation_at_the_end_is_of_the_newest_shared_session(mode: Evaluate) -> None:
     new = ScriptedSession()
@@ -576,13 +542,30 @@ async def test_the_evaluation_at_the_end_is_of_the_newest_shared_session(mode: E
         evaluated.append(session)
         return {"loss": 0.0}
 
-    loses = Loses()
+    may_lose, has_new, created = anyio.Event(), anyio.Event(), []
+
+    def count(session: object, coord: object) -> None:
+        created.append(session)
+        if len(created) == 2:
+            has_new.set()
+
+    async def lose_once(run_context: object) -> None:
+        if not may_lose.is_set():
+            await may_lose.wait()
+            raise PreemptionError("lost")
+
+    async def wait_for_new(session: object) -> None:
+        may_lose.set()
+        await has_new.wait()
+
+    loses = Calls(after_create_session=count, before_run=lose_once)
+    ends = Calls(end=wait_for_new)
     evaluation = EvaluationHook(evaluate, every_n_steps=100, mode=mode)
     with anyio.fail_after(10):
         async with MonitoredSession([loses], creator) as other:
             async with anyio.create_task_group() as group:
                 group.start_soon(other.run, [])
-                await run_session([EndsLater(loses), evaluation], creator, runs=1)
+                await run_session([ends, evaluation], creator, runs=1)
     assert evaluated == [new.exposed]
 
 

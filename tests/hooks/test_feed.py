@@ -21,7 +21,6 @@ from asynchooks import (
     MonitoredSession,
     PreemptionError,
     Recovery,
-    SessionRunHook,
     SharedSessionCreator,
     StopAtStepHook,
     StopTraining,
@@ -33,7 +32,7 @@ from ..support.faults import FaultError
 from ..support.helpers import settle
 from .inputs import SHORT_SECS, Counted, Diary, gated, until_stopped
 from .savers import threads_left
-from .training import Holds, run_and_close, run_session
+from .training import Calls, Holds, run_and_close, run_session
 
 pytestmark = pytest.mark.anyio
 
@@ -188,12 +187,8 @@ async def test_a_stop_ends_the_wait_for_data_at_once(how: str) -> None:
 async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing_lost() -> None:
     gate, diary = anyio.Event(), Diary()
     coords: list[Any] = []
-
-    class Keeps(SessionRunHook):
-        async def after_create_session(self, session: Any, coord: Any) -> None:
-            coords.append(coord)
-
-    hooks = [FeedHook(gated(range(4), {2: gate}), "x"), Keeps()]
+    keeps = Calls(after_create_session=lambda session, coord: coords.append(coord))
+    hooks = [FeedHook(gated(range(4), {2: gate}), "x"), keeps]
     session = MonitoredSession(hooks, diary.creator, step_runner="inline")
     with anyio.fail_after(SHORT_SECS):
         async with anyio.create_task_group() as group:
@@ -263,13 +258,12 @@ async def test_an_error_of_the_source_that_all_workers_meet_is_noted_once() -> N
 
 
 async def test_a_run_whose_after_run_is_never_reached_has_used_nothing() -> None:
-    class Fails(SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            if len(diary.items) == 2:
-                raise FaultError
+    def fail(run_context: Any, run_values: Any) -> None:
+        if len(diary.items) == 2:
+            raise FaultError
 
     diary = Diary()
-    hooks = [Fails(), FeedHook(range(3), "x")]
+    hooks = [Calls(after_run=fail), FeedHook(range(3), "x")]
     async with MonitoredSession(hooks, diary.creator) as session:
         await session.run([])
         with pytest.raises(FaultError):

@@ -20,9 +20,7 @@ from asynchooks import (
     InputPositionHook,
     MonitoredSession,
     PreemptionError,
-    SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
     SharedSessionCreator,
     StopTraining,
 )
@@ -33,7 +31,7 @@ from ..support.afterwards import nothing_left
 from ..support.faults import FaultError
 from ..support.helpers import settle
 from .inputs import SHORT_SECS, Counted, Diary, gated, saving, until_stopped
-from .training import Holds, run_and_close, run_session
+from .training import Calls, Holds, run_and_close, run_session
 
 pytestmark = pytest.mark.anyio
 hook_or_loop = pytest.mark.parametrize("how", ["hook", "loop"])
@@ -176,17 +174,6 @@ async def test_a_session_goes_on_with_a_source_that_the_program_has_let_go_of() 
     assert source.is_closed
 
 
-class RecordsPosition(SessionRunHook):
-    """What a checkpoint that is written in after_run would hold."""
-
-    def __init__(self, hook: Any) -> None:
-        self.hook = hook
-        self.states: list[Any] = []
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.states.append(self.hook.state_dict())
-
-
 async def test_a_session_that_is_refused_the_hook_leaves_the_first_to_go_on_and_to_close() -> None:
     source, diary = Counted(), Diary()
     hook = FeedHook(source, "x")
@@ -219,7 +206,9 @@ async def test_a_stop_of_the_second_session_ends_the_wait_of_a_hook_that_had_ano
 async def test_a_run_that_has_ended_counts_before_the_hooks_turn_and_for_its_session_only() -> None:
     source = prefetch(range(9), 4)
     hook = InputPositionHook(source)
-    records, creator = RecordsPosition(hook), SharedSessionCreator(Diary().creator)
+    states: list[Any] = []
+    records = Calls(after_run=lambda *_: states.append(hook.state_dict()))
+    creator = SharedSessionCreator(Diary().creator)
     async with (
         MonitoredSession([records, hook], creator) as session,
         MonitoredSession([], creator) as other,
@@ -227,18 +216,19 @@ async def test_a_run_that_has_ended_counts_before_the_hooks_turn_and_for_its_ses
         batches, others = session.batches(source), other.batches(source)
         assert await anext(others) == 0
         await session.run([], {"x": await anext(batches)})
-        assert records.states == [{"stage": "sequence", "items": 0, "used_beyond": [1]}]
+        assert states == [{"stage": "sequence", "items": 0, "used_beyond": [1]}]
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
 async def test_a_fed_run_that_has_ended_counts_before_the_hooks_turn(runner: Any) -> None:
     hook = FeedHook(prefetch(range(9), 4), "x")
-    records, creator = RecordsPosition(hook), Diary().creator
+    states: list[Any] = []
+    records, creator = Calls(after_run=lambda *_: states.append(hook.state_dict())), Diary().creator
     async with MonitoredSession([records, hook], creator, step_runner=runner) as session:
         for _ in range(3):
             await session.run([])
-            assert hook.state_dict() == records.states[-1]
-    assert [each["items"] for each in records.states] == [1, 2, 3]
+            assert hook.state_dict() == states[-1]
+    assert [each["items"] for each in states] == [1, 2, 3]
 
 
 async def test_a_step_that_has_ended_in_its_thread_counts_before_its_task_comes_back() -> None:
@@ -281,14 +271,6 @@ async def test_a_pipeline_of_a_function_goes_back_with_the_model_and_of_a_genera
     lost = {4, 5} if is_bare else set()  # behind the checkpoint
     assert diary.items == [number for number in range(12) if number not in lost]
     assert ("its input cannot" in caplog.text) == is_bare
-
-
-class Refuses(SessionRunHook):
-    """Stops its worker before the step."""
-
-    async def before_run(self, run_context: SessionRunContext) -> None:
-        await anyio.wait_all_tasks_blocked()
-        raise StopTraining
 
 
 def feeding(source: Any, how: str, *hooks: SessionRunHook) -> list[SessionRunHook]:
@@ -350,8 +332,14 @@ async def test_the_last_item_that_a_stopped_worker_gave_back_is_there_for_one_th
         async with MonitoredSession([begins], creator) as session:
             await draw(session, source, "loop")
 
+    async def refuse(run_context: Any) -> None:
+        await settle()
+        raise StopTraining
+
     async with anyio.create_task_group() as group:
-        async with MonitoredSession(feeding(source, how, Refuses()), creator) as session:
+        async with MonitoredSession(
+            feeding(source, how, Calls(before_run=refuse)), creator
+        ) as session:
             group.start_soon(come_late)
             await begins.has_come.wait()
             if how == "hook":

@@ -13,7 +13,6 @@ from asynchooks import (
     FeedHook,
     InputPositionHook,
     MonitoredSession,
-    SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
     StopAtStepHook,
@@ -23,7 +22,7 @@ from asynchooks.data import Stage, prefetch
 
 from .inputs import SHORT_SECS, Diary, saving, until_stopped
 from .lives import NUM_ITEMS, DiaryModel, Life
-from .training import Holds, run_session
+from .training import Calls, Holds, run_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
@@ -168,13 +167,12 @@ async def test_a_worker_waits_for_one_that_may_restore_and_opens_with_it(tmp_pat
 
 @pytest.mark.parametrize("fails", [True, False])
 async def test_no_worker_waits_for_a_saver_that_does_not_come(fails: bool, tmp_path: Path) -> None:
-    class Refuses(SessionRunHook):
-        async def begin(self) -> None:
-            await anyio.wait_all_tasks_blocked()
-            if fails:
-                raise OSError("no such disk")
-            raise_cancelled.cancel()
-            await anyio.sleep_forever()
+    async def refuse() -> None:
+        await anyio.wait_all_tasks_blocked()
+        if fails:
+            raise OSError("no such disk")
+        raise_cancelled.cancel()
+        await anyio.sleep_forever()
 
     diary, raise_cancelled = Diary(), anyio.CancelScope()
     creator = SharedSessionCreator(diary.creator)
@@ -188,7 +186,7 @@ async def test_no_worker_waits_for_a_saver_that_does_not_come(fails: bool, tmp_p
 
     async with anyio.create_task_group() as group:
         group.start_soon(train)
-        hooks = [Refuses(), saving(tmp_path, diary)]
+        hooks = [Calls(begin=refuse), saving(tmp_path, diary)]
         with (
             raise_cancelled,
             pytest.raises(OSError, match="no such disk") if fails else nullcontext(),
@@ -198,19 +196,15 @@ async def test_no_worker_waits_for_a_saver_that_does_not_come(fails: bool, tmp_p
 
 
 async def test_a_run_whose_model_went_back_before_its_step_is_begun_again(tmp_path: Path) -> None:
-    log = []
-
-    class Notes(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            log.append(f"before {run_context.global_step.value}")
-
-        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-            log.append(f"after {run_context.global_step.value}")
-
+    log: list[str] = []
+    notes = Calls(
+        before_run=lambda context: log.append(f"before {context.global_step.value}"),
+        after_run=lambda context, values: log.append(f"after {context.global_step.value}"),
+    )
     await save_after(tmp_path, 3)
     diary, may_go_on = Diary(), anyio.Event()
     creator, holds = SharedSessionCreator(diary.creator), Holds("before_run", may_go_on)
-    hooks = [Notes(), holds]
+    hooks = [notes, holds]
     async with MonitoredSession(hooks, creator) as early, anyio.create_task_group() as group:
         group.start_soon(early.run, [], {"x": 7})
         await holds.has_come.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any
 
 import anyio
 import pytest
@@ -13,7 +12,6 @@ from asynchooks import (
     FunctionSessionCreator,
     GlobalStepWaiterHook,
     MonitoredSession,
-    SessionRunHook,
     SharedSessionCreator,
     StepUnreachableError,
     StopAtStepHook,
@@ -22,7 +20,7 @@ from asynchooks.testing import RecordingHook
 
 from ..support.helpers import counting_creator, settle
 from .evaluations import stop_when_settled
-from .training import run_and_close, run_session, suspending_step
+from .training import Calls, run_and_close, run_session, suspending_step
 
 pytestmark = pytest.mark.anyio
 
@@ -54,15 +52,12 @@ async def test_while_all_wait_nothing_runs_and_all_resume_before_the_next_run() 
         log.append("run")
         return {}
 
-    class Notes(SessionRunHook):
-        async def before_run(self, run_context: Any) -> None:
-            log.append("resumed")
-
+    notes = Calls(before_run=lambda run_context: log.append("resumed"))
     creator = SharedSessionCreator(FunctionSessionCreator(step))
 
     async with anyio.create_task_group() as group:
         for _ in range(100):
-            hooks = [GlobalStepWaiterHook(1), Notes(), StopAtStepHook(last_step=300)]
+            hooks = [GlobalStepWaiterHook(1), notes, StopAtStepHook(last_step=300)]
             waits = MonitoredSession(hooks, creator, step_runner="inline")
             group.start_soon(partial(run_and_close, waits, runs=1))
         await settle()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from asynchooks import MonitoredSession, SessionRunContext, SessionRunHook, SessionRunValues
+from asynchooks import (
+    Coordinator,
+    MonitoredSession,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 from ..support.helpers import counting_creator
 
@@ -63,31 +69,45 @@ async def suspending_step() -> dict[str, int]:
     return {}
 
 
-class Holds(SessionRunHook):
-    """Holds its worker up at a moment, until an event comes.
+class Calls(SessionRunHook):
+    """Calls, or awaits, what is given for a moment, with what the hook is given then."""
 
-    Args:
-        moment: "begin", "before_run", "after_run" or "end".
-    """
+    def __init__(self, **moments: Callable[..., Any]) -> None:
+        self._moments = moments
 
-    def __init__(self, moment: str, until: anyio.Event) -> None:
-        self.has_come = anyio.Event()
-        self._moment = moment
-        self._until = until
-
-    async def _at(self, moment: str) -> None:
-        if moment == self._moment:
-            self.has_come.set()
-            await self._until.wait()
+    async def _at(self, moment: str, *given: Any) -> None:
+        if moment in self._moments:
+            result = self._moments[moment](*given)
+            if isinstance(result, Awaitable):
+                await result
 
     async def begin(self) -> None:
         await self._at("begin")
 
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await self._at("after_create_session", session, coord)
+
     async def before_run(self, run_context: SessionRunContext) -> None:
-        await self._at("before_run")
+        await self._at("before_run", run_context)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        await self._at("after_run")
+        await self._at("after_run", run_context, run_values)
+
+    async def before_end(self, session: Any) -> None:
+        await self._at("before_end", session)
 
     async def end(self, session: Any) -> None:
-        await self._at("end")
+        await self._at("end", session)
+
+
+class Holds(Calls):
+    """Holds its worker up at a moment, such as "before_run", until an event comes."""
+
+    def __init__(self, moment: str, until: anyio.Event) -> None:
+        super().__init__(**{moment: self._hold})
+        self.has_come = anyio.Event()
+        self._until = until
+
+    async def _hold(self, *_: Any) -> None:
+        self.has_come.set()
+        await self._until.wait()
