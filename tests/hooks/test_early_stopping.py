@@ -424,31 +424,17 @@ async def test_all_workers_of_a_training_that_had_stopped_stop_with_its_reason(
     assert model.count == 6
 
 
-def early_stopping(
-    directory: Path, model: Losses, save_steps: int = 1, **options: Any
-) -> list[Any]:
+def early_stopping(directory: Path, model: Losses, **options: Any) -> list[Any]:
     """The metric is that of all steps: a function, not a fetch of one worker's runs."""
-    saver = keeping_best(
-        directory, model, save_steps=save_steps, metric=lambda: model.loss, **options
-    )
+    saver = keeping_best(directory, model, metric=lambda: model.loss, **options)
     return [EarlyStoppingHook(lambda: model.loss, patience=3, restore_best=True), saver]
 
 
-class Workers:
-    """Sessions of one model; the first stops early, the others train for as long as they can."""
-
-    def __init__(self, model: Losses, creator: SharedSessionCreator) -> None:
-        self.model = model
-        self.creator = creator
-        self.sessions: list[MonitoredSession] = []
-
-    async def train(self, *hooks: Any, runner: Any = "auto") -> None:
-        session = MonitoredSession(hooks, self.creator, step_runner=runner)
-        self.sessions.append(session)
-        async with session:
-            while True:  # until a run ends the block
-                await session.run([])
-                await anyio.lowlevel.checkpoint()
+async def run_until_refused(session: MonitoredSession) -> None:
+    async with session:
+        while True:  # until a run ends the block
+            await session.run([])
+            await anyio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -465,18 +451,18 @@ async def test_the_weights_after_the_last_worker_are_the_best(
         await anyio.lowlevel.checkpoint()
         return outputs
 
-    workers = Workers(model, SharedSessionCreator(FunctionSessionCreator(step)))
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    sessions = [MonitoredSession(early_stopping(tmp_path, model, background=background), creator)]
+    sessions += [MonitoredSession([], creator) for _ in range(num_workers - 1)]
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
-            first = early_stopping(tmp_path, model, background=background)
-            group.start_soon(workers.train, *first)
-            for _ in range(num_workers - 1):
-                group.start_soon(workers.train)
+            for session in sessions:
+                group.start_soon(run_until_refused, session)
     [restored] = re.findall(r"that of the best checkpoint, .*-(\d+)", caplog.text)
     # where they take turns, a look and a save may see the loss of another worker's step
     assert model.count == int(restored), "no step after the best weights went back"
     assert num_workers > 1 or model.count == 4
-    [reason] = {str(each.stop_reason) for each in workers.sessions}
+    [reason] = {str(each.stop_reason) for each in sessions}
     assert reason.startswith("EarlyStoppingHook: no better than")
 
 
@@ -498,13 +484,13 @@ async def test_a_step_that_is_under_way_in_a_thread_is_waited_for(tmp_path: Path
         threading.Timer(0.05, may_end.set).start()
 
     creator = SharedSessionCreator(FunctionSessionCreator(step, thread_safe=True))
-    workers = Workers(model, creator)
+    other = MonitoredSession([], creator, step_runner="thread")
     hooks = [Calls(before_end=let_end), *early_stopping(tmp_path, model, save_steps=2)]
     async with anyio.create_task_group() as group:
         async with MonitoredSession(hooks, creator, step_runner="inline") as session:
             for number in range(100):
                 if number == 6:  # after the last save
-                    group.start_soon(lambda: workers.train(runner="thread"))
+                    group.start_soon(run_until_refused, other)
                     while not is_held.is_set():
                         await anyio.lowlevel.checkpoint()
                 await session.run([])
@@ -518,8 +504,7 @@ async def test_a_worker_that_does_not_leave_its_block_holds_nothing_up(tmp_path:
     other = RecordingHook("other")
     with anyio.fail_after(10):
         async with MonitoredSession([other], creator) as outer:
-            workers = Workers(model, creator)
-            await workers.train(*early_stopping(tmp_path, model))
+            await run_until_refused(MonitoredSession(early_stopping(tmp_path, model), creator))
             assert model.count == 4
             assert outer.should_stop()
             await outer.run([])
@@ -533,13 +518,12 @@ async def test_a_worker_that_does_not_leave_its_block_holds_nothing_up(tmp_path:
 async def test_what_another_worker_asks_of_a_run_by_then_comes_to_no_step(tmp_path: Path) -> None:
     model = Losses(5, 3, 4, 2, 6, 7, 8)
     creator = SharedSessionCreator(FunctionSessionCreator(model.step))
-    workers = Workers(model, creator)
     may_go_on = anyio.Event()
     holds = Holds("before_run", may_go_on)
     async with anyio.create_task_group() as group:
-        group.start_soon(workers.train, holds)
+        group.start_soon(run_until_refused, MonitoredSession([holds], creator))
         await holds.has_come.wait()
-        await workers.train(*early_stopping(tmp_path, model))
+        await run_until_refused(MonitoredSession(early_stopping(tmp_path, model), creator))
         assert model.count == 4
         may_go_on.set()
     assert model.count == 4
