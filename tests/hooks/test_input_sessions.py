@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -337,9 +337,8 @@ async def test_the_last_item_that_a_stopped_worker_gave_back_is_there_for_one_th
         raise StopTraining
 
     async with anyio.create_task_group() as group:
-        async with MonitoredSession(
-            feeding(source, how, Calls(before_run=refuse)), creator
-        ) as session:
+        hooks = feeding(source, how, Calls(before_run=refuse))
+        async with MonitoredSession(hooks, creator) as session:
             group.start_soon(come_late)
             await begins.has_come.wait()
             if how == "hook":
@@ -384,32 +383,28 @@ async def test_errors_in_closing_inputs_of_others_leave_the_last_worker(how: str
 async def test_a_worker_that_opens_while_such_inputs_are_closed_keeps_those_that_are_left() -> None:
     may_close, is_closing, may_begin = anyio.Event(), anyio.Event(), anyio.Event()
 
-    class Slow(Counted):
-        async def __aiter__(self) -> Any:
-            try:
-                yield 0
-                yield 1
-            finally:
-                is_closing.set()
-                await may_close.wait()
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 0
+            yield 1
+        finally:
+            is_closing.set()
+            await may_close.wait()
 
     diary, begins = Diary(), Holds("begin", may_begin)
     creator = SharedSessionCreator(diary.creator)
-    slow, kept = prefetch(Slow(), 1), prefetch(range(9), 2)
+    slow, kept = prefetch(numbers(), 1), prefetch(range(9), 2)
 
     async def work() -> None:
         async with MonitoredSession([], creator):
             for source in (slow, kept):
                 await run_session([FeedHook(source, "x")], creator, runs=1)
 
-    async def come_late() -> None:
-        await run_session([begins, FeedHook(kept, "x")], creator)
-
     with anyio.fail_after(SHORT_SECS):
         async with anyio.create_task_group() as group:
             group.start_soon(work)
             await is_closing.wait()
-            group.start_soon(come_late)
+            group.start_soon(run_session, [begins, FeedHook(kept, "x")], creator)
             await begins.has_come.wait()
             may_close.set()
             await anyio.wait_all_tasks_blocked()
