@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,40 +102,30 @@ class DiaryModel(LifeModel):
         return sorted(self.diary.items)
 
 
+@dataclass
 class Life:
-    """One process's training.
+    """One process's training."""
 
-    Args:
-        path: of the checkpoints.
-        saver_place: which worker keeps them.
-        feeds: whether FeedHooks feed the items, not loops.
-        num_turns: how many runs each worker makes before the next one begins, at first.
-        holds_item: whether it then has another item in hand; only with `feeds`.
-        crashes_at: the run of the saver's worker in which all ends; 0: none.
-    """
+    model: LifeModel
+    path: Path
+    """Of the checkpoints."""
+    num_workers: int
+    saver_place: int
+    """Which worker keeps them."""
+    _: KW_ONLY
+    feeds: bool
+    """Whether FeedHooks feed the items, not loops."""
+    num_turns: int = 0
+    """How many runs each worker makes before the next one begins, at first."""
+    holds_item: bool = False
+    """Whether it then has another item in hand; only with `feeds`."""
+    crashes_at: int = 0
+    """The run of the saver's worker in which all ends; 0: none."""
 
-    def __init__(
-        self,
-        model: LifeModel,
-        path: Path,
-        num_workers: int,
-        saver_place: int,
-        *,
-        feeds: bool,
-        num_turns: int = 0,
-        holds_item: bool = False,
-        crashes_at: int = 0,
-    ) -> None:
-        self._model = model
-        self._path = path
-        self._num_workers = num_workers
-        self._saver_place = saver_place
-        self._feeds = feeds
-        self._num_turns = num_turns
-        self._holds_item = holds_item
+    def __post_init__(self) -> None:
         self._all_may = anyio.Event()
-        self._crash = Crash(crashes_at)
-        self._shared = SharedSessionCreator(model.creator(path))
+        self._crash = Crash(self.crashes_at)
+        self._shared = SharedSessionCreator(self.model.creator(self.path))
         self._source: Stage[int] = prefetch(range(NUM_ITEMS), 4)
         self._is_over = False
         self._num_others = 0  # that have a session, or are about to
@@ -148,30 +139,30 @@ class Life:
         """
         with anyio.fail_after(SHORT_SECS):
             async with anyio.create_task_group() as group:
-                for place in range(self._num_workers):
-                    turns = Turns(self._num_turns, self._all_may, holds_item=self._holds_item)
+                for place in range(self.num_workers):
+                    turns = Turns(self.num_turns, self._all_may, holds_item=self.holds_item)
                     group.start_soon(self._work, place, turns)
-                    if self._num_turns:
+                    if self.num_turns:
                         await turns.are_over.wait()
 
     async def _work(self, place: int, turns: Turns) -> None:
         hooks: list[SessionRunHook] = []
-        if self._feeds:
-            hooks.append(FeedHook(self._source, self._model.feed))
+        if self.feeds:
+            hooks.append(FeedHook(self._source, self.model.feed))
         hooks.append(turns)
-        saves = place == self._saver_place
+        saves = place == self.saver_place
         if saves:
             hooks.append(self._crash)
-            if not self._feeds:
+            if not self.feeds:
                 hooks.append(InputPositionHook(self._source))
-            hooks.append(self._model.saving(self._path))
+            hooks.append(self.model.saving(self.path))
         if self._is_over:
             turns.are_over.set()
             return
         self._num_others += not saves
         try:
             async with MonitoredSession(hooks, self._shared) as session:
-                if saves or not self._num_turns:
+                if saves or not self.num_turns:
                     self._all_may.set()
                 await self._run(session)
                 if saves:
@@ -192,8 +183,8 @@ class Life:
         turns.are_over.set()
 
     async def _run(self, session: MonitoredSession) -> None:
-        fetches, feed = list(self._model.fetches), self._model.feed
-        if self._feeds:
+        fetches, feed = list(self.model.fetches), self.model.feed
+        if self.feeds:
             with suppress(StopTraining):
                 while not session.should_stop():
                     await session.run(fetches)
