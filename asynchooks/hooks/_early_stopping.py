@@ -136,11 +136,12 @@ class EarlyStoppingHook(SessionRunHook):
         if self._reader.args is not None:
             self._look(run_context, run_values.results)
         else:
-            # an exclusive evaluation ends after every after_run
-            run_context.finish_with(lambda: self._look_late(run_context), phase=FinishPhase.DECIDE)
 
-    async def _look_late(self, run_context: SessionRunContext) -> None:
-        self._look(run_context, None)
+            async def look() -> None:
+                self._look(run_context, None)
+
+            # an exclusive evaluation ends after every after_run
+            run_context.finish_with(look, phase=FinishPhase.DECIDE)
 
     def _look(self, run_context: SessionRunContext, results: Any) -> None:
         taken = self._reader.read(results, run_context.global_step.value)

@@ -185,6 +185,8 @@ class EventFileWriter:
     Any thread may call it.
     """
 
+    num_users = 0
+
     def __init__(self, directory: str) -> None:
         try:
             from tensorboard.summary.writer import event_file_writer
@@ -240,27 +242,26 @@ class EventFiles:
     def forget(self) -> None:
         """In a forked process: the files, and the threads that write them, are the parent's."""
         self._lock = threading.Lock()  # guards the next one
-        self._open: dict[str, tuple[EventFileWriter, int]] = {}  # by path, with the number of users
+        self._open: dict[str, EventFileWriter] = {}  # by path
 
     def open(self, directory: str) -> EventFileWriter:
         """The writer of the directory; each call needs one of `close`."""
         path = _canonical(directory)
         with self._lock:
-            writer, num_users = self._open.get(path) or (EventFileWriter(directory), 0)
-            self._open[path] = writer, num_users + 1
+            writer = self._open[path] = self._open.get(path) or EventFileWriter(directory)
+            writer.num_users += 1
         return writer
 
     def close(self, writer: EventFileWriter) -> None:
         """One of its users has gone; the last one closes the file. Blocks on the disk."""
         with self._lock:
-            uses = [(path, num) for path, (each, num) in self._open.items() if each is writer]
-            if not uses:  # it belongs to the parent of this forked process
+            paths = [path for path, each in self._open.items() if each is writer]
+            if not paths:  # it belongs to the parent of this forked process
                 return
-            path, num_users = uses[0]
-            if num_users > 1:
-                self._open[path] = writer, num_users - 1
+            writer.num_users -= 1
+            if writer.num_users:
                 return
-            del self._open[path]
+            del self._open[paths[0]]
         writer.close()
 
 
