@@ -15,11 +15,12 @@ from asynchooks import (
     FeedFnHook,
     FunctionSessionCreator,
     MonitoredSession,
-    SessionRunContext,
     SessionRunHook,
     StopTraining,
 )
 from asynchooks.testing import RecordingHook
+
+from .training import Calls
 
 pytestmark = pytest.mark.anyio
 
@@ -197,33 +198,25 @@ class Counting(Feeder):
         self.count = state["count"]
 
 
-async def test_what_was_fed_to_a_run_that_never_took_place_lies_behind_the_saved_position() -> None:
-    hook, fed = FeedFnHook(Counting()), list[int]()
+async def test_what_was_fed_to_a_run_that_never_took_place_is_behind_the_saved_position() -> None:
+    hook, fed = FeedFnHook(Counting()), list[Any]()
+    refusals: list[Exception] = []
 
-    class Refuses(SessionRunHook):
-        is_refusing = False
+    def refuse(run_context: Any) -> None:
+        if refusals:
+            raise refusals.pop()
 
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            if self.is_refusing:
-                raise ZeroDivisionError
-
-    def step(rate: int) -> dict[str, Any]:
-        fed.append(rate)
-        return {}
-
-    refuses = Refuses()
     assert hook.state_dict() == {"count": 0}
-    async with MonitoredSession([hook, refuses], FunctionSessionCreator(step)) as session:
+    async with session_on(fed, hooks=(hook, Calls(before_run=refuse))) as session:
         await session.run([])
         assert hook.state_dict() == {"count": 1}
-        refuses.is_refusing = True
+        refusals += [ZeroDivisionError(), ZeroDivisionError()]
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 await session.run([])
         assert hook.state_dict() == {"count": 1}
-        refuses.is_refusing = False
         await session.run([])
-        assert (fed, hook.state_dict()) == ([1, 4], {"count": 4})
+        assert (fed, hook.state_dict()) == ([(1, None), (4, None)], {"count": 4})
     hook.load_state_dict({"count": 7})
     assert hook.state_dict() == {"count": 7}
 
