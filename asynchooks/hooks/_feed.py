@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .._engine.stop import Stop
-from .._errors import InputStructureError, StopTraining, add_note
+from .._errors import InputStructureError, StopTraining, add_note, shown
 from .._hook import (
     SessionHooks,
     SessionRunArgs,
@@ -123,12 +123,11 @@ class FeedHook(SessionRunHook):
         return {names: item}
 
     def _misfit(self, item: Any, place: int, expected: str) -> InputStructureError:
-        got = repr(item)
+        got = shown(item)
         if isinstance(item, Mapping):
-            got = f"a mapping with the keys {list(item)}"
+            got = f"a mapping with the keys {shown(list(item))}"
         elif isinstance(item, (list, tuple)):
             got = f"a {type(item).__name__} of {len(item)}"
-        got = got if len(got) <= 200 else got[:197] + "..."
         return InputStructureError(
             f"item {place} of {self._consumers.stage!r} is {got}; FeedHook expected {expected}"
         )
