@@ -40,7 +40,7 @@ from asynchooks.testing import RecordingHook
 from ..support.helpers import settle
 from .preemptions import Counter, saving
 from .savers import Cell, CopyingSaver, Latch, until
-from .training import Calls, Holds, run_session
+from .training import Calls, Holds, run_session, tasks
 
 pytestmark = pytest.mark.anyio
 INF = float("inf")
@@ -454,10 +454,9 @@ async def test_the_weights_after_the_last_worker_are_the_best(
     creator = SharedSessionCreator(FunctionSessionCreator(step))
     sessions = [MonitoredSession(early_stopping(tmp_path, model, background=background), creator)]
     sessions += [MonitoredSession([], creator) for _ in range(num_workers - 1)]
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as group:
-            for session in sessions:
-                group.start_soon(run_until_refused, session)
+    async with tasks() as group:
+        for session in sessions:
+            group.start_soon(run_until_refused, session)
     [restored] = re.findall(r"that of the best checkpoint, .*-(\d+)", caplog.text)
     # where they take turns, a look and a save may see the loss of another worker's step
     assert model.count == int(restored), "no step after the best weights went back"

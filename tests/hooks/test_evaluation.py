@@ -36,7 +36,7 @@ from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 from ..support.helpers import counting_creator, counting_step, settle
 from .evaluations import Failing, Gated, Notes, stop_when_settled
 from .event_files import scalars
-from .training import Calls, run_session, run_to, suspending_step
+from .training import Calls, run_session, run_to, suspending_step, tasks
 from .virtual_time import Writer, on_trampoline, quarter_step
 
 pytestmark = pytest.mark.anyio
@@ -130,10 +130,9 @@ async def test_no_worker_runs_a_step_during_an_exclusive_evaluation(way: str) ->
     evaluate = exclusively if way == "concurrent, in exclusive()" else watch
     hook = EvaluationHook(evaluate, every_n_steps=10, mode=mode, at_end=False)
     creator = SharedSessionCreator(FunctionSessionCreator(suspending_step))
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
-            for hooks in ([hook], [], []):
-                group.start_soon(run_session, [*hooks, StopAtStepHook(last_step=100)], creator)
+    async with tasks() as group:
+        for hooks in ([hook], [], []):
+            group.start_soon(run_session, [*hooks, StopAtStepHook(last_step=100)], creator)
     if way == "concurrent":
         assert any(begun < ended for _, begun, ended in seen)
     else:
@@ -390,18 +389,17 @@ async def test_a_stop_leaves_an_evaluation_that_does_not_wait_through_asynchooks
 async def test_a_cancellation_ends_the_evaluation_and_flushes(mode: Evaluate) -> None:
     gated, writer = Gated(), Writer()
     hook = EvaluationHook(gated, every_n_steps=2, mode=mode, summary_writer=writer)
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
+    async with tasks() as group:
 
-            async def train() -> None:
-                async with MonitoredSession([hook], counting_creator()) as session:
-                    await run_to(session, 2)
-                    await anyio.sleep_forever()
+        async def train() -> None:
+            async with MonitoredSession([hook], counting_creator()) as session:
+                await run_to(session, 2)
+                await anyio.sleep_forever()
 
-            group.start_soon(train)
-            await gated.wait_for_begun(2)
-            await settle()
-            group.cancel_scope.cancel()
+        group.start_soon(train)
+        await gated.wait_for_begun(2)
+        await settle()
+        group.cancel_scope.cancel()
     assert (gated.begun, gated.ended) == ([2], [])
     assert writer.flushes == 1
 

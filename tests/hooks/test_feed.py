@@ -32,7 +32,7 @@ from ..support.faults import FaultError
 from ..support.helpers import settle
 from .inputs import SHORT_SECS, Counted, Diary, gated, until_stopped
 from .savers import threads_left
-from .training import Calls, Holds, run_and_close, run_session
+from .training import Calls, Holds, run_and_close, run_session, tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -175,12 +175,11 @@ async def test_a_stop_ends_the_wait_for_data_at_once(how: str) -> None:
             await run_and_close(session)
 
     session = MonitoredSession([FeedHook(source, "x")], diary.creator, step_runner="inline")
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            group.start_soon(train)
-            await settle()
-            assert diary.items == [0, 1]
-            scope.cancel() if how == "cancel" else session.request_stop()
+    async with tasks() as group:
+        group.start_soon(train)
+        await settle()
+        assert diary.items == [0, 1]
+        scope.cancel() if how == "cancel" else session.request_stop()
     assert diary.items == [0, 1]
 
 
@@ -190,15 +189,14 @@ async def test_a_preemption_ends_the_wait_and_the_run_is_made_again_with_nothing
     keeps = Calls(after_create_session=lambda session, coord: coords.append(coord))
     hooks = [FeedHook(gated(range(4), {2: gate}), "x"), keeps]
     session = MonitoredSession(hooks, diary.creator, step_runner="inline")
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run_and_close, session)
-            await settle()
-            coords[0].request_stop(PreemptionError("the machine goes away"))
-            await settle()
-            assert len(coords) == 2, "before the item came"
-            assert not session.should_stop()
-            gate.set()
+    async with tasks() as group:
+        group.start_soon(run_and_close, session)
+        await settle()
+        coords[0].request_stop(PreemptionError("the machine goes away"))
+        await settle()
+        assert len(coords) == 2, "before the item came"
+        assert not session.should_stop()
+        gate.set()
     assert diary.items == [0, 1, 2, 3]
 
 
@@ -332,12 +330,11 @@ async def test_nothing_is_lost_and_nothing_used_twice(num_workers: int, runner: 
     diary = Diary()
     source, creator = prefetch(range(300), 5), SharedSessionCreator(diary.creator)
 
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            for _ in range(num_workers):
-                hooks = [FeedHook(source, "x")]
-                worker = MonitoredSession(hooks, creator, step_runner=runner)
-                group.start_soon(partial(run_and_close, worker, takes_turns=True))
+    async with tasks() as group:
+        for _ in range(num_workers):
+            hooks = [FeedHook(source, "x")]
+            worker = MonitoredSession(hooks, creator, step_runner=runner)
+            group.start_soon(partial(run_and_close, worker, takes_turns=True))
     assert sorted(diary.items) == list(range(300))
 
 
@@ -420,12 +417,11 @@ async def test_a_source_that_fails_hangs_no_worker(num_workers: int) -> None:
         except FaultError as error:
             left.append(error)
 
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            for _ in range(num_workers):
-                group.start_soon(worker)
-            await settle()
-            gate.set()
+    async with tasks() as group:
+        for _ in range(num_workers):
+            group.start_soon(worker)
+        await settle()
+        gate.set()
     assert 1 <= len(left) <= num_workers
     assert sorted(diary.items) == [0, 1, 2, 3, 4]
 

@@ -44,7 +44,6 @@ from ..data.sources import Stateful, StatefulSync
 from ..support.helpers import settle
 from .inputs import (
     PIPELINES,
-    SHORT_SECS,
     Counted,
     Diary,
     FromFunction,
@@ -54,7 +53,7 @@ from .inputs import (
     saving,
 )
 from .savers import threads_left
-from .training import Holds, run_session
+from .training import Holds, run_session, tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -368,10 +367,9 @@ async def train_workers(
                     await anyio.lowlevel.checkpoint()
 
     opened = [anyio.Event() for _ in range(4)]
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            for place in range(4):
-                group.start_soon(worker, place)
+    async with tasks() as group:
+        for place in range(4):
+            group.start_soon(worker, place)
     return diary
 
 
@@ -459,16 +457,15 @@ async def test_an_item_that_another_worker_waits_for_is_not_used_twice(
     ):
         await saves.run([])
         await saves.run([])
-        with anyio.fail_after(SHORT_SECS):
-            async with anyio.create_task_group() as group:
-                group.start_soon(waits.run, [])
-                await settle()
-                await loses.run([], {"x": 99})
-                assert diary.items == [99], "it went back to the beginning, and ran again"
-                await saves.run([])
-                await settle()
-                assert sorted(diary.items) == [0, 1, 99], "the other one waits no longer"
-                gate.set()
+        async with tasks() as group:
+            group.start_soon(waits.run, [])
+            await settle()
+            await loses.run([], {"x": 99})
+            assert diary.items == [99], "it went back to the beginning, and ran again"
+            await saves.run([])
+            await settle()
+            assert sorted(diary.items) == [0, 1, 99], "the other one waits no longer"
+            gate.set()
         while not saves.should_stop():
             await saves.run([])
     assert sorted(diary.items) == [0, 1, 2, 3, 4, 5, 99]
@@ -535,15 +532,14 @@ async def test_a_save_that_waits_for_steps_does_not_hold_up_the_way_back_of_anot
     hooks = [Holds("after_run", events["saves"]), saving(tmp_path, diary, every=1)]
     async with MonitoredSession(hooks, shared) as saves:
         async with MonitoredSession([], shared) as slow, MonitoredSession([], shared) as lost:
-            with anyio.fail_after(SHORT_SECS):
-                async with anyio.create_task_group() as group:
-                    group.start_soon(saves.run, [], {"x": 0})
+            async with tasks() as group:
+                group.start_soon(saves.run, [], {"x": 0})
+                await anyio.wait_all_tasks_blocked()
+                group.start_soon(slow.run, [], {"x": 1})
+                await anyio.wait_all_tasks_blocked()
+                group.start_soon(lost.run, [], {"x": 2})
+                await anyio.wait_all_tasks_blocked()  # until the slow step has ended
+                for name in ("saves", "slow"):
+                    events[name].set()
                     await anyio.wait_all_tasks_blocked()
-                    group.start_soon(slow.run, [], {"x": 1})
-                    await anyio.wait_all_tasks_blocked()
-                    group.start_soon(lost.run, [], {"x": 2})
-                    await anyio.wait_all_tasks_blocked()  # until the slow step has ended
-                    for name in ("saves", "slow"):
-                        events[name].set()
-                        await anyio.wait_all_tasks_blocked()
     assert diary.items == [2]  # the others were made before the way back

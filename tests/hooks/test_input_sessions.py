@@ -31,7 +31,7 @@ from ..support.afterwards import nothing_left
 from ..support.faults import FaultError
 from ..support.helpers import settle
 from .inputs import SHORT_SECS, Counted, Diary, gated, saving, until_stopped
-from .training import Calls, Holds, run_and_close, run_session
+from .training import Calls, Holds, run_and_close, run_session, tasks
 
 pytestmark = pytest.mark.anyio
 hook_or_loop = pytest.mark.parametrize("how", ["hook", "loop"])
@@ -195,11 +195,10 @@ async def test_a_stop_of_the_second_session_ends_the_wait_of_a_hook_that_had_ano
         hook = FeedHook(source, "x")
         await run_session([hook], diary.creator, runs=1)
         session = MonitoredSession([hook], diary.creator, step_runner="inline")
-        with anyio.fail_after(SHORT_SECS):
-            async with anyio.create_task_group() as group:
-                group.start_soon(run_and_close, session)
-                await settle()
-                session.request_stop()
+        async with tasks() as group:
+            group.start_soon(run_and_close, session)
+            await settle()
+            session.request_stop()
     assert diary.items == [0]
 
 
@@ -307,15 +306,14 @@ async def test_a_worker_that_begins_when_the_others_were_stopped_finds_the_rest_
             else:
                 await draw(session, source, how)
 
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            async with MonitoredSession(feeding(source, how), creator) as session:
-                group.start_soon(come_late)
-                await begins.has_come.wait()
-                await draw(session, source, how, 3)
-                session.request_stop(all_workers=is_for_all)
-            assert counted.log == ["open"]
-            may_begin.set()
+    async with tasks() as group:
+        async with MonitoredSession(feeding(source, how), creator) as session:
+            group.start_soon(come_late)
+            await begins.has_come.wait()
+            await draw(session, source, how, 3)
+            session.request_stop(all_workers=is_for_all)
+        assert counted.log == ["open"]
+        may_begin.set()
     assert diary.items == list(range(3 if is_for_all else 9))
     assert counted.log == ["open", "closed"]
 
@@ -400,13 +398,12 @@ async def test_a_worker_that_opens_while_such_inputs_are_closed_keeps_those_that
             for source in (slow, kept):
                 await run_session([FeedHook(source, "x")], creator, runs=1)
 
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            group.start_soon(work)
-            await is_closing.wait()
-            group.start_soon(run_session, [begins, FeedHook(kept, "x")], creator)
-            await begins.has_come.wait()
-            may_close.set()
-            await anyio.wait_all_tasks_blocked()
-            may_begin.set()
+    async with tasks() as group:
+        group.start_soon(work)
+        await is_closing.wait()
+        group.start_soon(run_session, [begins, FeedHook(kept, "x")], creator)
+        await begins.has_come.wait()
+        may_close.set()
+        await anyio.wait_all_tasks_blocked()
+        may_begin.set()
     assert diary.items == [0, *range(9)]

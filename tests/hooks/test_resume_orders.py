@@ -20,9 +20,9 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, prefetch
 
-from .inputs import SHORT_SECS, Diary, saving, until_stopped
+from .inputs import Diary, saving, until_stopped
 from .lives import NUM_ITEMS, DiaryModel, Life
-from .training import Calls, Holds, run_session
+from .training import Calls, Holds, run_session, tasks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
@@ -123,19 +123,18 @@ async def test_the_final_checkpoint_holds_the_steps_made_until_its_own_worker_en
         await run_session([FeedHook(source, "x"), holds], creator)
         other_left.set()
 
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            hooks: list[SessionRunHook] = [FeedHook(source, "x"), saving(tmp_path, diary)]
-            async with MonitoredSession(hooks, creator) as session:
-                group.start_soon(train_beside)
-                await holds.has_come.wait()
-                with suppress(StopTraining):
-                    await until_stopped(session)
-                assert diary.items == [1, 2, 3, 4]
-                if stays:
-                    may_run.set()
-                    await other_left.wait()
-            may_run.set()
+    async with tasks() as group:
+        hooks: list[SessionRunHook] = [FeedHook(source, "x"), saving(tmp_path, diary)]
+        async with MonitoredSession(hooks, creator) as session:
+            group.start_soon(train_beside)
+            await holds.has_come.wait()
+            with suppress(StopTraining):
+                await until_stopped(session)
+            assert diary.items == [1, 2, 3, 4]
+            if stays:
+                may_run.set()
+                await other_left.wait()
+        may_run.set()
     assert diary.items == [1, 2, 3, 4, 0]
     again = Diary()
     hooks = [FeedHook(prefetch(range(5), 2), "x"), saving(tmp_path, again)]
@@ -246,16 +245,15 @@ async def test_a_loop_that_begins_while_a_late_saver_waits_gets_no_item_before_i
     model, source, creator = await after_a_crash(tmp_path)
     has_item, events = anyio.Event(), [anyio.Event() for _ in range(3)]
     saves = [InputPositionHook(source), model.saving(tmp_path)]
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            for hooks, may_run in zip(([], saves, []), events, strict=True):
-                session = MonitoredSession(hooks, creator)
-                group.start_soon(loop, session, source, has_item, may_run)
-                await has_item.wait()
-                await anyio.wait_all_tasks_blocked()  # the saver waits for the run with that item
-            for event in events:
-                event.set()
-                await anyio.wait_all_tasks_blocked()
+    async with tasks() as group:
+        for hooks, may_run in zip(([], saves, []), events, strict=True):
+            session = MonitoredSession(hooks, creator)
+            group.start_soon(loop, session, source, has_item, may_run)
+            await has_item.wait()
+            await anyio.wait_all_tasks_blocked()  # the saver waits for the run with that item
+        for event in events:
+            event.set()
+            await anyio.wait_all_tasks_blocked()
     assert model.items == list(range(NUM_ITEMS))
     assert "have held an item" not in caplog.text
 
@@ -271,13 +269,12 @@ async def test_a_late_saver_can_be_cancelled_while_others_hold_an_item(tmp_path:
                 raise AssertionError("it opened")
         has_left.set()
 
-    with anyio.fail_after(SHORT_SECS):
-        async with anyio.create_task_group() as group:
-            group.start_soon(loop, MonitoredSession([], creator), source, has_item, may_run)
-            await has_item.wait()
-            group.start_soon(save)
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-            await has_left.wait()
-            may_run.set()
+    async with tasks() as group:
+        group.start_soon(loop, MonitoredSession([], creator), source, has_item, may_run)
+        await has_item.wait()
+        group.start_soon(save)
+        await anyio.wait_all_tasks_blocked()
+        scope.cancel()
+        await has_left.wait()
+        may_run.set()
     assert model.items == list(range(NUM_ITEMS))

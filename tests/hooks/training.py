@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from asynchooks import (
     Coordinator,
@@ -17,6 +19,7 @@ from asynchooks import (
 )
 
 from ..support.helpers import counting_creator
+from .inputs import SHORT_SECS
 
 
 async def run_to(session: MonitoredSession, step: int) -> None:
@@ -67,6 +70,14 @@ async def suspending_step() -> dict[str, int]:
     """A step during which other tasks run."""
     await anyio.lowlevel.checkpoint()
     return {}
+
+
+@asynccontextmanager
+async def tasks() -> AsyncIterator[TaskGroup]:
+    """A task group that fails where its tasks hang."""
+    with anyio.fail_after(SHORT_SECS):
+        async with anyio.create_task_group() as group:
+            yield group
 
 
 class Calls(SessionRunHook):
