@@ -15,9 +15,9 @@ from ._spec import split_address
 _HEARTBEATS_MISSED = 4
 """After so many heartbeats of this process without one of another process, that one is silent."""
 _HEARTBEATS_WAITED = 24
-"""After so many, its tickets are given to others, even if it might still resume."""
+"""After so many, its credits are given to others, even if it might still resume."""
 HEARTBEATS_LEASED = _HEARTBEATS_MISSED - 0.5
-"""For so many heartbeats after one, granted tickets may be used: a process that was stopped must
+"""For so many heartbeats after one, granted credits may be used: a process that was stopped must
 not run, when it resumes, what others have been granted meanwhile."""
 
 _TASK_BITS = 16
@@ -53,9 +53,7 @@ class FailureDetector:
         return self._lost[1] >= _HEARTBEATS_MISSED
 
     def silent(self, rows: np.ndarray, own_slot: int) -> list[SilentProcess]:
-        """The processes that are silent now, by the rows of all slots: process id, steps held,
-        heartbeats, microseconds between two of them. Call it once for each own heartbeat.
-        """
+        """The processes that are silent now, by all rows; call it once for each own heartbeat."""
         found = []
         before, self._seen = self._seen, {}
         for slot in np.flatnonzero(rows[:, 0]).tolist():
@@ -99,11 +97,7 @@ class ProcessIds:
         return self._names[task - 1] if task else "a process"
 
     def others_of_task(self, process_id: int, in_slots: np.ndarray) -> list[int]:
-        """The slots of other processes of its task: as only one can listen, one of them is alive.
-
-        Args:
-            in_slots: the process ids in all slots now, int64; 0 where a slot is free.
-        """
+        """The slots of other processes of its task. Only one can listen: one of them is alive."""
         task = self._task(process_id)
         return [
             slot
@@ -114,8 +108,7 @@ class ProcessIds:
     def may_resume(self, process_id: int, in_slots: np.ndarray) -> bool:
         """Whether the process may still exist; False where that cannot be known.
 
-        The first answer is a guess: each call probes its port again, in a thread, and the next call
-        has the result.
+        Each call probes its port again, in a thread, and the next call has the result.
         """
         task = self._task(process_id)
         if not task or self.others_of_task(process_id, in_slots):

@@ -5,7 +5,6 @@ Every method blocks. Nothing is retried here.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from ..graph._default_graph import run_in_graph
 from ._membership_table import NUM_SLOTS, MembershipTable, Place
 
 v1 = tf.compat.v1
-
 
 _TAKEN_FOR_DEAD = "other processes have taken this one for dead"
 
@@ -39,11 +37,45 @@ class SlotLostError(RuntimeError):
     """Other processes have freed the slot, there is no table yet, or no slot is left."""
 
 
-class MembershipClient:
-    """A slot from `take_slot` until `close`.
+class _Sessions:
+    """Sessions on a server whose waits may take any time, until `close`, from any thread."""
 
-    The constructor adds operations and runs none. `every_micros`: microseconds between two
-    heartbeats.
+    def __init__(self, master: str, config: Any) -> None:
+        self._master, self._config = master, config
+        if config is not None:
+            self._config = v1.ConfigProto()
+            self._config.CopyFrom(config)
+            self._config.operation_timeout_in_ms = 0
+        self._sessions: list[Any] = []
+        self.is_closed = False
+
+    def open(self, graph: tf.Graph) -> Any:
+        session = v1.Session(self._master, graph=graph, config=self._config)  # may block
+        self._sessions.append(session)
+        if self.is_closed:  # read after it is among those that `close` closes
+            with suppress(Exception):  # it is closed, or lost, already
+                session.close()
+            raise SlotLostError("this process has left")
+        return session
+
+    def close(self, *first: Callable[[], object]) -> None:
+        """Call `first`, then close the sessions; does not wait for the server."""
+        self.is_closed = True
+        sessions, self._sessions = self._sessions, []
+
+        def close() -> None:
+            for call in (*first, *(each.close for each in sessions)):
+                with suppress(Exception):  # it is lost
+                    call()
+
+        if sessions:
+            TensorFlowThread(close, "asynchooks-membership-close")
+
+
+class MembershipClient:
+    """A slot from `take_slot` until `close`; `every_micros` are between two heartbeats.
+
+    The constructor adds operations and runs none.
     """
 
     first: Notification
@@ -55,16 +87,14 @@ class MembershipClient:
         self._process_id, self._every_micros = process_id, every_micros
         self._graph = tf.Graph()
         self._ops = MembershipTable(self._graph, place)
-        self._sessions: list[Any] = []
-        self._master, self._config = master, _without_timeout(config)
+        self._sessions = _Sessions(master, config)
         with self._graph.as_default():
             self._request = v1.placeholder(tf.int64, (None,), "request")
         self._to_prepare, self._to_join = self._ops.prepare(), self._ops.join(self._request)
         self._to_arm, self._to_take = self._ops.arm(self._request), self._ops.take(self._request)
         self._to_heartbeat = self._ops.heartbeat(self._request)
-        self._leave = self._ops.leave(self._request)
+        self._to_leave = self._ops.leave(self._request)
         self.error: BaseException | None = None
-        self._is_closed = False
 
     def take_slot(self) -> None:
         """Take a slot; sets `slot`, and `first`, the first notification.
@@ -72,43 +102,37 @@ class MembershipClient:
         Raises OpError if the server is lost or the step is not initialised, SlotLostError if all
         slots are taken.
         """
-        self._session = self._open()
-        try:
-            run_in_graph(self._session, self._to_prepare)
-            request = [self._process_id, self._every_micros]
-            joined = self._ask(self._to_join, request)
-            self.first, self.slot = Notification.of(joined), int(joined[3])
-            if self.slot < 0:
-                raise SlotLostError(f"all {NUM_SLOTS} slots for processes that train are taken")
-        except BaseException:
-            self.close()
-            raise
+        self._session = self._sessions.open(self._graph)
+        run_in_graph(self._session, self._to_prepare)
+        joined = self._ask(self._to_join, self._process_id, self._every_micros)
+        self.first, self.slot = Notification.of(joined), int(joined[3])
+        if self.slot < 0:
+            raise SlotLostError(f"all {NUM_SLOTS} slots for processes that train are taken")
 
     def arm(self, threshold: int) -> Notification:
         """Have this process notified when the step reaches the threshold."""
-        return Notification.of(self._ask(self._to_arm, [self.slot, threshold]))
+        return Notification.of(self._ask(self._to_arm, self.slot, threshold))
 
     def take(self, wanted: int, held: int, stride: int, limit: int) -> tuple[Notification, int]:
-        """Ask for tickets for so many runs, and report the steps that are held here.
+        """Ask for credits for so many runs, and report the steps that are held here.
 
         Raises SlotLostError if the slot was freed, as `heartbeat` does.
         """
-        request = [self.slot, self._process_id, wanted, held, stride, limit]
-        reply = self._ask(self._to_take, request)
+        reply = self._ask(self._to_take, self.slot, self._process_id, wanted, held, stride, limit)
         if reply[3] < 0:
             raise SlotLostError(_TAKEN_FOR_DEAD)
         return Notification.of(reply), int(reply[3])
 
     def heartbeat(self) -> tuple[Notification, np.ndarray]:
         """Count a heartbeat; returns a notification, and the rows of all slots."""
-        reply = self._ask(self._to_heartbeat, [self.slot, self._process_id])
+        reply = self._ask(self._to_heartbeat, self.slot, self._process_id)
         if reply[2 + self.slot][0] != self._process_id:
             raise SlotLostError(_TAKEN_FOR_DEAD)
         return Notification.of(reply[0]), reply[2:]
 
     def evict(self, slot: int, process_id: int, heartbeats: int) -> bool:
         """Free a dead process's slot; returns whether process and heartbeats were still these."""
-        return bool(self._ask(self._leave, [slot, process_id, heartbeats]))
+        return bool(self._ask(self._to_leave, slot, process_id, heartbeats))
 
     def leave(self) -> None:
         self.evict(self.slot, self._process_id, -1)
@@ -121,8 +145,8 @@ class MembershipClient:
 
         def serve() -> None:
             try:
-                receive = self._open().make_callable(wait)
-                while not self._is_closed:
+                receive = self._sessions.open(self._graph).make_callable(wait)
+                while not self._sessions.is_closed:
                     on_notification(Notification.of(receive()))
                     on_any()
             except BaseException as error:
@@ -132,82 +156,30 @@ class MembershipClient:
         TensorFlowThread(serve, "asynchooks-membership-wait")
 
     def close(self, *, leaves: bool = False) -> None:
-        """End the blocked wait and the sessions, without waiting for the server.
+        """End the wait and the sessions later; `leaves`: once the server has freed the slot."""
+        self._sessions.close(*([self.leave] if leaves else []))
 
-        With `leaves` the slot is freed first, once the server answers.
-        """
-        self._is_closed = True
-        sessions, self._sessions = self._sessions, []
-
-        def close() -> None:
-            if leaves:
-                with suppress(Exception):  # it is lost
-                    self.leave()
-            _close_all(sessions)
-
-        if sessions:
-            TensorFlowThread(close, "asynchooks-membership-close")
-
-    def _ask(self, op: Any, request: list[int]) -> Any:
+    def _ask(self, op: Any, *request: int) -> Any:
         return run_in_graph(self._session, op, {self._request: request})
-
-    def _open(self) -> Any:
-        session = v1.Session(self._master, graph=self._graph, config=self._config)  # may block
-        self._sessions.append(session)
-        if self._is_closed:  # read after it is among those that `close` closes
-            _close_all([session])
-            raise SlotLostError("this process has left")
-        return session
 
 
 class ReadyListener:
     """One blocked wait, in a thread, until a chief announces that the model is ready, or `close`.
 
-    `on_ready` is called from the thread then; never if the server is lost.
+    `on_ready` is called from the thread then; never if the server is lost. `close` does not block.
     """
 
     def __init__(
         self, place: Place, master: str, config: Any, on_ready: Callable[[], None]
     ) -> None:
-        self._place, self._master, self._config = place, master, _without_timeout(config)
-        self._on_ready = on_ready
-        self._session: Any = None
-        self._is_closed = False
-        self._guard = threading.Lock()
-        TensorFlowThread(self._listen, "asynchooks-ready")
+        sessions = _Sessions(master, config)
+        self.close = sessions.close
 
-    def close(self) -> None:
-        """Free the wait at the server. Does not block."""
-        with self._guard:
-            self._is_closed = True
-            if self._session is not None:
-                sessions = [self._session]
-                TensorFlowThread(lambda: _close_all(sessions), "asynchooks-ready-close")
+        def listen() -> None:
+            with tf.Graph().as_default() as graph:
+                ready = MembershipTable(graph, place).wait_ready()
+            with suppress(tf.errors.OpError, RuntimeError):  # lost, or closed
+                run_in_graph(sessions.open(graph), ready)
+                on_ready()
 
-    def _listen(self) -> None:
-        with tf.Graph().as_default() as graph:
-            ready = MembershipTable(graph, self._place).wait_ready()
-        session = v1.Session(self._master, graph=graph, config=self._config)  # may block for long
-        with self._guard:
-            self._session = session
-            if self._is_closed:
-                _close_all([session])
-        with suppress(tf.errors.OpError, RuntimeError):  # lost, or closed
-            run_in_graph(self._session, ready)
-            self._on_ready()
-
-
-def _close_all(sessions: list[Any]) -> None:
-    for each in sessions:
-        with suppress(Exception):  # it is lost already
-            each.close()
-
-
-def _without_timeout(config: Any) -> Any:
-    """A copy that lets a wait be as long as it takes."""
-    if config is None:
-        return None
-    copy = v1.ConfigProto()
-    copy.CopyFrom(config)
-    copy.operation_timeout_in_ms = 0
-    return copy
+        TensorFlowThread(listen, "asynchooks-ready")

@@ -8,7 +8,7 @@ runs anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -91,9 +91,7 @@ class MembershipTable:
                 due = self._read(self._thresholds)[:num_subscribers] <= step
 
             def notify() -> Any:
-                with tf.control_dependencies(
-                    [self._notify(each, due[each]) for each in range(num_subscribers)]
-                ):
+                with tf.control_dependencies(self._notify(tf.unstack(due))):
                     return tf.constant(True)
 
             notified = tf.cond(tf.reduce_any(due), notify, lambda: tf.constant(False))
@@ -145,9 +143,8 @@ class MembershipTable:
         Returns int64, shape (4,): a notification and the slot, -1 if there is none left.
         """
 
-        def take(request: Any) -> Any:
+        def take(slots: Any, request: Any) -> tuple[Any, Any]:
             process_id, every = tf.unstack(request, 2)
-            slots = self._read(self._slots)
             process_ids = slots[1:, PROCESS_ID]
             score = 2 * _equals(process_ids, process_id) + _equals(process_ids, 0)
             slot = tf.argmax(score)
@@ -157,28 +154,27 @@ class MembershipTable:
             taken = tf.tensor_scatter_nd_update(slots, [[slot + 1]], [row])
             taken = _with_value(taken, 0, NUM_TAKEN, tf.maximum(slots[0, NUM_TAKEN], slot + 1))
             taken = tf.where(is_free, taken, slots)
+            clear = raw.ResourceScatterUpdate(
+                resource=self._thresholds,
+                indices=tf.boolean_mask([slot], [is_free]),
+                updates=tf.boolean_mask([tf.constant(NEVER, tf.int64)], [is_free]),
+            )
             index = tf.where(is_free, slot, tf.constant(-1, tf.int64))
-            with tf.control_dependencies([self._assign(self._slots, taken)]):
-                clear = raw.ResourceScatterUpdate(
-                    resource=self._thresholds,
-                    indices=tf.boolean_mask([slot], [is_free]),
-                    updates=tf.boolean_mask([tf.constant(NEVER, tf.int64)], [is_free]),
-                )
             with tf.control_dependencies([clear]):
-                return tf.concat([self._notification(self._read_step(), taken[0]), [index]], 0)
+                notification = self._notification(self._read_step(), taken[0])
+            return taken, tf.concat([notification, [index]], 0)
 
-        return self._locked(request, take)
+        return self._changed(request, take)
 
     def take(self, request: Any) -> Any:
-        """Ask for tickets: (slot, process id, runs wanted, steps held, steps of one run, limit).
+        """Ask for credits: (slot, process id, runs wanted, steps held, steps of one run, limit).
 
         Returns int64, shape (4,): a notification, and the number of runs granted; -1 if another
         process has the slot.
         """
 
-        def take(request: Any) -> Any:
+        def take(slots: Any, request: Any) -> tuple[Any, Any]:
             slot, process_id, wanted, mine, stride, limit = tf.unstack(request, 6)
-            slots = self._read(self._slots)
             # the step after the slots: steps that others have given back are counted by then
             with tf.control_dependencies([slots]):
                 step = self._read_step()
@@ -190,11 +186,10 @@ class MembershipTable:
             granted = tf.minimum(tf.minimum(wanted, share), free)
             held = _with_value(slots, slot + 1, HELD, mine + granted * stride)
             kept = tf.where(is_mine, held, slots)
-            with tf.control_dependencies([self._assign(self._slots, kept)]):
-                granted = tf.where(is_mine, granted, tf.constant(-1, tf.int64))
-                return tf.concat([self._notification(step, kept[0]), [granted]], 0)
+            granted = tf.where(is_mine, granted, tf.constant(-1, tf.int64))
+            return kept, tf.concat([self._notification(step, kept[0]), [granted]], 0)
 
-        return self._locked(request, take)
+        return self._changed(request, take)
 
     def heartbeat(self, request: Any) -> Any:
         """Count a heartbeat of this process: (slot, process id).
@@ -202,16 +197,14 @@ class MembershipTable:
         Returns int64, shape (slots + 2, 4): a notification, then the rows.
         """
 
-        def count(request: Any) -> Any:
+        def count(slots: Any, request: Any) -> tuple[Any, Any]:
             slot, process_id = tf.unstack(request, 2)
-            slots = self._read(self._slots)
             is_mine = tf.equal(slots[slot + 1, PROCESS_ID], process_id)
             counted = _with_value(slots, slot + 1, HEARTBEATS, slots[slot + 1, HEARTBEATS] + 1)
             kept = tf.where(is_mine, counted, slots)
-            with tf.control_dependencies([self._assign(self._slots, kept)]):
-                return tf.identity(kept)
+            return kept, kept
 
-        rows = self._locked(request, count)
+        rows = self._changed(request, count)
         with self._here(), tf.control_dependencies([rows]):
             notification = self._notification(self._read_step(), rows[0])
             return tf.concat([[tf.pad(notification, [[0, 1]])], rows], 0)
@@ -219,23 +212,20 @@ class MembershipTable:
     def leave(self, request: Any) -> Any:
         """Free a slot: (slot, process id, heartbeats); -1 for any number of heartbeats.
 
-        No subscriber is notified: a process that is short of tickets asks again by itself. Returns
+        No subscriber is notified: a process that is short of credits asks again by itself. Returns
         int64, shape (): 1, or 0 if the slot holds anything else.
         """
 
-        def leave(request: Any) -> Any:
+        def leave(slots: Any, request: Any) -> tuple[Any, Any]:
             slot, process_id, heartbeats = tf.unstack(request, 3)
-            slots = self._read(self._slots)
             found = slots[slot + 1]
             is_it = tf.equal(found[PROCESS_ID], process_id) & (
                 (heartbeats < 0) | tf.equal(found[HEARTBEATS], heartbeats)
             )
             empty = tf.tensor_scatter_nd_update(slots, [[slot + 1]], [tf.zeros_like(found)])
-            kept = tf.where(is_it, empty, slots)
-            with tf.control_dependencies([self._assign(self._slots, kept)]):
-                return tf.cast(is_it, tf.int64)
+            return tf.where(is_it, empty, slots), tf.cast(is_it, tf.int64)
 
-        return self._locked(request, leave)
+        return self._changed(request, leave)
 
     def notify_all(self, num_taken: int) -> Any:
         """Notify all subscribers; True."""
@@ -249,15 +239,12 @@ class MembershipTable:
         may be behind.
         """
 
-        def begin(known: Any) -> Any:
-            slots = self._read(self._slots)
+        def begin(slots: Any, known: Any) -> tuple[Any, Any]:
             epoch = tf.maximum(tf.maximum(slots[0, EPOCH], known) + 1, _microseconds())
             begun = _with_value(slots, 0, EPOCH, epoch)
-            with tf.control_dependencies([self._assign(self._slots, begun)]):
-                return self._notification(self._read_step(), begun[0])
+            return begun, self._notification(self._read_step(), begun[0])
 
-        notification = self._locked(request, begin)
-        return self._then_notify_all(notification, num_taken)
+        return self._then_notify_all(self._changed(request, begin), num_taken)
 
     def announce_ready(self) -> Any:
         """Record that the chief has initialised the model."""
@@ -330,14 +317,16 @@ class MembershipTable:
         with tf.control_dependencies([head]):
             return self._read_step(), head
 
-    def _notify(self, slot: int, is_due: Any = True) -> Any:
-        return self._put_once(self._subscriber(slot), is_due)
+    def _notify(self, are_due: Sequence[Any]) -> list[Any]:
+        """Notify the subscriber of each of the first slots, if it is due."""
+        subscribers = map(self._subscriber, range(len(are_due)))
+        return [self._put_once(*each) for each in zip(subscribers, are_due, strict=True)]
 
     def _then_notify_all(self, result: Any, num_taken: int) -> Any:
         """The result, once all subscribers have been notified after it."""
         with self._here():
             with tf.control_dependencies([result]):
-                notified = [self._notify(each) for each in range(num_subscribers_for(num_taken))]
+                notified = self._notify([True] * num_subscribers_for(num_taken))
             with tf.control_dependencies(notified):
                 return tf.identity(result)
 
@@ -348,6 +337,16 @@ class MembershipTable:
         num_items = tf.cast(is_empty & is_wanted, tf.int32)
         items = tf.fill([num_items], True)
         return raw.QueueEnqueueManyV2(handle=queue, components=[items])
+
+    def _changed(self, request: Any, change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
+        """The result of `change(slots, request)`, which returns the new slots and it, locked."""
+
+        def body(request: Any) -> Any:
+            slots, result = change(self._read(self._slots), request)
+            with tf.control_dependencies([self._assign(self._slots, slots)]):
+                return tf.identity(result)
+
+        return self._locked(request, body)
 
     def _locked(self, request: Any, body: Callable[..., Any]) -> Any:
         """What `body` returns, run under the table's lock.

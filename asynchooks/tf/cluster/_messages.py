@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
 
-from ..._engine.base import Slot
+from ..._engine.base import Engine, Slot
 from ..._engine.current import current_engine
-from ..._engine.threads import run_blocking
+from ..._engine.threads import Outcome, run_blocking
 from ..._errors import ClusterError
 from ..._version import version
 from ..graph._default_graph import run_in_graph
-from ._server import Heartbeat
+from ._heartbeat import Heartbeat
 from ._spec import differences
 
 logger = logging.getLogger("asynchooks")
@@ -34,18 +38,18 @@ _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 _CHECK_SECS = 4.0
 _PATIENCE_SECS = 5.0
 """After so long a warning is logged: the ps may not have been started."""
+_REPORT_SECS = 5.0
+"""How long a process tries to report its end to each ps."""
+_GRACE_SECS = 1.0
 
 
 class ServerSession:
     """A session on one server alone, which reads and writes its messages; `with` closes it.
 
-    Args:
-        target: the server's address, "grpc://host:port".
-        queue: the name of the queue there, if it is used.
-        may_wait: whether operations may take any time.
+    The queue is that of `ps`, if given. With `may_wait` operations may take any time.
     """
 
-    def __init__(self, target: str, queue: str = "", *, may_wait: bool = False) -> None:
+    def __init__(self, target: str, ps: str = "", *, may_wait: bool = False) -> None:
         with tf.Graph().as_default() as graph:
             self.text = v1.placeholder(tf.string, [])
             handle = tf.raw_ops.VarHandleOp(
@@ -53,8 +57,9 @@ class ServerSession:
             )
             self.write_task = tf.raw_ops.AssignVariableOp(resource=handle, value=self.text)
             self.read_task = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
-            if queue:
-                names = v1.FIFOQueue(-1, tf.string, shapes=[[]], shared_name=queue)
+            if ps:
+                shared_name = f"asynchooks/done:{ps}"
+                names = v1.FIFOQueue(-1, tf.string, shapes=[[]], shared_name=shared_name)
                 self.dequeue = names.dequeue()
                 self.enqueue = names.enqueue(self.text)
         # No remote task matches: else the session would wait for the server's whole cluster. Ops
@@ -87,11 +92,7 @@ def write_task(target: str, text: str) -> None:
 
 
 def read_task(target: str) -> str:
-    """The description of the task that the server is.
-
-    Raises:
-        ClusterError: the server does not answer, or was not started by a ClusterTask.
-    """
+    """The task that the server is; ClusterError if it does not answer, or describes none."""
     try:
         # without a listening server a session has no timeout
         Heartbeat(target, _PROBE_SECS).check()
@@ -106,33 +107,13 @@ def read_task(target: str) -> str:
         raise ClusterError(error.message) from error
 
 
-def write_end(target: str, queue: str, name: str) -> bool:
-    """Report to a ps that this task's training has ended; returns True (None means out of time).
-
-    Raises:
-        tf.errors.OpError: the server does not answer.
-    """
-    Heartbeat(target, _PROBE_SECS).check()
-    with ServerSession(target, queue) as session:
-        session.run(session.enqueue, name)
-    return True
-
-
 async def check_ps(
     name: str, ps: str, addresses: dict[str, str], max_wait_secs: float, until: float
 ) -> None:
     """Wait until a ps answers, and check that it was given the same cluster. Cancellation safe.
 
-    Args:
-        name: of this task.
-        ps: the name of that one.
-        addresses: name -> "host:port" of the cluster's tasks.
-        max_wait_secs: seconds to wait for all ps together, for messages.
-        until: the end of that time, on the engine's clock; one check is made in any case.
-
-    Raises:
-        ClusterError: it does not answer in time, is another task, is of another cluster, or runs
-            another version of asynchooks.
+    One check is made after `until`, too. Raises ClusterError if it does not answer in time, is
+    another task, is of another cluster, or runs another version of asynchooks.
     """
     engine = current_engine()
     target = f"grpc://{addresses[ps]}"
@@ -183,3 +164,134 @@ def _compare(name: str, ps: str, addresses: dict[str, str], found: dict[str, Any
             f"{ps} at {addresses[ps]} runs asynchooks {found.get('version')}, {name} "
             f"{version()}; install the same version for both"
         )
+
+
+async def report_end(name: str, targets: dict[str, str]) -> set[str]:
+    """Report the end of this task's training to each ps, in 5 s; returns those that have it."""
+    engine = current_engine()
+    until = engine.now() + _REPORT_SECS
+    reported: set[str] = set()
+
+    def send(ps: str) -> bool:
+        Heartbeat(targets[ps], _PROBE_SECS).check()
+        with ServerSession(targets[ps], ps) as session:
+            session.run(session.enqueue, name)
+        return True  # None means out of time
+
+    async def report(ps: str) -> None:
+        problem = "it does not answer"
+        try:
+            is_reported = await run_blocking(
+                engine, lambda: send(ps), 0, "asynchooks-end", until=until
+            )
+        except Exception as error:  # TensorFlow's mostly; it would end in a task of its own
+            # a ps that has the message may end before its answer is here
+            is_reported, problem = False, str(error)
+        if is_reported:
+            reported.add(ps)
+        else:
+            logger.info("%s could not report its end to %s: %s", name, ps, problem)
+
+    tasks = [engine.start(report, ps) for ps in targets]
+    try:
+        for each in tasks:  # concurrently: a silent server does not use up the others' time
+            await each.wait(until + _GRACE_SECS)
+    finally:
+        for each in tasks:
+            each.cancel()
+    return reported
+
+
+class EndOfTraining:
+    """At a ps: the tasks that have reported their end, of those that train. Needs no close."""
+
+    def __init__(self, name: str, trainers: set[str], chief: str) -> None:
+        self._name = name
+        self._trainers = trainers
+        self._chief = chief
+        self._ended: set[str] = set()
+        self._chief_ended_at = math.inf
+        self._is_awaited = False
+
+    async def wait(self, start: Callable[[], str], linger_secs: float) -> None:
+        """Suspend until training has ended, once `start` has; that blocks. Cancellation safe."""
+        if self._is_awaited:
+            raise RuntimeError(f"{self._name} is being served already; call serve() once")
+        self._is_awaited = True
+        engine = current_engine()
+        receiver: _Receiver | None = None
+        try:
+            receiver = await run_blocking(
+                engine,
+                lambda: _Receiver(start(), self._name, self._ended),
+                _GRACE_SECS,
+                "asynchooks-start",
+                _close_late,
+            )
+            await self._wait(engine, receiver, linger_secs)
+        finally:
+            self._is_awaited = False
+            if receiver is not None:
+                with engine.shielded(_GRACE_SECS):
+                    await run_blocking(engine, receiver.close, 0, "asynchooks-serve-end")
+
+    async def _wait(self, engine: Engine, receiver: _Receiver, linger_secs: float) -> None:
+        while True:
+            slot = receiver.slot = Slot(engine, "the end of training")  # before the names are read
+            if receiver.error is not None:
+                raise receiver.error
+            if self._chief in self._ended:
+                self._chief_ended_at = min(self._chief_ended_at, engine.now())
+            missing = sorted(self._trainers - self._ended)
+            if not missing:
+                logger.info("Training has ended everywhere; %s ends", self._name)
+                return
+            until = self._chief_ended_at + linger_secs
+            if engine.now() >= until:
+                logger.warning(
+                    "The chief ended %g s ago, and the end of %s was not reported; %s ends",
+                    linger_secs, ", ".join(missing), self._name,
+                )  # fmt: skip
+                return
+            await engine.park(slot, until)
+
+
+class _Receiver:
+    """Adds the reported ends to `ended`, in a thread. Making and closing it block for some ms."""
+
+    def __init__(self, target: str, ps: str, ended: set[str]) -> None:
+        self.error: BaseException | None = None
+        self.slot: Slot | None = None  # is woken at the next name
+        self._ended = ended
+        self._is_closing = False
+        self._session = ServerSession(target, ps, may_wait=True)
+        self._thread = threading.Thread(target=self._receive, name="asynchooks-serve", daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        try:
+            while not self._is_closing:
+                # "" is sent by `close`
+                self._ended.add(self._session.run(self._session.dequeue).decode())
+                self._wake()
+        except BaseException as error:
+            self.error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self.slot is not None:
+            self.slot.wake()
+
+    def close(self) -> None:
+        """End the thread: one within TensorFlow when the process exits may abort the process."""
+        self._is_closing = True
+        with suppress(tf.errors.OpError):
+            self._session.run(self._session.enqueue, "")
+        self._thread.join(_GRACE_SECS)
+        self._session.close()
+
+
+def _close_late(outcome: Outcome) -> None:
+    """Close a receiver that was created after its task had been cancelled."""
+    if outcome.error is None:
+        outcome.value.close()

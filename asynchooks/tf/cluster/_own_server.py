@@ -38,18 +38,15 @@ class Servers:
     @classmethod
     def cluster_of(cls, target: str) -> tuple[str, dict[str, str]]:
         """The task of a server of this process, and name -> "host:port" of all; else "", {}."""
-        text = cls._running.get((os.getpid(), target.removeprefix("grpc://")))
-        if text is None:
-            return "", {}
-        task = json.loads(text)
+        key = os.getpid(), target.removeprefix("grpc://")
+        task = json.loads(cls._running.get(key, '{"task": "", "cluster": {}}'))
         return task["task"], task["cluster"]
 
     @classmethod
     def start(cls, name: str, addresses: dict[str, str], cluster: tf.train.ClusterSpec) -> None:
-        """Start the task's server, unless it runs, and write the task's description to it; blocks.
+        """Start the task's server, unless it runs, and describe the task to it; blocks.
 
-        `cluster` is the addresses, name -> "host:port", as TensorFlow takes them. Raises
-        ClusterError if it cannot listen there.
+        Raises ClusterError if it cannot listen there.
         """
         address = addresses[name]
         task = {"task": name, "cluster": addresses, "version": version()}
@@ -68,10 +65,8 @@ class Servers:
             if _is_loopback(address):
                 logger.warning(
                     "The server of %s is given %s, but TensorFlow's listens on all interfaces and "
-                    "authenticates no one; use it on trusted networks only",
-                    name,
-                    address,
-                )
+                    "authenticates no one; use it on trusted networks only", name, address,
+                )  # fmt: skip
             job, index = name.split(":")
             try:
                 server = tf.distribute.Server(cluster, job_name=job, task_index=int(index))

@@ -1,35 +1,42 @@
-"""One TensorFlow server: whether it answers, and what sessions of this process share on it.
+"""One TensorFlow server: what sessions of this process share on it, and their membership there.
 
-It runs no graph: a run on a server that has fallen silent never returns, whatever its timeout.
+`Server` is that state. `Membership` makes this process a member of the server's membership table:
+one thread sends requests, another holds the one blocked wait of the process. The operations are
+those of `_membership_table`; the `GlobalStep` knows which tasks wait or run steps.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 from weakref import WeakSet, WeakValueDictionary
 
 import tensorflow as tf
 
 from ..._engine.base import Engine, Slot
+from ..._engine.current import system_now
 from ..._engine.real_time import OldObjects
-from ..._engine.stop import Loss
+from ..._errors import is_preemption
+from ..._step.credits import CreditPolicy
 from ..._step.global_step import GlobalStep
-from ._failure_detector import ProcessIds
-from ._membership import Membership
-from ._membership_client import Notification
+from ..._step.source import Demand, SourceState, StepSource
+from .._threads import GivenUp, PatientThread, TensorFlowThread
+from ._failure_detector import HEARTBEATS_LEASED, FailureDetector, ProcessIds
+from ._heartbeat import Heartbeat
+from ._membership_client import MembershipClient, Notification, SlotLostError
+from ._membership_table import HELD, NEVER, PROCESS_ID
 from ._notifications import Notifications
 
 logger = logging.getLogger("asynchooks")
 
-# HTTP/2's opening words and an empty SETTINGS frame, which every server answers (RFC 9113, 3.4)
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
+"""Between two attempts to reach the table again."""
+_LEAST_PATIENCE_SECS = 3.0
+"""Before silence is reported: the first run of each kind is compiled, on a busy machine perhaps."""
 
 
 class Server:
@@ -80,9 +87,8 @@ class Server:
             if self._membership is None:
                 OldObjects.leave_out()
                 self._membership = Membership(
-                    self.global_step, notifications.place, self.master, config, process_ids,
-                    heartbeat_secs, notifications.stride, self.note, self.report_silence,
-                )  # fmt: skip
+                    self, notifications, config, process_ids, heartbeat_secs
+                )
 
     def leave_membership(self) -> None:
         """A session that has joined closes."""
@@ -167,76 +173,225 @@ class Server:
                     self._slots.remove(slot)
 
 
-class Heartbeat:
-    """Checks again and again whether a server answers; one that does not is reported as lost.
+class Membership(StepSource):
+    """Publishes a server's global step to the one of this process, and grants its last steps.
 
-    One for each TensorFlow session on a server, started and stopped with it. It has a thread, to go
-    on while the event loop is busy.
-
-    Args:
-        master: the server's address, "grpc://host:port".
-        secs: seconds within which silence is noticed, > 0.
-        others: further servers that must answer, name -> address.
+    Its `Server` creates it with the first session there, and closes it with the last. It has
+    threads of its own, to go on while the event loop is busy. Two heartbeats are sent in
+    `heartbeat_secs`, and a server that does not answer for so long is reported.
     """
 
+    grants_credits = True
+
     def __init__(
-        self, master: str, secs: float, others: Mapping[str, str] = MappingProxyType({})
+        self,
+        server: Server,
+        notifications: Notifications,
+        config: Any,
+        process_ids: ProcessIds,
+        heartbeat_secs: float,
     ) -> None:
-        self.loss = Loss()
-        self._servers = {"the server": master}
-        self._servers.update({f"the server of {name}": each for name, each in others.items()})
-        self._timeout = secs / 2
-        self._stopped = threading.Event()
+        place = notifications.place
+        self._server, self._step, self._stride = server, server.global_step, notifications.stride
+        self._heartbeat_secs = heartbeat_secs
+        self._process_ids = process_ids
+        self._new_client = partial(
+            MembershipClient, place, server.master, config, process_ids.new()
+        )
+        self._where = f"the membership table of {place.name} at {place.device or server.master}"
+        self._changed = threading.Condition()
+        self._is_due = False  # `look_again` was called
+        self._is_closed = False
+        self._is_silent = False
+        self._has_joined = False  # since the table was lost last: older sessions are lost, too
+        self._epoch = 0  # the newest that the table has sent
+        self._calls = PatientThread("asynchooks-membership-calls")
+        self._step.feed_from(self, self._stride)
+        TensorFlowThread(self._serve, "asynchooks-membership")
+        TensorFlowThread.close_at_exit(self)
 
-    def check(self) -> None:
-        """Check once, blocking; UnavailableError, with the reason, if a server does not answer."""
-        if problem := self._problem():
-            raise self._error(problem)
+    def look_again(self) -> None:
+        with self._changed:
+            self._is_due = True
+            self._changed.notify()
 
-    def report(self, problem: str) -> None:
-        """End all waits for the server with an error, as it does not answer."""
-        self.loss.report(partial(self._error, problem))
+    def close(self) -> None:
+        """Leave. Returns at once; a call that is under way is left behind."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._is_silent:  # read after `_is_closed` is set; `impatient` reads in the other order
+            self._calls.give_up()
+        self._step.feed_from(None, instead_of=self)
 
-    def start(self) -> None:
-        threading.Thread(target=self._beat, name="asynchooks-heartbeat", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(self._timeout):
-            problem = self._problem()
-            if problem and not self._stopped.is_set():
-                logger.warning("%s", problem)
-                self.report(problem)
-                return
-
-    def _problem(self) -> str:
-        """What is wrong with a server; "" if all answer."""
-        problems = (self._check_one(*each) for each in self._servers.items())
-        return next(filter(None, problems), "")
-
-    def _check_one(self, name: str, target: str) -> str:
+    def _serve(self) -> None:
+        pause = 0.0
         try:
-            address = urlsplit(target)
-            host, port = address.hostname, address.port
-        except ValueError:
-            host = port = None
-        if host is None or port is None:
-            return ""  # several addresses, or a form that only TensorFlow knows
-        try:
-            with socket.create_connection((host, port), self._timeout) as connection:
-                connection.settimeout(self._timeout)
-                connection.sendall(_HELLO)
-                answered = connection.recv(1) != b""
-        except TimeoutError:
-            return f"{name} at {target} has not answered for {self._timeout:g} s"
-        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
-            where = f", where {name} should be" if len(self._servers) > 1 else ""
-            return f"no server answers at {target}{where}: {error}"
-        return "" if answered else f"{name} at {target} hangs up"
+            while not self._is_closed:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed, pause)
+                try:
+                    self._join_once()
+                    pause = _FIRST_PAUSE_SECS
+                except (tf.errors.OpError, SlotLostError, RuntimeError) as error:
+                    self._set_state(SourceState.LOST, _in_short(error))
+                    # of an older epoch than the server's, sessions have been recreated already
+                    is_newest = self._epoch >= self._server.epoch
+                    if is_preemption(error) and self._has_joined and is_newest:
+                        self._server.report_silence(f"{self._where} is lost: {_in_short(error)}")
+                    self._has_joined = False
+                    pause = min(max(2 * pause, _FIRST_PAUSE_SECS), _LONGEST_PAUSE_SECS)
+        except GivenUp:
+            pass
+        finally:
+            self._calls.give_up()
 
-    @staticmethod
-    def _error(problem: str) -> Exception:
-        error: Exception = tf.errors.UnavailableError(None, None, problem)
-        return error
+    def _join_once(self) -> None:
+        """Take a slot and keep it until the slot is lost or `close` is called."""
+        if self._is_closed:
+            return
+        # built before the first request: on a busy machine that alone takes seconds
+        client = self._new_client(int(self._heartbeat_secs * 5e5))
+        moment = system_now()
+        try:
+            self._call(client.take_slot)
+            held = self._restore_held(client)
+            self._lease_from(moment)
+            self._has_joined = True
+            if not self._note(client.first):
+                raise SlotLostError("no chief has initialised the model since the server started")
+            client.listen(self._note, self.look_again)
+            self._set_state(SourceState.LIVE)
+            self._keep_slot(client, held)
+        except GivenUp:  # once the server answers, other processes must not wait for this slot
+            client.close(leaves=True)
+            raise
+        finally:
+            client.close()
+
+    def _note(self, notification: Notification) -> bool:
+        self._epoch = max(self._epoch, notification.epoch)
+        return self._server.note(notification)
+
+    def _restore_held(self, client: MembershipClient) -> int:
+        """Return the credits of an earlier slot; report, and return, the steps still under way."""
+        demand = self._step.demand()
+        while demand.num_spare and not self._is_closed:
+            self._grant(-demand.num_spare, demand)
+            demand = self._step.demand()
+        held = self._stride * demand.num_out
+        if held:
+            self._call(client.take, 0, held, self._stride, 0)
+        return held
+
+    def _lease_from(self, moment: float) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._step.lease(moment + HEARTBEATS_LEASED * self._heartbeat_secs / 2)
+
+    def _keep_slot(self, client: MembershipClient, held: int) -> None:
+        policy, detector = CreditPolicy(), FailureDetector(self._heartbeat_secs / 2)
+        armed, heartbeat_at = NEVER, system_now()
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    break
+                self._is_due = False
+            if client.error is not None:
+                raise client.error
+            demand, moment = self._step.demand(), system_now()
+            wanted = NEVER if math.isinf(demand.next_step) else int(demand.next_step)
+            if wanted != armed:
+                self._note(self._call(client.arm, wanted))
+                armed = wanted
+            move = policy.next_move(demand, moment)
+            if move.give_back and self._grant(-move.give_back, demand):
+                demand = demand._replace(num_spare=0)
+            reserved = self._stride * (demand.num_out + demand.num_spare)
+            if move.ask:
+                granted = self._ask(client, demand, move.ask, reserved)
+                policy.take_note(granted, demand, system_now())
+                held = reserved + self._stride * granted
+            elif move.is_idle and held != reserved:
+                self._call(client.take, 0, reserved, self._stride, 0)
+                held = reserved
+            if moment >= heartbeat_at:
+                self._send_heartbeat(client, detector)
+                if detector.have_lasted(demand.num_lost):
+                    self._step.forget_lost(demand.epoch)
+                heartbeat_at = moment + detector.every_secs
+            with self._changed:
+                until = 0.0 if move.ask else min(heartbeat_at, move.look_at) - system_now()
+                self._changed.wait_for(lambda: self._is_due or self._is_closed, max(0.0, until))
+        self._call(client.leave)
+
+    def _ask(self, client: MembershipClient, demand: Demand, runs: int, reserved: int) -> int:
+        """Ask for credits for so many runs; returns how many are granted."""
+        assert demand.limit is not None
+        notification, granted = self._call(client.take, runs, reserved, self._stride, demand.limit)
+        self._note(notification)
+        if granted:
+            self._grant(granted, demand)
+        return int(granted)
+
+    def _grant(self, runs: int, demand: Demand) -> bool:
+        return self._step.grant(runs, epoch=demand.epoch, limit=demand.limit, source=self)
+
+    def _send_heartbeat(self, client: MembershipClient, detector: FailureDetector) -> None:
+        moment = system_now()
+        notification, rows = self._call(client.heartbeat)
+        self._lease_from(moment)
+        self._note(notification)
+        in_slots = rows[:, PROCESS_ID]
+        own = int(in_slots[client.slot])
+        for slot in self._process_ids.others_of_task(own, in_slots):  # their port is this one's
+            if self._call(client.evict, slot, int(in_slots[slot]), -1):
+                logger.info(
+                    "%s has restarted on %s; the %d steps that its predecessor had reserved are "
+                    "given to others",
+                    self._process_ids.name(own), self._where, int(rows[slot, HELD]),
+                )  # fmt: skip
+        for each in detector.silent(rows, client.slot):
+            name, process_id = self._process_ids.name(each.process_id), each.process_id
+            if not each.is_for_long and self._process_ids.may_resume(process_id, in_slots):
+                if each.is_new:
+                    logger.info(
+                        "%s has sent no heartbeat on %s for a while, but has not ended; it keeps "
+                        "the %d steps that it has reserved",
+                        name, self._where, each.held,
+                    )  # fmt: skip
+            elif self._call(client.evict, each.slot, process_id, each.heartbeats):
+                logger.warning(
+                    "%s has sent no heartbeat on %s for a while; the %d steps that it had reserved "
+                    "are given to others",
+                    name, self._where, each.held,
+                )  # fmt: skip
+
+    def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        def impatient() -> None:
+            self._is_silent = True
+            problem = f"no answer for {secs:g} s"
+            self._set_state(SourceState.LOST, problem)
+            if self._has_joined:  # else the session that opens there finds out by itself
+                self._server.report_silence(problem)
+            if self._is_closed:
+                self._calls.give_up()
+
+        secs = max(self._heartbeat_secs, _LEAST_PATIENCE_SECS)
+        try:
+            result = self._calls.call(partial(fn, *args), secs, impatient)
+        finally:
+            was_silent, self._is_silent = self._is_silent, False
+        if was_silent:
+            self._set_state(SourceState.LIVE)
+        return result
+
+    def _set_state(self, state: SourceState, reason: str = "") -> None:
+        if not self._is_closed:
+            why = f"{self._where}: {reason}" if reason else ""
+            self._step.set_source_state(state, why, source=self)
+
+
+def _in_short(error: Exception) -> str:
+    text = str(getattr(error, "message", error)).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

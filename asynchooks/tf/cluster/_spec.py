@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from ..._check import integer
 
 JOBS = ("ps", "chief", "master", "worker", "evaluator")
 CHIEF_JOBS = ("chief", "master")
-TRAINING_JOBS = ("chief", "master", "worker")
+TRAINING_JOBS = (*CHIEF_JOBS, "worker")
 
 Tasks = dict[str, dict[int, str]]
 """job -> index -> "host:port"."""
@@ -24,17 +24,11 @@ Tasks = dict[str, dict[int, str]]
 _EXAMPLE = '{"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}'
 
 
-class TaskConfig(NamedTuple):
-    """The contents of TF_CONFIG; not checked."""
+def parse_tf_config(text: str | None) -> tuple[Any, Any, Any, Any]:
+    """(Cluster, job, index, workers per process) of TF_CONFIG, not checked.
 
-    cluster: Any
-    job: Any
-    index: Any
-    workers_per_process: Any
-
-
-def parse_tf_config(text: str | None) -> TaskConfig:
-    """Read the text of TF_CONFIG; ValueError if it is missing, no JSON object, or lacks a part."""
+    Raises ValueError if it is missing, no JSON object, or lacks a part.
+    """
     right = f'give {{"cluster": {_EXAMPLE}, "task": {{"type": "worker", "index": 0}}}}'
     if text is None or text == "":
         how = "not set" if text is None else "empty"
@@ -57,8 +51,7 @@ def parse_tf_config(text: str | None) -> TaskConfig:
                 raise ValueError(f"TF_CONFIG has the task {value!r} without {key!r}; {right}")
     cluster = {job: _with_indices(tasks) for job, tasks in config["cluster"].items()}
     task = config["task"]
-    workers = config.get("workers_per_process", 1)
-    return TaskConfig(cluster, task["type"], task["index"], workers)
+    return cluster, task["type"], task["index"], config.get("workers_per_process", 1)
 
 
 def _with_indices(tasks: Any) -> Any:
@@ -141,13 +134,13 @@ def _check_roles(tasks: Tasks) -> None:
             f"the cluster has no ps, but only {', '.join(tasks)}; variables are placed on a ps: "
             f"{_EXAMPLE}"
         )
-    chiefs = _chiefs(tasks)
+    chiefs = chiefs_of(tasks)
     if len(chiefs) > 1:
         raise ValueError(
             f"the cluster has {len(chiefs)} chiefs: {', '.join(chiefs)}; one initialises the "
             "model: make the others workers"
         )
-    if not chiefs and 0 not in tasks.get("worker", {}):
+    if not chiefs:
         raise ValueError(
             "the cluster has no chief: neither a chief nor a master nor a worker 0; one of them "
             "initialises the model"
@@ -169,22 +162,16 @@ def check_task(tasks: Tasks, job: Any, given: Any) -> int:
     return index
 
 
-def named(tasks: Tasks) -> dict[str, str]:
-    """Name -> address of each task."""
+def named(tasks: Tasks, jobs: Iterable[str] = JOBS) -> dict[str, str]:
+    """Name -> address of each task of these jobs."""
     return {
-        f"{job}:{index}": address
-        for job, addresses in tasks.items()
-        for index, address in addresses.items()
+        f"{job}:{index}": address for job in jobs for index, address in tasks.get(job, {}).items()
     }
 
 
-def _chiefs(tasks: Tasks) -> list[str]:
-    return [f"{job}:{index}" for job in CHIEF_JOBS for index in tasks.get(job, ())]
-
-
-def chief_of(tasks: Tasks) -> str:
-    """The name of the task that initialises the model."""
-    return next(iter(_chiefs(tasks)), "worker:0")
+def chiefs_of(tasks: Tasks) -> list[str]:
+    """The names of the tasks that initialise the model; in a checked cluster there is one."""
+    return list(named(tasks, CHIEF_JOBS)) or ["worker:0"] * (0 in tasks.get("worker", {}))
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str], most: int = 5) -> str:

@@ -17,10 +17,9 @@ from ..._engine.base import AsyncOnly
 from ..._engine.current import current_engine
 from ..._engine.threads import run_blocking
 from ..._errors import is_clean_end
-from ._end import EndOfTraining, report_end
-from ._messages import check_ps
+from ._messages import EndOfTraining, check_ps, report_end
 from ._own_server import Servers
-from ._spec import TRAINING_JOBS, check_task, checked_tasks, chief_of, named, parse_tf_config
+from ._spec import TRAINING_JOBS, check_task, checked_tasks, chiefs_of, named, parse_tf_config
 
 v1 = tf.compat.v1
 
@@ -77,16 +76,16 @@ class ClusterTask(AsyncOnly):
         self.index = check_task(self._tasks, job, index)
         self.name = f"{job}:{self.index}"
         self.is_ps = job == "ps"
-        self.is_chief = self.name == chief_of(self._tasks)
+        (chief,) = chiefs_of(self._tasks)
+        self.is_chief = self.name == chief
         self.cluster = tf.train.ClusterSpec(self._tasks)
         self.workers_per_process = integer("workers_per_process", workers_per_process, least=1)
         self.max_wait_secs = _secs("max_wait_secs", max_wait_secs)
         self._addresses = named(self._tasks)
-        self._trainers = {
-            each for each in self._addresses if each.partition(":")[0] in TRAINING_JOBS
-        }
+        self._ps_names = list(named(self._tasks, ["ps"]))
+        self._trainers = set(named(self._tasks, TRAINING_JOBS))
         self._reported: set[str] = set()  # each ps that has the end of this process
-        self._end_of_training = EndOfTraining(self.name, self._trainers, chief_of(self._tasks))
+        self._end_of_training = EndOfTraining(self.name, self._trainers, chief)
 
     @classmethod
     def from_tf_config(
@@ -101,14 +100,8 @@ class ClusterTask(AsyncOnly):
         Raises:
             TypeError, ValueError: it is missing, no JSON, or describes no task of a cluster.
         """
-        config = parse_tf_config(os.environ.get("TF_CONFIG") if text is None else text)
-        return cls(
-            config.cluster,
-            config.job,
-            config.index,
-            workers_per_process=config.workers_per_process,
-            max_wait_secs=max_wait_secs,
-        )
+        *task, workers = parse_tf_config(os.environ.get("TF_CONFIG") if text is None else text)
+        return cls(*task, workers_per_process=workers, max_wait_secs=max_wait_secs)
 
     @property
     def address(self) -> str:
@@ -193,8 +186,8 @@ class ClusterTask(AsyncOnly):
         does not answer, is logged. Each gets one report.
         """
         if self.name in self._trainers:
-            missing = [ps for ps in self._ps_names if ps not in self._reported]
-            targets = {ps: f"grpc://{self._addresses[ps]}" for ps in missing}
+            missing = set(self._ps_names) - self._reported
+            targets = {ps: f"grpc://{self._addresses[ps]}" for ps in sorted(missing)}
             self._reported |= await report_end(self.name, targets)
 
     async def __aenter__(self) -> ClusterTask:
@@ -212,10 +205,6 @@ class ClusterTask(AsyncOnly):
     ) -> None:
         if is_clean_end(exc):  # after a failure a supervisor may start the process again
             await self.end()
-
-    @property
-    def _ps_names(self) -> list[str]:
-        return [f"ps:{index}" for index in self._tasks["ps"]]
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(tasks)} {job}" for job, tasks in self._tasks.items())

@@ -24,10 +24,11 @@ from ..._stopping.coordinator import Coordinator
 from ...backends._creator import SessionCreator, SessionHandle, not_alone
 from ...backends._raw_session import RawSession
 from ..cluster._failure_detector import ProcessIds
+from ..cluster._heartbeat import Heartbeat
 from ..cluster._membership_client import ReadyListener
 from ..cluster._notifications import Notifications
 from ..cluster._own_server import Servers
-from ..cluster._server import Heartbeat, Server
+from ..cluster._server import Server
 from ._default_graph import Driven, entered_graph, entering, step_name
 from ._session import GraphCoordinator, GraphSession
 

@@ -19,9 +19,10 @@ from ...backends._creator import take_alone
 from ...backends._raw_session import RawSession
 from ...hooks.checkpoint import _format
 from ..checkpoint._format import graph_format
+from ..cluster._heartbeat import Heartbeat
 from ..cluster._membership_client import Notification
 from ..cluster._notifications import Notifications
-from ..cluster._server import Heartbeat, Server
+from ..cluster._server import Server
 from ._callables import Callables
 from ._default_graph import compiled, in_graph, run_in_graph
 

@@ -1,0 +1,94 @@
+"""Heartbeat: whether a TensorFlow server answers.
+
+It runs no graph: a run on a server that has fallen silent never returns, whatever its timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+import tensorflow as tf
+
+from ..._engine.stop import Loss
+
+logger = logging.getLogger("asynchooks")
+
+# HTTP/2's opening words and an empty SETTINGS frame, which every server answers (RFC 9113, 3.4)
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+class Heartbeat:
+    """Checks again and again whether a server answers; one that does not is reported as lost.
+
+    One for each TensorFlow session on a server, started and stopped with it. It has a thread, to go
+    on while the event loop is busy. Silence is noticed within `secs`; `others`, name -> address,
+    are further servers that must answer.
+    """
+
+    def __init__(
+        self, master: str, secs: float, others: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.loss = Loss()
+        self._servers = {"the server": master}
+        self._servers.update({f"the server of {name}": each for name, each in others.items()})
+        self._timeout = secs / 2
+        self._stopped = threading.Event()
+
+    def check(self) -> None:
+        """Check once, blocking; UnavailableError, with the reason, if a server does not answer."""
+        if problem := self._problem():
+            raise _unavailable(problem)
+
+    def report(self, problem: str) -> None:
+        """End all waits for the server with an error, as it does not answer."""
+        self.loss.report(partial(_unavailable, problem))
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="asynchooks-heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._timeout):
+            problem = self._problem()
+            if problem and not self._stopped.is_set():
+                logger.warning("%s", problem)
+                self.report(problem)
+                return
+
+    def _problem(self) -> str:
+        """What is wrong with a server; "" if all answer."""
+        problems = (self._problem_of(*each) for each in self._servers.items())
+        return next(filter(None, problems), "")
+
+    def _problem_of(self, name: str, target: str) -> str:
+        try:
+            address = urlsplit(target)
+            host, port = address.hostname, address.port
+        except ValueError:
+            host = port = None
+        if host is None or port is None:
+            return ""  # several addresses, or a form that only TensorFlow knows
+        try:
+            with socket.create_connection((host, port), self._timeout) as connection:
+                connection.settimeout(self._timeout)
+                connection.sendall(_HELLO)
+                answered = connection.recv(1) != b""
+        except TimeoutError:
+            return f"{name} at {target} has not answered for {self._timeout:g} s"
+        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+            where = f", where {name} should be" if len(self._servers) > 1 else ""
+            return f"no server answers at {target}{where}: {error}"
+        return "" if answered else f"{name} at {target} hangs up"
+
+
+def _unavailable(problem: str) -> Exception:
+    error: Exception = tf.errors.UnavailableError(None, None, problem)
+    return error
