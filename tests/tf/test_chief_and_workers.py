@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import gc
 import re
-import subprocess
-import sys
+import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import pytest
 
 from asynchooks import (
     GlobalStepWaiterHook,
-    MonitoredTrainingSession,
     StopAtStepHook,
     WorkerSessionCreator,
 )
@@ -34,94 +31,40 @@ from .models import (
     monitored,
     raising,
 )
-from .servers import Line, ServerProcess, listening, session_of
+from .processes import TaskLauncher
+from .servers import Line, ServerProcess, chief_of, creator_of, listening, session_of, worker_of
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
 
 
-CHIEF = """
-import sys
-
-import anyio
-import tensorflow as tf
-
-from asynchooks import MonitoredTrainingSession
-
-
-async def main():
-    with tf.Graph().as_default():
-        step = tf.compat.v1.train.get_or_create_global_step()
-        train_op = tf.compat.v1.assign_add(step, 1)
-        session = MonitoredTrainingSession(sys.argv[1])
-    print("made", flush=True)
-    sys.stdin.readline()
-    async with session:
-        print("open", flush=True)
-        sys.stdin.readline()
-        for _ in range(5):
-            await session.run(train_op)
-
-
-anyio.run(main)
-"""
-
-
-class ChiefProcess:
-    """A chief in another process, which goes on by a line for each thing that it does."""
-
-    def __init__(self, target: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", CHIEF, target],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.wait_until("made")
-
-    def wait_until(self, what: str) -> None:
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().strip() == what
-
-    def go_on(self) -> None:
-        print(file=self._process.stdin, flush=True)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-@pytest.fixture
-def chief_elsewhere(server: ServerProcess) -> Iterator[ChiefProcess]:
-    process = ChiefProcess(server.target)
-    yield process
-    process.close()
+WAITING = "Waiting for model to be ready"
 
 
 async def test_a_worker_waits_for_a_chief_in_another_process_and_follows_its_steps(
-    server: ServerProcess, chief_elsewhere: ChiefProcess
+    server: ServerProcess, launcher: TaskLauncher
 ) -> None:
     model = counting_model()
-    session = session_of(server, model, [GlobalStepWaiterHook(5)], is_chief=False)
+    session = worker_of(server, model, hooks=[GlobalStepWaiterHook(5)])
     waits_for_step = anyio.Event()
+    chief = launcher.start("stepwise", target=server.target)
 
     async def work() -> None:
         async with session:
             assert await session.run(model.train_op) == 6
 
     with (
-        listening("Waiting for model", chief_elsewhere.go_on) as lines,
+        listening(WAITING, lambda: chief.signal(signal.SIGUSR1)) as lines,
         listening("Waiting for global step 5", waits_for_step.set),
     ):
         async with anyio.create_task_group() as group:
             group.start_soon(work)
-            await anyio.to_thread.run_sync(chief_elsewhere.wait_until, "open")
+            await anyio.to_thread.run_sync(chief.hear, "open")
             await waits_for_step.wait()
             assert session.global_step.value == 0
-            chief_elsewhere.go_on()
-    assert "Waiting for model" in lines[0].text
+            chief.signal(signal.SIGUSR1)
+    assert WAITING in lines[0].text
     assert (session.global_step.value, session.global_step.epoch) == (6, 0)
 
 
@@ -133,8 +76,8 @@ async def test_a_chief_and_workers_of_one_process_stop_together_exactly_at_the_s
     all_open = anyio.Event()
 
     async def work(index: int) -> None:
-        model = counting_model()
-        session = session_of(server, model, [StopAtStepHook(last_step=60)], is_chief=index == 0)
+        model, stop = counting_model(), StopAtStepHook(last_step=60)
+        session = session_of(server, model, hooks=[stop], is_chief=index == 0)
         async with session:
             if session.global_step.statistics().workers_open == 5:
                 all_open.set()
@@ -158,19 +101,18 @@ async def test_a_waiter_is_woken_by_another_session_s_step_and_not_by_a_look(
 ) -> None:
     one, two = counting_model(), counting_model()
     log: list[str] = []
-    async with session_of(server, one, is_chief=True) as chief:
-        async with session_of(server, two, is_chief=False) as worker:
+    async with chief_of(server, one) as chief, worker_of(server, two) as worker:
 
-            async def wait() -> None:
-                log.append(f"woken at {await worker.global_step.wait_for(3)}")
+        async def wait() -> None:
+            log.append(f"woken at {await worker.global_step.wait_for(3)}")
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(wait)
-                for step in (1, 2, 3):
-                    assert await chief.run(one.train_op) == step
-                    log.append(f"run {step}")
-                    await let_others_run()
-                log.append("later")
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            for step in (1, 2, 3):
+                assert await chief.run(one.train_op) == step
+                log.append(f"run {step}")
+                await let_others_run()
+            log.append("later")
     assert sorted(log[2:4]) == ["run 3", "woken at 3"]
     assert log[-1] == "later"
 
@@ -185,7 +127,7 @@ async def test_chief_and_worker_find_each_other_again_on_a_restarted_server(
         model = counting_model()
         saving = {"checkpoint_dir": str(tmp_path), "save_checkpoint_steps": 5} if is_chief else {}
         stop = StopAtStepHook(last_step=30)
-        async with session_of(server, model, [stop], is_chief=is_chief, **saving) as session:
+        async with session_of(server, model, hooks=[stop], is_chief=is_chief, **saving) as session:
             while not session.should_stop():
                 await session.run(model.train_op)
                 if not is_chief and session.global_step.value > 12 and not has_restarted:
@@ -206,7 +148,7 @@ async def test_a_wait_beside_the_runs_outlasts_a_silence_of_the_server(
 ) -> None:
     model = counting_model()
     lost, has_ended = anyio.Event(), anyio.Event()
-    async with session_of(server, model, is_chief=True) as session:
+    async with chief_of(server, model) as session:
 
         async def wait() -> None:
             assert await session.global_step.wait_for(5) == 5
@@ -239,8 +181,8 @@ async def test_a_lost_chief_comes_back_beside_a_run_that_waits_for_what_it_will_
         dequeue = v1.FIFOQueue(9, tf.int64, shared_name="tokens").dequeue()
     losing = Moments(before_run=raising(None, aborted()))
     async with (
-        session_of(server, one, [losing], is_chief=True) as chief,
-        session_of(server, two, is_chief=False) as worker,
+        chief_of(server, one, hooks=[losing]) as chief,
+        worker_of(server, two) as worker,
     ):
         assert await chief.run(one.train_op) == 1
         is_back = anyio.Event()
@@ -258,11 +200,6 @@ async def test_a_lost_chief_comes_back_beside_a_run_that_waits_for_what_it_will_
             with v1.Session(server.target, graph=one.graph) as elsewhere:
                 elsewhere.run(enqueue)  # lets the worker go in any case
         assert not scope.cancelled_caught
-
-
-BEAT = 0.5
-
-WAITING = "Waiting for model to be ready"
 
 
 class CountingWorkers(WorkerSessionCreator):
@@ -287,14 +224,19 @@ def threads_of_ours() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if ours.match(each.name)}
 
 
+class ChiefWithCoroutine(ChiefSessionCreator):
+    async def create_session(self) -> Any:
+        return super().create_session()
+
+
+@pytest.mark.parametrize("kind", [ChiefSessionCreator, ChiefWithCoroutine])
 async def test_a_worker_tries_once_and_again_when_its_chief_has_come(
-    server: ServerProcess,
+    server: ServerProcess, kind: Any
 ) -> None:
-    chief = session_of(server, counting_model(), is_chief=True)
+    chiefs, model = counting_model(), counting_model()
+    chief = monitored(chiefs.graph, None, creator_of(kind, server, chiefs))
     waits, is_open = anyio.Event(), anyio.Event()
-    model = counting_model()
-    with model.graph.as_default():
-        creator = CountingWorkers(master=server.target, heartbeat_secs=BEAT)
+    creator = creator_of(CountingWorkers, server, model)
 
     async def work() -> None:
         async with monitored(model.graph, None, creator) as session:
@@ -315,36 +257,10 @@ async def test_a_worker_tries_once_and_again_when_its_chief_has_come(
     assert "it is not initialised" in lines[0].text
 
 
-async def test_a_chief_whose_create_session_is_a_coroutine_wakes_its_workers_too(
-    server: ServerProcess,
-) -> None:
-    class Coroutines(ChiefSessionCreator):
-        async def create_session(self) -> Any:
-            return super().create_session()
-
-    model = counting_model()
-    with model.graph.as_default():
-        chief = monitored(model.graph, None, Coroutines(master=server.target))
-    waits, is_open = anyio.Event(), anyio.Event()
-    worker = session_of(server, counting_model(), is_chief=False)
-
-    async def work() -> None:
-        async with worker:
-            is_open.set()
-
-    with listening(WAITING, waits.set):
-        async with anyio.create_task_group() as group:
-            group.start_soon(work)
-            await waits.wait()
-            async with chief:
-                with anyio.fail_after(8):  # the next look would be after 10 s
-                    await is_open.wait()
-
-
 async def test_without_a_chief_in_this_process_a_worker_looks_after_doubled_pauses(
     server: ServerProcess,
 ) -> None:
-    session = session_of(server, counting_model(), is_chief=False, max_wait_secs=3)
+    session = worker_of(server, counting_model(), max_wait_secs=3)
     with listening() as lines:
         with pytest.raises(tf.errors.DeadlineExceededError, match="is its chief running"):
             await session.__aenter__()
@@ -356,10 +272,10 @@ async def test_without_a_chief_in_this_process_a_worker_looks_after_doubled_paus
 async def test_a_chief_that_was_made_and_thrown_away_is_not_waited_for(
     server: ServerProcess,
 ) -> None:
-    chief = session_of(server, counting_model(), is_chief=True)
+    chief = chief_of(server, counting_model())
     del chief
     gc.collect()  # a session that was never opened holds itself
-    session = session_of(server, counting_model(), is_chief=False, max_wait_secs=1)
+    session = worker_of(server, counting_model(), max_wait_secs=1)
     with listening() as lines:
         with pytest.raises(tf.errors.DeadlineExceededError):
             await session.__aenter__()
@@ -373,8 +289,8 @@ async def test_a_worker_learns_at_once_that_its_chief_could_not_open(
         raise ZeroDivisionError("the chief")
 
     model = counting_model()
-    chief = session_of(server, model, [Moments(begin=fail)], is_chief=True)
-    worker = session_of(server, counting_model(), is_chief=False, max_wait_secs=3)
+    chief = chief_of(server, model, hooks=[Moments(begin=fail)])
+    worker = worker_of(server, counting_model(), max_wait_secs=3)
     waits = anyio.Event()
 
     async def work() -> None:
@@ -399,8 +315,8 @@ async def test_a_worker_that_waits_is_cancelled_at_once_and_leaves_nothing_behin
     server: ServerProcess, anyio_backend: str, is_native: bool
 ) -> None:
     model = counting_model()
-    chief = session_of(server, counting_model(), is_chief=True)
-    session = session_of(server, model, is_chief=False)
+    chief = chief_of(server, counting_model())
+    session = worker_of(server, model)
     waits = anyio.Event()
     before = threads_of_ours()
     with listening(WAITING, waits.set):
@@ -456,8 +372,7 @@ async def test_a_worker_that_looks_at_a_silent_server_is_cancelled_soon(
 
     token = anyio.lowlevel.current_token()
     model = counting_model()
-    with model.graph.as_default():
-        creator = Silencing(master=server.target, heartbeat_secs=BEAT)
+    creator = creator_of(Silencing, server, model)
     async with anyio.create_task_group() as group:
         group.start_soon(monitored(model.graph, None, creator).__aenter__)
         await begun.wait()
@@ -468,10 +383,9 @@ async def test_a_worker_that_looks_at_a_silent_server_is_cancelled_soon(
 
 async def test_workers_need_not_wait_for_a_model_that_is_ready(server: ServerProcess) -> None:
     model = counting_model()
-    async with session_of(server, model, is_chief=True) as chief:
+    async with chief_of(server, model) as chief:
         await chief.run(model.train_op)
-        with counting_model().graph.as_default():
-            worker = MonitoredTrainingSession(server.target, False, max_wait_secs=0)
+        worker = worker_of(server, counting_model(), max_wait_secs=0)
         with listening() as lines:
             async with worker:
                 assert worker.global_step is not chief.global_step

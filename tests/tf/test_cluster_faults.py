@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .cluster_processes import Cluster, TaskLauncher, free_cluster
+from .processes import Cast, Done, TaskLauncher, TaskProcess, free_cluster, read_step
 from .proxy import Proxy
-from .training_processes import Cast, Done, Heard, read_step
-from .training_roles import BEAT, NOTICED_SECS
+from .roles import BEAT, NOTICED_SECS, Cluster
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
@@ -23,23 +23,19 @@ on_trio = pytest.mark.parametrize("cast", ["trio"], indirect=True)
 
 
 @pytest.fixture
-def cast(training_launcher: TaskLauncher, request: pytest.FixtureRequest) -> Iterator[Cast]:
-    """A cluster with one ps, a chief and two workers; its processes end with the test."""
+def cast(launcher: TaskLauncher, request: pytest.FixtureRequest) -> Cast:
+    """A cluster with one ps, a chief and two workers."""
     backend = getattr(request, "param", "asyncio")
-    cast = Cast(training_launcher, free_cluster(ps=1, chief=1, worker=2), backend)
-    try:
-        yield cast
-    finally:
-        cast.end()
+    return Cast(launcher, free_cluster(ps=1, chief=1, worker=2), backend)
 
 
-def pair_of(cast: Cast, last_step: int, directory: Path) -> list[Heard]:
+def pair_of(cast: Cast, last_step: int, directory: Path) -> list[TaskProcess]:
     """The chief, which saves every 20 steps, and a worker process, with two workers each."""
     options = {"workers": 2, "pace": 0.02, "directory": str(directory)}
     return [cast.trains(name, last_step, **options) for name in ("chief:0", "worker:0")]
 
 
-def check_end(cast: Cast, processes: list[Heard], last_step: int) -> None:
+def check_end(cast: Cast, processes: list[TaskProcess], last_step: int) -> None:
     """All have trained up to the last step exactly, and have ended cleanly."""
     for each in processes:
         assert each.done().value == last_step
@@ -64,9 +60,20 @@ def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_pat
     assert len(list(tmp_path.glob("*-400.index"))) == 1
 
 
-def stop_for(secs: float, cast: Cast, directory: Path) -> None:
+@pytest.mark.parametrize(
+    ("secs", "cast"),
+    [
+        pytest.param(3, "asyncio", marks=pytest.mark.faults),
+        pytest.param(20, "asyncio", marks=pytest.mark.slow),
+        pytest.param(20, "trio", marks=pytest.mark.slow),
+    ],
+    indirect=["cast"],
+)
+def test_after_a_ps_was_stopped_for_seconds_training_goes_on(
+    secs: float, cast: Cast, tmp_path: Path
+) -> None:
     ps = cast.ps()
-    processes = pair_of(cast, 300, directory)
+    processes = pair_of(cast, 300, tmp_path)
     for each in processes:
         each.hear_step(60)
     ps.stop()
@@ -76,19 +83,6 @@ def stop_for(secs: float, cast: Cast, directory: Path) -> None:
     assert not any(line.startswith("done") for each in processes for line in each.lines)
     ps.go_on()
     check_end(cast, processes, 300)
-
-
-@pytest.mark.faults
-def test_after_a_ps_was_stopped_for_three_seconds_training_goes_on(
-    cast: Cast, tmp_path: Path
-) -> None:
-    stop_for(3, cast, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cast", ["asyncio", "trio"], indirect=True)
-def test_after_a_ps_was_stopped_for_20_seconds_training_goes_on(cast: Cast, tmp_path: Path) -> None:
-    stop_for(20, cast, tmp_path)
 
 
 @pytest.mark.faults
@@ -152,25 +146,23 @@ def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cast: Cast) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_workers_that_die_at_any_moment_never_keep_the_end(training_launcher: TaskLauncher) -> None:
+def test_workers_that_die_at_any_moment_never_keep_the_end(launcher: TaskLauncher) -> None:
     random_ = random.Random(7)
     late = []
     for cycle in range(20):
-        cast = Cast(training_launcher, free_cluster(ps=1, chief=1, worker=2), "asyncio")
-        try:
-            cast.ps()
-            chief = cast.trains("chief:0", 300, workers=2)
-            victims = [cast.trains(f"worker:{each}", 300, workers=4) for each in range(2)]
-            for each in victims:
-                each.hear_step(1)
-                time.sleep(random_.uniform(0, 0.4))
-                each.kill()
-            begun = time.monotonic()
-            assert chief.done().value == 300, cycle
-            late.append(time.monotonic() - begun)
-            check_end(cast, [chief], 300)
-        finally:
-            cast.end()
+        cast = Cast(launcher, free_cluster(ps=1, chief=1, worker=2), "asyncio")
+        cast.ps()
+        chief = cast.trains("chief:0", 300, workers=2)
+        victims = [cast.trains(f"worker:{each}", 300, workers=4) for each in range(2)]
+        for each in victims:
+            each.hear_step(1)
+            time.sleep(random_.uniform(0, 0.4))
+            each.kill()
+        begun = time.monotonic()
+        assert chief.done().value == 300, cycle
+        late.append(time.monotonic() - begun)
+        check_end(cast, [chief], 300)
+        launcher.end_all()
     print(f"seconds from the last kill to the end: {sorted(late)}")
     assert max(late) < 2 * BEAT + 5
 
@@ -186,7 +178,7 @@ def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_on_request(
     chief.hear_step(20)
     ps.stop()
     begun = time.monotonic()
-    assert "no news of other processes arrives" in chief.hear("told ")
+    assert "no news of other processes arrives" in chief.hear("lost: ")
     assert time.monotonic() - begun < NOTICED_SECS
     assert float(chief.hear("left after").split()[-1]) < 0.1
     assert chief.hear("cancelled") == "cancelled True"
@@ -208,31 +200,25 @@ Round = list[dict[str, Any]]
 def trained(cast: Cast, rounds: list[Round]) -> list[list[Done]]:
     """Train on one cluster again and again; for each round what each process has done."""
     cast.ps()
+    of_each = zip_longest(*rounds)  # what each process does in each round
     processes = [
-        cast.start(
-            "several",
-            name,
-            rounds=[each[number] if number < len(each) else None for each in rounds],
-        )
-        for number, name in enumerate(NAMES)
-        if any(number < len(each) for each in rounds)
+        cast.start("several", name, rounds=each) for name, each in zip(NAMES, of_each, strict=False)
     ]
-    ends = [iter(_ends(each)) for each in processes]
+    ends = [ends_of(each) for each in processes]
     return [[next(end) for end in ends[: len(each)]] for each in rounds]
 
 
-def _ends(heard: Heard) -> Iterator[Done]:
+def ends_of(process: TaskProcess) -> Iterator[Done]:
+    """How each of its trainings ends; the value is -1 where a hook raised."""
+
+    def is_end(line: str) -> bool:
+        return line.startswith(("done", "raised"))
+
     at = 0
     while True:
-        line = heard.hear_one(
-            lambda line: line.startswith(("done", "raised")), "the end", 60, after=at
-        )
-        at = heard.lines.index(line, at) + 1
+        line = process.hear_one(is_end, "the end", 60, after=at)
+        at = process.lines.index(line, at) + 1
         yield Done.of(line) if line.startswith("done") else Done(-1, 0, 0, 0)
-
-
-def _is_end(line: str) -> bool:
-    return line.startswith(("done", "raised"))
 
 
 def check(cast: Cast, rounds: list[Round]) -> None:
@@ -287,7 +273,7 @@ def test_training_stops_exactly_at_any_limit(cast: Cast, seed: int) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("cast", ["trio"], indirect=True)
+@on_trio
 def test_workers_start_gradually_across_processes_and_long_before_their_chief(cast: Cast) -> None:
     cast.ps()
     waits = {"worker:0": [40, 10, 70], "worker:1": [60, 20, 50]}
@@ -317,25 +303,16 @@ class Divided:
         self.to_ps, self.to_worker = Proxy(real["ps"][0]), Proxy(real["worker"][0])
         self.cast = Cast(launcher, real, "asyncio")
         self.of_worker: Cluster = {**real, "ps": [self.to_ps.address]}
-        self.of_ps: Cluster = {**real, "worker": [self.to_worker.address]}
-        self.cast.ps(self.of_ps)
-
-    def proxies(self) -> list[Proxy]:
-        return [self.to_ps, self.to_worker]
-
-    def close(self) -> None:
-        self.cast.end()
-        for each in self.proxies():
-            each.close()
+        self.proxies = [self.to_ps, self.to_worker]
+        self.cast.ps({**real, "worker": [self.to_worker.address]})
 
 
 @pytest.fixture
-def divided(training_launcher: TaskLauncher) -> Iterator[Divided]:
-    divided = Divided(training_launcher)
-    try:
-        yield divided
-    finally:
-        divided.close()
+def divided(launcher: TaskLauncher) -> Iterator[Divided]:
+    divided = Divided(launcher)
+    yield divided
+    for each in divided.proxies:
+        each.close()
 
 
 @pytest.mark.faults
@@ -351,14 +328,14 @@ def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
     chief.hear_step(40)
     worker.hear_step(40)
     num_heard = len(worker.lines)
-    for each in divided.proxies():
+    for each in divided.proxies:
         each.cut()
         if hangs_up:
             each.hang_up()
     worker.hear("source LOST", NOTICED_SECS, after=num_heard)
     chief.hear_step(chief.steps(chief.epoch)[-1] + 30)
     num_heard = len(worker.lines)
-    for each in divided.proxies():
+    for each in divided.proxies:
         each.heal()
     worker.hear("source LIVE", after=num_heard)
     worker.hear("step ", after=num_heard)

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from .cluster_processes import TaskLauncher, free_cluster
-from .training_processes import Cast, Heard, read_step
+from .processes import Cast, TaskLauncher, TaskProcess, free_cluster, read_step
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(0)]
@@ -59,9 +58,9 @@ class Cycle:
         self._cast, self._directory, self._figures = cast, directory, figures
         self._random = random.Random(seed)
         self._what = f"cycle with seed {seed}:"
-        self._running: dict[str, Heard] = {}
+        self._running: dict[str, TaskProcess] = {}
 
-    def start(self, name: str) -> Heard:
+    def start(self, name: str) -> TaskProcess:
         if name == "ps:0":
             self._running[name] = self._cast.ps()
         else:
@@ -126,7 +125,7 @@ class Cycle:
     def _saved(self) -> list[Path]:
         return list(self._directory.glob("model.ckpt-*.index"))
 
-    def _check_restored(self, chief: Heard, saved: int, num_heard: int) -> None:
+    def _check_restored(self, chief: TaskProcess, saved: int, num_heard: int) -> None:
         epoch = chief.epoch if num_heard else -1
 
         def is_new(line: str) -> bool:
@@ -143,21 +142,17 @@ class Cycle:
 
 
 def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
-    training_launcher: TaskLauncher, tmp_path: Path, soak_secs: float
+    launcher: TaskLauncher, tmp_path: Path, soak_secs: float
 ) -> None:
     figures = Figures()
     until = time.monotonic() + soak_secs
     while time.monotonic() < until:
         seed, num_problems = figures.cycles, len(figures.problems())
-        cast = Cast(
-            training_launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2]
-        )
+        cast = Cast(launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2])
         directory = tmp_path / str(seed)
         directory.mkdir()
-        try:
-            Cycle(cast, directory, seed, figures).run()
-        finally:
-            cast.end()
+        Cycle(cast, directory, seed, figures).run()
+        launcher.end_all()
         figures.cycles += 1
         print(figures, flush=True)
         if len(figures.problems()) > num_problems or figures.end_secs[-1:] > [SLOW_SECS]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 
-from .cluster_processes import free_cluster
+from .processes import free_cluster
 
 pytest.importorskip("tensorflow")
 from asynchooks.tf.cluster._failure_detector import FailureDetector, ProcessIds
@@ -37,14 +37,14 @@ def process_id_of(addresses: dict[str, str], name: str) -> int:
     return ProcessIds(name, addresses).new()
 
 
-@pytest.fixture
-def listening(addresses: dict[str, str]) -> Iterator[socket.socket]:
-    """A socket at worker 2's address that never accepts."""
-    host, port = addresses["worker:2"].rsplit(":", 1)
+@contextmanager
+def listening(address: str, backlog: int = 128) -> Iterator[tuple[str, int]]:
+    """A socket that never accepts; where it is."""
+    host, port = address.rsplit(":", 1)
     with socket.socket() as end:
         end.bind((host, int(port)))
-        end.listen(0)
-        yield end
+        end.listen(backlog)
+        yield host, int(port)
 
 
 def may_resume(process_ids: ProcessIds, process_id: int, slots: list[int]) -> bool:
@@ -70,52 +70,30 @@ def test_a_process_id_contains_its_task_and_is_new_each_time(
 
 
 @pytest.mark.faults
-def test_a_process_whose_port_refuses_has_ended(
-    process_ids: ProcessIds, addresses: dict[str, str]
-) -> None:
-    chief = process_id_of(addresses, "chief:0")
-    assert not may_resume(process_ids, chief, [0, chief, process_ids.new()])
-
-
-@pytest.mark.faults
-def test_a_process_whose_port_accepts_again_may_resume(
-    process_ids: ProcessIds, addresses: dict[str, str]
-) -> None:
-    worker = process_id_of(addresses, "worker:2")
-    assert not may_resume(process_ids, worker, [worker])
-    host, port = addresses["worker:2"].rsplit(":", 1)
-    with socket.socket() as end:
-        end.bind((host, int(port)))
-        end.listen()
-        assert may_resume(process_ids, worker, [worker])
-
-
-@pytest.mark.faults
-@pytest.mark.usefixtures("listening")
-def test_a_process_whose_port_accepts_may_resume(
+def test_a_process_whose_port_refuses_has_ended_until_it_accepts_again(
     process_ids: ProcessIds, addresses: dict[str, str]
 ) -> None:
     worker = process_id_of(addresses, "worker:2")
     slots = [0, worker, process_ids.new()]
-    assert may_resume(process_ids, worker, slots)
-    host, port = addresses["worker:2"].rsplit(":", 1)
-    with ExitStack() as stack:
-        for _ in range(4):  # until nothing more is let in
-            end = stack.enter_context(socket.socket())
-            end.setblocking(False)
-            end.connect_ex((host, int(port)))
+    assert not may_resume(process_ids, worker, slots)
+    with listening(addresses["worker:2"]):
         assert may_resume(process_ids, worker, slots)
 
 
 @pytest.mark.faults
-@pytest.mark.usefixtures("listening")
-def test_a_process_with_a_successor_has_ended(
+def test_a_process_whose_port_accepts_may_resume_unless_it_has_a_successor(
     process_ids: ProcessIds, addresses: dict[str, str]
 ) -> None:
-    worker = process_id_of(addresses, "worker:2")
-    again = process_id_of(addresses, "worker:2")
-    assert not may_resume(process_ids, worker, [worker, again])
-    assert may_resume(process_ids, again, [again])
+    worker, again = (process_id_of(addresses, "worker:2") for _ in range(2))
+    with listening(addresses["worker:2"], backlog=0) as address, ExitStack() as stack:
+        assert may_resume(process_ids, worker, [0, worker, process_ids.new()])
+        assert not may_resume(process_ids, worker, [worker, again])
+        assert may_resume(process_ids, again, [again])
+        for _ in range(4):  # until nothing more is let in
+            end = stack.enter_context(socket.socket())
+            end.setblocking(False)
+            end.connect_ex(address)
+        assert may_resume(process_ids, worker, [0, worker, process_ids.new()])
 
 
 @pytest.mark.faults
@@ -144,10 +122,7 @@ def test_silence_is_reported_and_reported_as_long_later() -> None:
     for number in range(60):
         rows[0, 2] += 1  # it lives
         for each in detector.silent(rows, own_slot=3):
-            assert (each.process_id, each.held) == (
-                {1: 6, 2: 7}[each.slot],
-                {1: 3, 2: 2}[each.slot],
-            )
+            assert (each.process_id, each.held) == {1: (6, 3), 2: (7, 2)}[each.slot]
             found[each.slot].append((number, each.is_new, each.is_for_long))
     assert [each for each, is_new, _ in found[1] if is_new] == [4]
     assert [each for each, _, is_for_long in found[1] if is_for_long] == list(range(24, 60))

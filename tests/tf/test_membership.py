@@ -1,9 +1,12 @@
-"""How long a process stays in a server's membership table, and which others may change that."""
+"""What sessions of this process share on a server, and how long it is in the membership table."""
 
 from __future__ import annotations
 
+import gc
+import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import anyio
@@ -12,23 +15,23 @@ import numpy as np
 import pytest
 
 from asynchooks import SharedSessionCreator
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
 from asynchooks.tf.cluster._membership_client import MembershipClient, Notification
 from asynchooks.tf.cluster._membership_table import Place
 from asynchooks.tf.cluster._server import Server
 
-from .models import ChiefSessionCreator, Model, counting_model, monitored
-from .servers import ServerProcess, listening, session_of
+from .models import ChiefSessionCreator, Model, counting_model, let_others_run, monitored
+from .servers import ServerProcess, chief_of, creator_of, listening
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow, pytest.mark.faults]
+pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
 async def comes(fact: Callable[[], bool]) -> None:
     """Wait until something is so, that other threads do."""
     with anyio.fail_after(60):
-        while True:
-            if await anyio.to_thread.run_sync(fact):
-                return
+        while not await anyio.to_thread.run_sync(fact):  # noqa: ASYNC110 - they set no event
             await anyio.sleep(0.01)
 
 
@@ -53,23 +56,16 @@ class Neighbour:
 
 @pytest.fixture
 def neighbours(server: ServerProcess) -> Iterator[Callable[[Model], Neighbour]]:
-    made: list[Neighbour] = []
-
-    def make(model: Model) -> Neighbour:
-        made.append(Neighbour(server, model))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda model: stack.enter_context(closing(Neighbour(server, model)))
 
 
+@pytest.mark.faults
 async def test_a_process_stays_until_the_last_worker_of_a_shared_session_has_left(
     server: ServerProcess, neighbours: Any
 ) -> None:
     model = counting_model()
-    with model.graph.as_default():
-        shared = SharedSessionCreator(ChiefSessionCreator(master=server.target, heartbeat_secs=0.5))
+    shared = SharedSessionCreator(creator_of(ChiefSessionCreator, server, model))
     async with monitored(model.graph, None, shared) as session:
         neighbour = await anyio.to_thread.run_sync(neighbours, model)
         await comes(lambda: neighbour.num_others() == 1)
@@ -105,12 +101,12 @@ class Held(ChiefSessionCreator):
         return session
 
 
+@pytest.mark.faults
 async def test_a_session_that_comes_after_its_task_was_cancelled_joins_nothing(
     server: ServerProcess,
 ) -> None:
     model = counting_model()
-    with model.graph.as_default():
-        creator = Held(master=server.target, heartbeat_secs=5.0)
+    creator = creator_of(Held, server, model, heartbeat_secs=5.0)
     known = Server.at(server.target, "global_step")  # as the session will find it
     assert known is not None
     async with anyio.create_task_group() as group:
@@ -129,12 +125,12 @@ async def test_a_session_that_comes_after_its_task_was_cancelled_joins_nothing(
     assert known.global_step.statistics().source is None
 
 
+@pytest.mark.faults
 async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that_followed(
     server: ServerProcess,
 ) -> None:
     model = counting_model()
-    with model.graph.as_default():
-        creator = Held(master=server.target, heartbeat_secs=0.5)
+    creator = creator_of(Held, server, model)
     is_open, steps = anyio.Event(), []
     async with anyio.create_task_group() as group:
 
@@ -160,11 +156,12 @@ async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that
         group.cancel_scope.cancel()
 
 
+@pytest.mark.faults
 async def test_a_slot_is_freed_though_the_server_was_silent_at_the_end(
     server: ServerProcess, neighbours: Any
 ) -> None:
     model = counting_model()
-    session = session_of(server, model, is_chief=True, stop_grace_period_secs=0.1)
+    session = chief_of(server, model, stop_grace_period_secs=0.1)
     lost = threading.Event()  # a thread says so
     await session.__aenter__()
     neighbour = await anyio.to_thread.run_sync(neighbours, model)
@@ -180,26 +177,72 @@ async def test_a_slot_is_freed_though_the_server_was_silent_at_the_end(
     await comes(lambda: neighbour.num_others() == 0)
 
 
+@pytest.mark.faults
 async def test_a_process_in_a_late_slot_is_notified_of_a_new_epoch_at_once(
     server: ServerProcess,
 ) -> None:
     model = counting_model()
     place = Place.of(model.step)
-    clients = [
-        MembershipClient(place, server.target, None, 4000 + each, 10**9) for each in range(10)
-    ]
     received: list[Notification] = []
-    try:
-        async with session_of(server, model, is_chief=True):
-            for each in clients:
-                await anyio.to_thread.run_sync(each.take_slot)
-            late = clients[-1]
+    with ExitStack() as stack:
+        async with chief_of(server, model):
+            for each in range(10):
+                late = MembershipClient(place, server.target, None, 4000 + each, 10**9)
+                stack.enter_context(closing(late))
+                await anyio.to_thread.run_sync(late.take_slot)
             assert late.slot >= 8
             late.listen(received.append, lambda: None)
             assert received == []
-            async with session_of(server, counting_model(), is_chief=True):
+            async with chief_of(server, counting_model()):
                 await comes(lambda: len(received) > 0)
         assert received[-1].epoch > late.first.epoch
-    finally:
-        for each in clients:
-            each.close()
+
+
+def test_one_address_and_step_are_one_server_as_long_as_it_is_used() -> None:
+    master = "grpc://127.0.0.1:1"
+    assert Server.at("", "global_step") is None
+    assert Server.at("local", "global_step") is None
+    server = Server.at(master, "global_step")
+    assert Server.at(master, "global_step") is server
+    assert Server.at(master, "other_step") is not server
+    assert Server.at("grpc://127.0.0.1:2", "global_step") is not server
+    assert server is not None
+    server.global_step.publish(3)
+    del server
+    gc.collect()
+    again = Server.at(master, "global_step")
+    assert again is not None
+    assert again.global_step.value == 0, "forgotten with its last user"
+
+
+async def test_a_waiter_for_a_chief_is_woken_by_one_that_was_not_seen() -> None:
+    server, engine, chief = Server("grpc://127.0.0.1:1", "step"), current_engine(), Slot
+    server.expect_chief(chief)
+    assert server.has_chief_to_come
+    log: list[str] = []
+
+    async def wait() -> None:
+        await server.wait_for_chief(engine, 0, math.inf)
+        log.append("woken")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        group.start_soon(wait)
+        await let_others_run()
+        log.append("comes")
+        server.note_chief(chief, has_come=True)
+    assert log == ["comes", "woken", "woken"]
+    assert not server.has_chief_to_come
+    await server.wait_for_chief(engine, 0, math.inf)  # it has come already
+    begun = engine.now()
+    await server.wait_for_chief(engine, 1, begun + 0.01)  # no other comes
+    assert engine.now() - begun >= 0.01
+
+
+async def test_a_cancelled_wait_for_a_chief_leaves_nothing_behind() -> None:
+    server, engine = Server("grpc://127.0.0.1:1", "step"), current_engine()
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.wait_for_chief, engine, 0, math.inf)
+        await let_others_run()
+        group.cancel_scope.cancel()
+    assert not server._slots

@@ -82,19 +82,18 @@ class ProcessIds:
 
     def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
         self._addresses = addresses
-        self._names = sorted(addresses)
+        self._names = ["", *sorted(addresses)]
+        self._own = self._names.index(name)
         self._probing: set[int] = set()
-        self._refusing: set[int] = set()  # processes whose port refused the last connection
-        self._own_task = self._names.index(name) + 1 if name in addresses else 0
+        self._refuses: dict[int, bool] = {}  # whether a process's port refused the last connection
 
     def new(self) -> int:
         """A new id for this process, > 0 and below 2**63, with its task in the low bits."""
-        return (secrets.randbits(62 - _TASK_BITS) + 1) << _TASK_BITS | self._own_task
+        return (secrets.randbits(62 - _TASK_BITS) + 1) << _TASK_BITS | self._own
 
     def name(self, process_id: int) -> str:
         """The name of its task, for messages."""
-        task = self._task(process_id)
-        return self._names[task - 1] if task else "a process"
+        return self._task(process_id) or "a process"
 
     def others_of_task(self, process_id: int, in_slots: np.ndarray) -> list[int]:
         """The slots of other processes of its task. Only one can listen: one of them is alive."""
@@ -116,21 +115,17 @@ class ProcessIds:
         if process_id not in self._probing:
             self._probing.add(process_id)
             TensorFlowThread(lambda: self._probe(process_id, task), "asynchooks-membership-probe")
-        return process_id not in self._refusing
+        return not self._refuses.get(process_id, False)
 
-    def _probe(self, process_id: int, task: int) -> None:
-        host, port = split_address(self._addresses[self._names[task - 1]])
+    def _probe(self, process_id: int, task: str) -> None:
         try:
-            socket.create_connection((host, port), _CONNECT_SECS).close()
-            self._refusing.discard(process_id)
-        except ConnectionRefusedError:
-            self._refusing.add(process_id)
-        except (OSError, UnicodeError):  # unknown
-            self._refusing.discard(process_id)
-        finally:
-            self._probing.discard(process_id)
+            socket.create_connection(split_address(self._addresses[task]), _CONNECT_SECS).close()
+            self._refuses[process_id] = False
+        except (OSError, UnicodeError) as error:  # of all but a refusal nothing is known
+            self._refuses[process_id] = isinstance(error, ConnectionRefusedError)
+        self._probing.discard(process_id)
 
-    def _task(self, process_id: int) -> int:
-        """The place of its task among the names, from 1; 0 if it is unknown."""
-        task = process_id & ((1 << _TASK_BITS) - 1)
-        return task if task <= len(self._names) else 0
+    def _task(self, process_id: int) -> str:
+        """The name of its task; "" if it is unknown."""
+        place = process_id & ((1 << _TASK_BITS) - 1)
+        return self._names[place] if place < len(self._names) else ""

@@ -1,4 +1,4 @@
-"""A shared session that one worker gives up while another is inside a hook or a save."""
+"""A shared session that one worker loses while another is inside a hook or a save."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-import asynchooks
 from asynchooks import (
+    CheckpointSaverHook,
+    MonitoredSession,
     SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
@@ -25,7 +26,6 @@ from .models import ChiefSessionCreator, Model, Moments, aborted, counting_model
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
-CheckpointSaverHook = asynchooks.CheckpointSaverHook
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
 
@@ -35,25 +35,40 @@ def shared(model: Model, **arguments: Any) -> SharedSessionCreator:
 
 
 class Reads(SessionRunHook):
-    """Reads the model in its first after_run, once the other worker has replaced the session."""
+    """Reads the model at a moment, the first time once another worker has replaced the session."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, moment: str) -> None:
+        self._model, self._moment = model, moment
         self.is_inside, self.is_replaced = anyio.Event(), anyio.Event()
-        self.calls = 0
+        self.num_reads = 0
+        self.seen: list[int] = []
 
     async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
-        self.calls += 1
-        if self.calls == 1:
+        await self._read(run_context.session, "after_run")
+
+    async def end(self, session: Any) -> None:
+        await self._read(session, "end")
+
+    async def _read(self, session: Any, moment: str) -> None:
+        if moment != self._moment:
+            return
+        self.num_reads += 1
+        if self.num_reads == 1:
             self.is_inside.set()
             await self.is_replaced.wait()
-        run_context.session.run(self.model.step)
+        self.seen.append(int(session.run(self._model.step)))
 
 
-async def test_a_hook_whose_session_another_worker_replaced_is_run_again() -> None:
+@pytest.mark.parametrize(
+    ("moment", "num_reads"), [("after_run", 2), ("end", 1)], ids=["after_run", "end"]
+)
+async def test_a_hook_that_reads_a_session_that_another_worker_replaced(
+    moment: str, num_reads: int
+) -> None:
+    """Its after_run is run again on the new session; for its end the old one stays open."""
     model = counting_model()
     creator = shared(model)
-    reads = Reads(model)
+    reads = Reads(model, moment)
 
     async def be_inside() -> None:
         async with monitored(model.graph, [reads], creator) as session:
@@ -69,36 +84,9 @@ async def test_a_hook_whose_session_another_worker_replaced_is_run_again() -> No
     async with anyio.create_task_group() as group:
         group.start_soon(be_inside)
         group.start_soon(replace)
-    assert reads.calls == 2
-
-
-async def test_the_session_stays_open_while_end_of_another_worker_uses_it() -> None:
-    model = counting_model()
-    creator = shared(model)
-    is_ending, is_replaced = anyio.Event(), anyio.Event()
-    seen: list[Any] = []
-
-    class ReadsAtEnd(SessionRunHook):
-        async def end(self, session: Any) -> None:
-            is_ending.set()
-            await is_replaced.wait()
-            seen.append(session.run(model.step))
-
-    async def end() -> None:
-        async with monitored(model.graph, [ReadsAtEnd()], creator) as session:
-            await session.run(model.train_op)
-
-    async def replace() -> None:
-        await is_ending.wait()
-        hook = Moments(before_run=raising(aborted()))
-        async with monitored(model.graph, [hook], creator) as session:
-            await session.run(model.train_op)
-            is_replaced.set()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(end)
-        group.start_soon(replace)
-    assert seen == [1]
+    assert reads.num_reads == num_reads
+    if moment == "end":
+        assert reads.seen == [1]
 
 
 @pytest.mark.parametrize("runner", ["inline", "thread"])
@@ -143,7 +131,7 @@ async def test_a_save_gives_up_waiting_for_a_step_that_waits_for_the_saver(
     creator = shared(model)
     hook = CheckpointSaverHook(str(tmp_path), save_steps=1, saver=saver)
 
-    async def act(actor: asynchooks.MonitoredSession) -> None:
+    async def act(actor: MonitoredSession) -> None:
         await actor.run(enqueue)
         await actor.run(enqueue)  # blocks in a full queue until the learner takes one out
 

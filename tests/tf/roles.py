@@ -1,25 +1,43 @@
-"""Roles of processes that train on a cluster with many workers each.
+"""What processes of tests do: TensorFlow servers, and tasks of a cluster that train.
 
-Run as a program it is the launcher of `cluster_processes`, which knows these roles, too.
+Run as a program it is the launcher: it has TensorFlow loaded already and forks a process for each
+line that it reads, so that one is up after a tenth of a second. A process says what it does, line
+by line, to a pipe.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import logging
+import math
+import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-from .cluster_processes import ROLES, Say, launch
 
 if TYPE_CHECKING:
     from asynchooks import ClusterTask, SessionRunContext, SessionRunValues
+
+Cluster = dict[str, list[str]]
+Say = Callable[[str], None]
 
 BEAT = 1.5
 """Heartbeat of these processes, in seconds."""
 NOTICED_SECS = BEAT + 3 + 2
 """Within this time the silence of a ps is noticed: 3 s are patience, 2 s for a busy machine."""
+
+
+def task_of(cluster: Cluster, name: str, **options: Any) -> ClusterTask:
+    from asynchooks import ClusterTask
+
+    job, index = name.split(":")
+    config = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
+    return ClusterTask.from_tf_config(json.dumps(config), **options)
 
 
 def global_step(scope: str) -> Any:
@@ -36,17 +54,94 @@ def global_step(scope: str) -> Any:
         )
 
 
-async def holding(say: Say, task: ClusterTask) -> None:
+def counting_graph(scope: str = "", device: Any = None, stride: int = 1) -> tuple[Any, Any]:
+    """A graph, and the op in it that moves its global step."""
+    import tensorflow as tf
+
+    graph = tf.Graph()
+    with graph.as_default(), tf.compat.v1.device(device):
+        return graph, tf.compat.v1.assign_add(global_step(scope), stride)
+
+
+async def alone(say: Say, address: str) -> None:
+    """A server outside of a cluster, which describes no task."""
+    import tensorflow as tf
+
+    server = tf.distribute.Server({"local": [address]}, job_name="local", task_index=0)
+    say("up")
+    server.join()
+
+
+async def stepwise(say: Say, target: str) -> None:
+    """A chief on a server outside of a cluster; each SIGUSR1 has it go on."""
     import anyio
-    import anyio.lowlevel
+
+    from asynchooks import MonitoredTrainingSession
+
+    with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
+        graph, train_op = counting_graph()
+        with graph.as_default():
+            session = MonitoredTrainingSession(target)
+        say("up")
+        await signals.__anext__()
+        async with session:
+            say("open")
+            await signals.__anext__()
+            for _ in range(5):
+                await session.run(train_op)
+
+
+async def serving(say: Say, task: ClusterTask, linger_secs: float = 10.0) -> None:
+    """A ps."""
+    task.start()
+    say("up")
+    await task.serve(linger_secs=linger_secs)
+    say("served")
+
+
+async def holding(say: Say, task: ClusterTask) -> None:
+    """A ps that serves until it is killed."""
+    import anyio
 
     task.start()
     say("up")
     await anyio.sleep_forever()
 
 
+async def starting(say: Say, task: ClusterTask) -> None:
+    """A process that only starts the server, and says the outcome."""
+    say("up")
+    try:
+        task.start()
+    except ValueError as error:
+        say(f"{type(error).__name__}: {error}")
+
+
+async def training(say: Say, task: ClusterTask, last_step: int) -> None:
+    """A chief or a worker, which trains as a script does."""
+    from asynchooks import MonitoredTrainingSession, StopAtStepHook
+
+    say("up")
+    async with task:
+        graph, train_op = counting_graph(device=task.device())
+        with graph.as_default():
+            session = MonitoredTrainingSession(
+                task.target,
+                task.is_chief,
+                config=task.config,
+                hooks=[StopAtStepHook(last_step=last_step)],
+            )
+        async with session:
+            await session.run(train_op)
+            say("stepped")
+            while not session.should_stop():
+                await session.run(train_op)
+        say(f"at {session.global_step.value}")
+    say("ended")
+
+
 async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any] | None]) -> None:
-    """Train several times, with a global step of its own each time; tell what a hook raised.
+    """Train several times, with a global step of its own each time; say what a hook raised.
 
     Args:
         rounds: what to do in each training; None: nothing.
@@ -93,7 +188,6 @@ async def working(
     """
     import anyio
     import anyio.lowlevel
-    import tensorflow as tf
 
     from asynchooks import (
         CheckpointSaverHook,
@@ -110,7 +204,7 @@ async def working(
 
     say = _one_at_a_time(say)
     if is_checked:
-        _tell_log(say)
+        _say_log(say)
     if not scope:
         say("up")
     runs, highest, said_at, results = 0, 0, 0.0, [0, 0]
@@ -130,9 +224,9 @@ async def working(
         async def after_run(
             self, run_context: SessionRunContext, run_values: SessionRunValues
         ) -> None:
-            is_told = raises_at is not None and not self._number
-            if is_told and run_context.global_step.value >= (raises_at or 0):
-                raise KeyError("as it was told")
+            limit = raises_at if self._number == 0 and raises_at is not None else math.inf
+            if run_context.global_step.value >= limit:
+                raise KeyError("as the test asked for")
 
     async def worker(number: int) -> None:
         nonlocal runs, highest, said_at
@@ -178,7 +272,7 @@ async def working(
         try:
             await creator.handle().global_step.wait_for(10**9, fails_on_loss=True)
         except StepSourceLostError as error:
-            say(f"told {error}")
+            say(f"lost: {error}")
         begun = time.monotonic()
         scope.cancel()
         await anyio.lowlevel.checkpoint()
@@ -187,10 +281,7 @@ async def working(
 
     if is_checked:
         await task.__aenter__()
-    graph = tf.Graph()
-    with graph.as_default(), tf.compat.v1.device(task.device()):
-        step = global_step(scope)
-        train_op = tf.compat.v1.assign_add(step, stride)
+    graph, train_op = counting_graph(scope, task.device(), stride)
     with graph.as_default():
         options: dict[str, Any] = {"config": task.config, "heartbeat_secs": heartbeat}
         if task.is_chief:
@@ -221,18 +312,63 @@ def _one_at_a_time(say: Say) -> Say:
     return said
 
 
-def _tell_log(say: Say) -> None:
+def _say_log(say: Say) -> None:
     """Have what asynchooks logs said, too."""
 
-    class Teller(logging.Handler):
+    class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             say(f"log {record.getMessage()}".replace("\n", " "))
 
     logger = logging.getLogger("asynchooks")
-    logger.addHandler(Teller())
+    logger.addHandler(Handler())
     logger.setLevel(logging.INFO)
 
 
+ROLES: dict[str, Callable[..., Awaitable[None]]] = {
+    each.__name__: each
+    for each in (alone, stepwise, serving, holding, starting, training, several, working)
+}
+
+
+def play(role: str, fifo: str, backend: str, task: Any, **options: Any) -> None:
+    """What a forked process does; `task` is a cluster and a name in it, if it has one."""
+    import anyio
+
+    with open(fifo, "w", buffering=1) as pipe:
+
+        async def main() -> None:
+            tasks = [] if task is None else [task_of(*task)]
+            await ROLES[role](lambda line: print(line, file=pipe), *tasks, **options)
+
+        try:
+            anyio.run(main, backend=backend)
+        except BaseException:
+            traceback.print_exc(file=pipe)
+            raise
+
+
+def launch() -> None:
+    """Do what each line says, until there are no more."""
+    import tensorflow
+
+    import asynchooks.tf
+
+    assert tensorflow
+    assert asynchooks.tf
+    gc.freeze()  # else each child, at its end, takes a second to look through TensorFlow
+    for line in sys.stdin:
+        command, argument = line.split(" ", 1)
+        if command == "start":
+            child = os.fork()
+            if child == 0:
+                os.close(0)
+                play(**json.loads(argument))
+                sys.exit(0)  # as a script does: the interpreter's end is part of what is tested
+            print(child, flush=True)
+        else:
+            _, status = os.waitpid(int(argument), 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    ROLES |= {"holding": holding, "several": several, "working": working}
     launch()
