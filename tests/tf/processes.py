@@ -52,7 +52,6 @@ class TaskProcess:
         self._launcher = launcher
         self.pid = pid
         self.lines: list[str] = []
-        self.heard_at: list[float] = []  # each of them, in seconds on the system's clock
         self._changed = threading.Condition()
         self._is_over = False
         self._code: int | None = None
@@ -66,7 +65,7 @@ class TaskProcess:
             for line in pipe if has_begun else []:
                 with self._changed:
                     self.lines.append(line.strip())
-                    self.heard_at.append(time.monotonic())
+                    self._launcher.story.append(f"{time.monotonic():.2f} {self.pid} {line}")
                     self._changed.notify_all()
         with self._changed:
             self._is_over = True
@@ -173,6 +172,7 @@ class TaskLauncher:
         self._to: IO[str] = self._process.stdin
         self._from: IO[str] = self._process.stdout
         self._children: list[TaskProcess] = []
+        self.story: list[str] = []  # all that all of them have said, and when
 
     def tell(self, line: str) -> str:
         print(line, file=self._to, flush=True)
@@ -221,24 +221,12 @@ class Cast:
     """The processes of one test, which train on one cluster."""
 
     def __init__(self, launcher: TaskLauncher, cluster: Cluster, backend: str) -> None:
-        self.launcher, self.cluster, self._backend = launcher, cluster, backend
-        self._all: list[TaskProcess] = []
+        self._launcher, self.cluster, self._backend = launcher, cluster, backend
 
     def start(
         self, role: str, name: str, cluster: Cluster | None = None, **options: Any
     ) -> TaskProcess:
-        cluster = cluster or self.cluster
-        self._all.append(self.launcher.start(role, cluster, name, self._backend, **options))
-        return self._all[-1]
-
-    def story(self) -> str:
-        """All that all of them have said, in order."""
-        said = [
-            (at, each.pid, line)
-            for each in self._all
-            for at, line in zip(each.heard_at, each.lines, strict=False)
-        ]
-        return "".join(f"{at:.2f} {pid} {line}\n" for at, pid, line in sorted(said))
+        return self._launcher.start(role, cluster or self.cluster, name, self._backend, **options)
 
     def ps(self, cluster: Cluster | None = None) -> TaskProcess:
         """A ps that serves until it is killed."""

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -117,29 +118,6 @@ async def starting(say: Say, task: ClusterTask) -> None:
         say(f"{type(error).__name__}: {error}")
 
 
-async def training(say: Say, task: ClusterTask, last_step: int) -> None:
-    """A chief or a worker, which trains as a script does."""
-    from asynchooks import MonitoredTrainingSession, StopAtStepHook
-
-    say("up")
-    async with task:
-        graph, train_op = counting_graph(device=task.device())
-        with graph.as_default():
-            session = MonitoredTrainingSession(
-                task.target,
-                task.is_chief,
-                config=task.config,
-                hooks=[StopAtStepHook(last_step=last_step)],
-            )
-        async with session:
-            await session.run(train_op)
-            say("stepped")
-            while not session.should_stop():
-                await session.run(train_op)
-        say(f"at {session.global_step.value}")
-    say("ended")
-
-
 async def several(say: Say, task: ClusterTask, rounds: Sequence[dict[str, Any] | None]) -> None:
     """Train several times, with a global step of its own each time; say what a hook raised.
 
@@ -182,7 +160,7 @@ async def working(
         pace: seconds between two runs of a worker.
         directory: where the chief saves, and restores from.
         raises_at: the step at which a hook of worker 0 raises.
-        is_checked: whether to compare clusters with the ps.
+        is_checked: whether to compare clusters with the ps, and to report the end to it.
         fails_on_loss: whether a task waits beside the workers that is to get the error of a loss.
         scope: what the name of the global step begins with.
     """
@@ -279,27 +257,26 @@ async def working(
         await anyio.lowlevel.checkpoint()
         say(f"left after {time.monotonic() - begun:.3f}")
 
-    if is_checked:
-        await task.__aenter__()
-    graph, train_op = counting_graph(scope, task.device(), stride)
-    with graph.as_default():
-        options: dict[str, Any] = {"config": task.config, "heartbeat_secs": heartbeat}
-        if task.is_chief:
-            chief = ChiefSessionCreator(None, task.target, checkpoint_dir=directory, **options)
-            creator = SharedSessionCreator(chief)
-        else:
-            creator = SharedSessionCreator(
-                WorkerSessionCreator(None, task.target, max_wait_secs=60, **options)
-            )
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        if fails_on_loss:
-            group.start_soon(wait_beside)
-        async with anyio.create_task_group() as inner:
-            for number in range(workers):
-                inner.start_soon(worker, number)
-        group.cancel_scope.cancel()
-    say(f"done {results[0]} {runs} {highest} {results[1]}")
+    async with task if is_checked else nullcontext():
+        graph, train_op = counting_graph(scope, task.device(), stride)
+        with graph.as_default():
+            options: dict[str, Any] = {"config": task.config, "heartbeat_secs": heartbeat}
+            if task.is_chief:
+                chief = ChiefSessionCreator(None, task.target, checkpoint_dir=directory, **options)
+                creator = SharedSessionCreator(chief)
+            else:
+                creator = SharedSessionCreator(
+                    WorkerSessionCreator(None, task.target, max_wait_secs=60, **options)
+                )
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            if fails_on_loss:
+                group.start_soon(wait_beside)
+            async with anyio.create_task_group() as inner:
+                for number in range(workers):
+                    inner.start_soon(worker, number)
+            group.cancel_scope.cancel()
+        say(f"done {results[0]} {runs} {highest} {results[1]}")
 
 
 def _one_at_a_time(say: Say) -> Say:
@@ -325,8 +302,7 @@ def _say_log(say: Say) -> None:
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    each.__name__: each
-    for each in (alone, stepwise, serving, holding, starting, training, several, working)
+    each.__name__: each for each in (alone, stepwise, serving, holding, starting, several, working)
 }
 
 

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import re
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,16 @@ from .models import (
     raising,
 )
 from .processes import TaskLauncher
-from .servers import Line, ServerProcess, chief_of, creator_of, listening, session_of, worker_of
+from .servers import (
+    Line,
+    NewThreads,
+    ServerProcess,
+    chief_of,
+    creator_of,
+    listening,
+    session_of,
+    worker_of,
+)
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -218,12 +226,6 @@ def announced(lines: list[Line]) -> list[float]:
     return [round(float(pause[1]), 2) for pause in pauses if pause]
 
 
-def threads_of_ours() -> set[threading.Thread]:
-    """But for those of memberships, which may be other tests': who waits is no member yet."""
-    ours = re.compile("asynchooks-(?!membership)")
-    return {each for each in threading.enumerate() if ours.match(each.name)}
-
-
 class ChiefWithCoroutine(ChiefSessionCreator):
     async def create_session(self) -> Any:
         return super().create_session()
@@ -261,8 +263,9 @@ async def test_without_a_chief_in_this_process_a_worker_looks_after_doubled_paus
     server: ServerProcess,
 ) -> None:
     session = worker_of(server, counting_model(), max_wait_secs=3)
+    message = f"{server.target}.* not ready .*max_wait_secs=3 s: it is not initialised; is its chie"
     with listening() as lines:
-        with pytest.raises(tf.errors.DeadlineExceededError, match="is its chief running"):
+        with pytest.raises(tf.errors.DeadlineExceededError, match=message):
             await session.__aenter__()
     assert announced(lines)[:2] == [0.25, 0.5]
     assert lines[1].at - lines[0].at >= 0.25
@@ -312,13 +315,12 @@ async def test_a_worker_learns_at_once_that_its_chief_could_not_open(
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["scope", "native"])
 async def test_a_worker_that_waits_is_cancelled_at_once_and_leaves_nothing_behind(
-    server: ServerProcess, anyio_backend: str, is_native: bool
+    server: ServerProcess, anyio_backend: str, threads: NewThreads, is_native: bool
 ) -> None:
     model = counting_model()
     chief = chief_of(server, counting_model())
     session = worker_of(server, model)
     waits = anyio.Event()
-    before = threads_of_ours()
     with listening(WAITING, waits.set):
         if is_native and anyio_backend == "asyncio":
             task = asyncio.ensure_future(session.__aenter__())
@@ -350,7 +352,7 @@ async def test_a_worker_that_waits_is_cancelled_at_once_and_leaves_nothing_behin
     assert session.raw_session() is None
     assert session.global_step.statistics().workers_open == 0
     assert not model.graph.finalized
-    for thread in threads_of_ours() - before:
+    for thread in threads():
         await anyio.to_thread.run_sync(thread.join, 20)
         assert not thread.is_alive()
     async with chief:  # a cancelled worker is not woken
@@ -381,7 +383,12 @@ async def test_a_worker_that_looks_at_a_silent_server_is_cancelled_soon(
     assert time.monotonic() - cancelled_at < 20
 
 
-async def test_workers_need_not_wait_for_a_model_that_is_ready(server: ServerProcess) -> None:
+async def test_without_time_to_wait_a_worker_takes_a_model_that_is_ready_alone(
+    server: ServerProcess,
+) -> None:
+    early = worker_of(server, counting_model(), max_wait_secs=0)
+    with pytest.raises(tf.errors.DeadlineExceededError, match="max_wait_secs=0 s: it is not init"):
+        await early.__aenter__()
     model = counting_model()
     async with chief_of(server, model) as chief:
         await chief.run(model.train_op)

@@ -32,21 +32,15 @@ class Figures:
 
     cycles: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    hangs: list[str] = field(default_factory=list)
-    overshoots: list[str] = field(default_factory=list)
-    lost_checkpoints: list[str] = field(default_factory=list)
-    bad_ends: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """The kind of each, and what happened."""
     end_secs: list[float] = field(default_factory=list)
-
-    def problems(self) -> list[str]:
-        return self.hangs + self.overshoots + self.lost_checkpoints + self.bad_ends
 
     def __str__(self) -> str:
         ends = sorted(self.end_secs) or [0.0]
         return (
             f"{self.cycles} cycles, {sum(self.faults.values())} faults {dict(self.faults)}, "
-            f"{len(self.hangs)} hangs, {len(self.overshoots)} overshoots, "
-            f"{len(self.lost_checkpoints)} lost checkpoints, {len(self.bad_ends)} bad ends; from "
+            f"problems {dict(Counter(kind for kind, _ in self.problems))}; from "
             f"the last fault to the end {ends[len(ends) // 2]:.1f} s, at most {ends[-1]:.1f} s"
         )
 
@@ -81,15 +75,15 @@ class Cycle:
         try:
             done = [each.done(HANGS_AFTER_SECS) for each in trainers]
         except AssertionError as error:
-            self._figures.hangs.append(f"{self._what} {error}")
+            self._problem("hang", str(error))
             return
         self._figures.end_secs.append(time.monotonic() - begun)
         step = self._step()
         if step > LIMIT:
-            self._figures.overshoots.append(f"{self._what} {step} of {LIMIT}: {done}")
+            self._problem("overshoot", f"{step} of {LIMIT}: {done}")
         codes = [each.ended() for each in trainers]
         if step < LIMIT or any(codes):
-            self._figures.bad_ends.append(f"{self._what} {step} of {LIMIT}: {done}, {codes}")
+            self._problem("bad end", f"{step} of {LIMIT}: {done}, {codes}")
 
     def _fault(self) -> None:
         name = self._random.choice(sorted(self._running))
@@ -115,6 +109,9 @@ class Cycle:
         elif name == "ps:0":
             self._check_restored(chief, saved, num_heard)
 
+    def _problem(self, kind: str, text: str) -> None:
+        self._figures.problems.append((kind, f"{self._what} {text}"))
+
     def _step(self) -> int:
         """Where training ended; of a ps that died just after that the last checkpoint knows."""
         try:
@@ -135,10 +132,10 @@ class Cycle:
         try:
             line = chief.hear_one(is_new, "a new epoch", HANGS_AFTER_SECS, after=num_heard)
         except AssertionError as error:
-            self._figures.hangs.append(f"{self._what} {error}")
+            self._problem("hang", str(error))
             return
         if int(line.split()[1]) < saved:
-            self._figures.lost_checkpoints.append(f"{self._what} {line}, saved was {saved}")
+            self._problem("lost checkpoint", f"{line}, saved was {saved}")
 
 
 def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
@@ -147,7 +144,8 @@ def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
     figures = Figures()
     until = time.monotonic() + soak_secs
     while time.monotonic() < until:
-        seed, num_problems = figures.cycles, len(figures.problems())
+        launcher.story.clear()
+        seed, num_problems = figures.cycles, len(figures.problems)
         cast = Cast(launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2])
         directory = tmp_path / str(seed)
         directory.mkdir()
@@ -155,8 +153,8 @@ def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
         launcher.end_all()
         figures.cycles += 1
         print(figures, flush=True)
-        if len(figures.problems()) > num_problems or figures.end_secs[-1:] > [SLOW_SECS]:
+        if len(figures.problems) > num_problems or figures.end_secs[-1:] > [SLOW_SECS]:
             story = tmp_path / f"{seed}.txt"
-            story.write_text(cast.story())
-            print("  see", story, *figures.problems()[num_problems:], flush=True)
-    assert figures.problems() == []
+            story.write_text("".join(launcher.story))
+            print("  see", story, *figures.problems[num_problems:], flush=True)
+    assert figures.problems == []

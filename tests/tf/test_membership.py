@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -22,7 +23,7 @@ from asynchooks.tf.cluster._membership_table import Place
 from asynchooks.tf.cluster._server import Server
 
 from .models import ChiefSessionCreator, Model, counting_model, let_others_run, monitored
-from .servers import ServerProcess, chief_of, creator_of, listening
+from .servers import ServerProcess, chief_of, creator_of, listening, worker_of
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
@@ -246,3 +247,61 @@ async def test_a_cancelled_wait_for_a_chief_leaves_nothing_behind() -> None:
         await let_others_run()
         group.cancel_scope.cancel()
     assert not server._slots
+
+
+class Cycle:
+    """Garbage that only a collection finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """No object is left out of garbage collections before the test, nor after it."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("nothing_frozen")
+async def test_old_objects_are_left_out_until_the_last_session_closes(
+    server: ServerProcess,
+) -> None:
+    old = Cycle()
+    before = weakref.ref(old)
+    async with chief_of(server, counting_model()):
+        async with worker_of(server, counting_model()):
+            pass
+        assert gc.get_freeze_count() > 100_000, "TensorFlow's modules alone are more"
+        new = Cycle()
+        since = weakref.ref(new)
+        del old, new
+        gc.collect()
+        assert before() is not None
+        assert since() is None
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert before() is None
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("nothing_frozen")
+async def test_what_the_program_has_frozen_stays_so(server: ServerProcess) -> None:
+    gc.freeze()
+    count = gc.get_freeze_count()
+    new = Cycle()
+    async with chief_of(server, counting_model()):
+        assert gc.get_freeze_count() <= count
+    assert gc.get_freeze_count() > 100_000
+    since = weakref.ref(new)
+    del new
+    gc.collect()
+    assert since() is None
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+async def test_a_session_in_this_process_leaves_collections_alone() -> None:
+    async with monitored(counting_model().graph):
+        assert gc.get_freeze_count() == 0

@@ -39,7 +39,7 @@ from .models import (
     raising,
 )
 from .processes import free_cluster
-from .servers import BEAT, Line, ServerProcess, chief_of, creator_of, listening, worker_of
+from .servers import BEAT, Line, ServerProcess, chief_of, creator_of, listening
 
 tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
@@ -352,9 +352,8 @@ async def test_queue_runners_that_block_on_a_silent_server_do_not_hold_its_recov
 async def test_a_chief_without_a_server_gives_up_after_its_attempts_and_says_each(
     unserved: str,
 ) -> None:
-    model = counting_model()
     recovery = Recovery(max_attempts=3, first_pause_secs=0.1, longest_pause_secs=0.15)
-    with model.graph.as_default():
+    with counting_model().graph.as_default():
         session = MonitoredTrainingSession(unserved, recovery=recovery)
     with listening() as lines:
         with pytest.raises(tf.errors.UnavailableError) as caught:
@@ -373,8 +372,7 @@ async def test_a_chief_without_a_server_gives_up_after_its_attempts_and_says_eac
 
 
 async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(unserved: str) -> None:
-    model = counting_model()
-    with model.graph.as_default():
+    with counting_model().graph.as_default():
         session = MonitoredTrainingSession(unserved, False, max_wait_secs=0.6)
     begun = time.monotonic()
     with listening() as lines:
@@ -388,16 +386,6 @@ async def test_a_worker_without_a_server_gives_up_once_when_its_time_is_over(uns
     assert isinstance(caught.value.__cause__, tf.errors.UnavailableError)
     assert not [line for line in lines if "recreating" in line.text]
     assert len(lines) == 2, "a try at once, after 0.25 s and at the end"
-
-
-async def test_a_worker_without_a_chief_gives_up_when_its_time_is_over(
-    server: ServerProcess,
-) -> None:
-    model = counting_model()
-    session = worker_of(server, model, max_wait_secs=0)
-    message = f"{server.target}.* not ready .*max_wait_secs=0 s: it is not initialised"
-    with pytest.raises(tf.errors.DeadlineExceededError, match=message):
-        await session.__aenter__()
 
 
 async def test_a_step_on_a_server_never_holds_the_event_loop(server: ServerProcess) -> None:
