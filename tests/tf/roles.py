@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -180,7 +179,6 @@ async def working(
         WorkerSessionCreator,
     )
 
-    say = _one_at_a_time(say)
     if is_checked:
         _say_log(say)
     if not scope:
@@ -279,16 +277,6 @@ async def working(
         say(f"done {results[0]} {runs} {highest} {results[1]}")
 
 
-def _one_at_a_time(say: Say) -> Say:
-    lock = threading.Lock()
-
-    def said(line: str) -> None:
-        with lock:
-            say(line)
-
-    return said
-
-
 def _say_log(say: Say) -> None:
     """Have what asynchooks logs said, too."""
 
@@ -310,17 +298,20 @@ def play(role: str, fifo: str, backend: str, task: Any, **options: Any) -> None:
     """What a forked process does; `task` is a cluster and a name in it, if it has one."""
     import anyio
 
-    with open(fifo, "w", buffering=1) as pipe:
+    pipe = os.open(fifo, os.O_WRONLY)
 
-        async def main() -> None:
-            tasks = [] if task is None else [task_of(*task)]
-            await ROLES[role](lambda line: print(line, file=pipe), *tasks, **options)
+    def say(line: str) -> None:
+        os.write(pipe, f"{line}\n".encode())  # in one piece, from any thread
 
-        try:
-            anyio.run(main, backend=backend)
-        except BaseException:
-            traceback.print_exc(file=pipe)
-            raise
+    async def main() -> None:
+        tasks = [] if task is None else [task_of(*task)]
+        await ROLES[role](say, *tasks, **options)
+
+    try:
+        anyio.run(main, backend=backend)
+    except BaseException:
+        say(traceback.format_exc())
+        raise
 
 
 def launch() -> None:

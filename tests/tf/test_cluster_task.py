@@ -248,23 +248,21 @@ async def test_a_server_that_is_no_ps_of_the_cluster_is_refused() -> None:
         await task_of(other, "worker:0", max_wait_secs=0.1).check_cluster()
 
 
-async def test_a_server_with_the_description_of_another_task_is_named() -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "worker:0"}, "worker:0 found worker:0 at {}; start ps:0 there"),
+        ({"version": "0.0.1"}, r"ps:0 at {} runs asynchooks 0\.0\.1, worker:0 \d"),
+    ],
+)
+async def test_a_server_that_describes_another_task_or_version_is_refused(
+    changes: dict[str, str], message: str
+) -> None:
     cluster = free_cluster(ps=1, worker=1)
     task = task_of(cluster, "ps:0")
-    text = '{"task": "worker:0", "cluster": {"ps:0": "%s", "worker:0": "%s"}}'
-    messages.write_task(task.target, text % (cluster["ps"][0], cluster["worker"][0]))
-    with pytest.raises(ClusterError, match="worker:0 found worker:0 at .*; start ps:0 there"):
-        await task_of(cluster, "worker:0").check_cluster()
-
-
-async def test_a_server_of_another_version_is_refused() -> None:
-    cluster = free_cluster(ps=1, worker=1)
-    task = task_of(cluster, "ps:0")
-    task_there = json.loads(messages.read_task(task.target))
-    messages.write_task(task.target, json.dumps({**task_there, "version": "0.0.1"}))
-    with pytest.raises(
-        ClusterError, match=rf"ps:0 at {cluster['ps'][0]} runs asynchooks 0\.0\.1, worker:0 \d"
-    ):
+    described = json.loads(messages.read_task(task.target))
+    messages.write_task(task.target, json.dumps({**described, **changes}))
+    with pytest.raises(ClusterError, match=message.format(cluster["ps"][0])):
         await task_of(cluster, "worker:0").check_cluster()
 
 
@@ -405,19 +403,9 @@ async def test_a_silent_ps_keeps_neither_the_end_nor_the_other_ps(start: Start) 
     assert lines == [], "all have it, and no request is sent"
 
 
-async def test_a_ps_that_is_killed_during_the_report_does_not_delay_the_end(start: Start) -> None:
-    cluster = free_cluster(ps=1, worker=1)
-    ps = start("serving", cluster, "ps:0")
-    ps.stop()
-    begun = time.monotonic()
-    async with anyio.create_task_group() as group:
-        group.start_soon(task_of(cluster, "worker:0").end)
-        await anyio.sleep(0.2)
-        ps.kill()
-    assert time.monotonic() - begun < 4
-
-
-async def test_a_cancelled_end_ends_at_once(start: Start) -> None:
+async def test_an_end_is_not_held_by_a_silent_ps_when_it_is_cancelled_or_the_ps_is_killed(
+    start: Start,
+) -> None:
     cluster = free_cluster(ps=1, worker=1)
     ps = start("serving", cluster, "ps:0")
     ps.stop()
@@ -426,3 +414,9 @@ async def test_a_cancelled_end_ends_at_once(start: Start) -> None:
         await task_of(cluster, "worker:0").end()
     assert scope.cancelled_caught
     assert time.monotonic() - begun < 0.9
+    begun = time.monotonic()
+    async with anyio.create_task_group() as group:
+        group.start_soon(task_of(cluster, "worker:0").end)
+        await anyio.sleep(0.2)
+        ps.kill()
+    assert time.monotonic() - begun < 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import threading
 import weakref
@@ -36,47 +37,38 @@ async def comes(fact: Callable[[], bool]) -> None:
             await anyio.sleep(0.01)
 
 
-class Neighbour:
-    """Another process in the table, which reads the slots."""
-
-    def __init__(self, server: ServerProcess, model: Model) -> None:
-        self._client = MembershipClient(Place.of(model.step), server.target, None, 4242, 10**9)
-        self._client.take_slot()
-        self.slot = self._client.slot
-
-    def slots(self) -> np.ndarray:
-        """int64, shape (slots, 4): process id, steps held, heartbeats, microseconds between."""
-        return self._client.heartbeat()[1]
-
-    def num_others(self) -> int:
-        return int(np.count_nonzero(self.slots()[:, 0])) - 1
-
-    def close(self) -> None:
-        self._client.close()
+NumOthers = Callable[[], int]
 
 
 @pytest.fixture
-def neighbours(server: ServerProcess) -> Iterator[Callable[[Model], Neighbour]]:
+def neighbour(server: ServerProcess) -> Iterator[Callable[[Model], NumOthers]]:
+    """Another process joins the table; it counts the others there."""
     with ExitStack() as stack:
-        yield lambda model: stack.enter_context(closing(Neighbour(server, model)))
+
+        def join(model: Model) -> NumOthers:
+            client = MembershipClient(Place.of(model.step), server.target, None, 4242, 10**9)
+            stack.enter_context(closing(client)).take_slot()
+            return lambda: int(np.count_nonzero(client.heartbeat()[1][:, 0])) - 1
+
+        yield join
 
 
 @pytest.mark.faults
 async def test_a_process_stays_until_the_last_worker_of_a_shared_session_has_left(
-    server: ServerProcess, neighbours: Any
+    server: ServerProcess, neighbour: Callable[[Model], NumOthers]
 ) -> None:
     model = counting_model()
     shared = SharedSessionCreator(creator_of(ChiefSessionCreator, server, model))
     async with monitored(model.graph, None, shared) as session:
-        neighbour = await anyio.to_thread.run_sync(neighbours, model)
-        await comes(lambda: neighbour.num_others() == 1)
+        num_others = await anyio.to_thread.run_sync(neighbour, model)
+        await comes(lambda: num_others() == 1)
         async with monitored(model.graph, None, shared):
             pass
         assert session.global_step.statistics().source is not None
         assert await session.run(model.train_op) == 1
-        assert await anyio.to_thread.run_sync(neighbour.num_others) == 1
+        assert await anyio.to_thread.run_sync(num_others) == 1
     assert session.global_step.statistics().source is None
-    await comes(lambda: neighbour.num_others() == 0)
+    await comes(lambda: num_others() == 0)
 
 
 class Held(ChiefSessionCreator):
@@ -86,15 +78,13 @@ class Held(ChiefSessionCreator):
         super().__init__(**options)
         self.is_inside, self.may_go_on = threading.Event(), threading.Event()
         self.log: list[str] = []
-        self.threads: list[threading.Thread] = []
-        self._guard = threading.Lock()
+        self._numbers = itertools.count()
 
     def create_session(self) -> Any:
-        self.threads.append(threading.current_thread())
-        with self._guard:
-            number = len([each for each in self.log if each.startswith("begins")])
-            self.log.append(f"begins {number}")
+        number = next(self._numbers)
+        self.log.append(f"begins {number}")
         if number == 0:
+            self.thread = threading.current_thread()
             self.is_inside.set()
             assert self.may_go_on.wait(60)
         session = super().create_session()
@@ -120,8 +110,8 @@ async def test_a_session_that_comes_after_its_task_was_cancelled_joins_nothing(
         await anyio.to_thread.run_sync(creator.is_inside.wait)
         group.cancel_scope.cancel()
     creator.may_go_on.set()
-    await anyio.to_thread.run_sync(creator.threads[0].join, 60)
-    assert not creator.threads[0].is_alive()
+    await anyio.to_thread.run_sync(creator.thread.join, 60)
+    assert not creator.thread.is_alive()
     assert creator.log == ["begins 0", "made 0"]
     assert known.global_step.statistics().source is None
 
@@ -159,14 +149,14 @@ async def test_a_chief_that_was_left_behind_restores_nothing_beside_the_one_that
 
 @pytest.mark.faults
 async def test_a_slot_is_freed_though_the_server_was_silent_at_the_end(
-    server: ServerProcess, neighbours: Any
+    server: ServerProcess, neighbour: Callable[[Model], NumOthers]
 ) -> None:
     model = counting_model()
     session = chief_of(server, model, stop_grace_period_secs=0.1)
     lost = threading.Event()  # a thread says so
     await session.__aenter__()
-    neighbour = await anyio.to_thread.run_sync(neighbours, model)
-    await comes(lambda: neighbour.num_others() == 1)
+    num_others = await anyio.to_thread.run_sync(neighbour, model)
+    await comes(lambda: num_others() == 1)
     with listening("The source of global_step is lost", lost.set):
         server.stop()
         assert await anyio.to_thread.run_sync(lost.wait, 60)
@@ -175,7 +165,7 @@ async def test_a_slot_is_freed_though_the_server_was_silent_at_the_end(
         await session.__aexit__(None, None, None)
     assert session.global_step.statistics().source is None
     server.go_on()
-    await comes(lambda: neighbour.num_others() == 0)
+    await comes(lambda: num_others() == 0)
 
 
 @pytest.mark.faults
