@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import tensorflow as tf
@@ -31,12 +30,11 @@ class Heartbeat:
     are further servers that must answer.
     """
 
-    def __init__(
-        self, master: str, secs: float, others: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, master: str, secs: float, others: Mapping[str, str] | None = None) -> None:
         self.loss = Loss()
         self._servers = {"the server": master}
-        self._servers.update({f"the server of {name}": each for name, each in others.items()})
+        for name, target in (others or {}).items():
+            self._servers[f"the server of {name}"] = target
         self._timeout = secs / 2
         self._stopped = threading.Event()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..._engine.base import Engine, Slot
+from ..._engine.base import Slot
 from ..._engine.current import current_engine
 from ..._engine.threads import Outcome, run_blocking
 from ..._errors import ClusterError
@@ -228,32 +228,37 @@ class EndOfTraining:
                 "asynchooks-start",
                 _close_late,
             )
-            await self._wait(engine, receiver, linger_secs)
+            while True:
+                # the slot before the names are read: none is missed
+                slot = receiver.slot = Slot(engine, "the end of training")
+                if receiver.error is not None:
+                    raise receiver.error
+                now = engine.now()
+                until = self._ends_at(now, linger_secs)
+                if now >= until:
+                    return
+                await engine.park(slot, until)
         finally:
             self._is_awaited = False
             if receiver is not None:
                 with engine.shielded(_GRACE_SECS):
                     await run_blocking(engine, receiver.close, 0, "asynchooks-serve-end")
 
-    async def _wait(self, engine: Engine, receiver: _Receiver, linger_secs: float) -> None:
-        while True:
-            slot = receiver.slot = Slot(engine, "the end of training")  # before the names are read
-            if receiver.error is not None:
-                raise receiver.error
-            if self._chief in self._ended:
-                self._chief_ended_at = min(self._chief_ended_at, engine.now())
-            missing = sorted(self._trainers - self._ended)
-            if not missing:
-                logger.info("Training has ended everywhere; %s ends", self._name)
-                return
-            until = self._chief_ended_at + linger_secs
-            if engine.now() >= until:
-                logger.warning(
-                    "The chief ended %g s ago, and the end of %s was not reported; %s ends",
-                    linger_secs, ", ".join(missing), self._name,
-                )  # fmt: skip
-                return
-            await engine.park(slot, until)
+    def _ends_at(self, now: float, linger_secs: float) -> float:
+        """When this ps ends, if no other end is reported before."""
+        if self._chief in self._ended:
+            self._chief_ended_at = min(self._chief_ended_at, now)
+        missing = sorted(self._trainers - self._ended)
+        if not missing:
+            logger.info("Training has ended everywhere; %s ends", self._name)
+            return now
+        until = self._chief_ended_at + linger_secs
+        if now >= until:
+            logger.warning(
+                "The chief ended %g s ago, and the end of %s was not reported; %s ends",
+                linger_secs, ", ".join(missing), self._name,
+            )  # fmt: skip
+        return until
 
 
 class _Receiver:
@@ -269,18 +274,14 @@ class _Receiver:
         self._thread.start()
 
     def _receive(self) -> None:
-        try:
-            while not self._is_closing:
+        while self.error is None and not self._is_closing:
+            try:
                 # "" is sent by `close`
                 self._ended.add(self._session.run(self._session.dequeue).decode())
-                self._wake()
-        except BaseException as error:
-            self.error = error
-            self._wake()
-
-    def _wake(self) -> None:
-        if self.slot is not None:
-            self.slot.wake()
+            except BaseException as error:
+                self.error = error
+            if self.slot is not None:
+                self.slot.wake()
 
     def close(self) -> None:
         """End the thread: one within TensorFlow when the process exits may abort the process."""

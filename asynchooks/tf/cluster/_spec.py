@@ -74,7 +74,22 @@ def checked_tasks(cluster: Any) -> Tasks:
     tasks = {job: dict(sorted(tasks[job].items())) for job in JOBS if tasks.get(job)}
     if not tasks:
         raise ValueError(f"the cluster is empty; give for each job its addresses: {_EXAMPLE}")
-    _check_roles(tasks)
+    if "ps" not in tasks:
+        raise ValueError(
+            f"the cluster has no ps, but only {', '.join(tasks)}; variables are placed on a ps: "
+            f"{_EXAMPLE}"
+        )
+    chiefs = chiefs_of(tasks)
+    if len(chiefs) > 1:
+        raise ValueError(
+            f"the cluster has {len(chiefs)} chiefs: {', '.join(chiefs)}; one initialises the "
+            "model: make the others workers"
+        )
+    if not chiefs:
+        raise ValueError(
+            "the cluster has no chief: neither a chief nor a master nor a worker 0; one of them "
+            "initialises the model"
+        )
     seen: dict[str, str] = {}
     for name, address in named(tasks).items():
         if (other := seen.setdefault(address.lower(), name)) != name:
@@ -95,7 +110,7 @@ def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
     given = tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks)
     found = {integer(f"an index of the job {job}", key, least=0): each for key, each in given}
     for index, address in found.items():
-        check_address(f"{job}:{index}", address)
+        _check_address(f"{job}:{index}", address)
     if job == "ps" and sorted(found) != list(range(len(found))):
         raise ValueError(
             f"the job ps has the indices {sorted(found)}; variables are laid out over all of "
@@ -104,7 +119,7 @@ def _checked_job(job: Any, tasks: Any) -> dict[int, str]:
     return found
 
 
-def check_address(name: str, address: Any) -> None:
+def _check_address(name: str, address: Any) -> None:
     """Raise ValueError (TypeError for other types than str) unless it is "host:port"."""
     right = f'{name} has the address {_shown(address)}; give "host:port", as "10.0.0.1:2222"'
     if not isinstance(address, str):
@@ -126,25 +141,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or parts.netloc != address or "@" in address or address.split() != [address]:
         raise ValueError("that is not one host and one port")
     return host, port
-
-
-def _check_roles(tasks: Tasks) -> None:
-    if "ps" not in tasks:
-        raise ValueError(
-            f"the cluster has no ps, but only {', '.join(tasks)}; variables are placed on a ps: "
-            f"{_EXAMPLE}"
-        )
-    chiefs = chiefs_of(tasks)
-    if len(chiefs) > 1:
-        raise ValueError(
-            f"the cluster has {len(chiefs)} chiefs: {', '.join(chiefs)}; one initialises the "
-            "model: make the others workers"
-        )
-    if not chiefs:
-        raise ValueError(
-            "the cluster has no chief: neither a chief nor a master nor a worker 0; one of them "
-            "initialises the model"
-        )
 
 
 def check_task(tasks: Tasks, job: Any, given: Any) -> int:
@@ -174,15 +170,15 @@ def chiefs_of(tasks: Tasks) -> list[str]:
     return list(named(tasks, CHIEF_JOBS)) or ["worker:0"] * (0 in tasks.get("worker", {}))
 
 
-def differences(one: Mapping[str, str], other: Mapping[str, str], most: int = 5) -> str:
-    """Where two clusters, as name -> address, differ, for messages."""
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Where two clusters, as name -> address, differ, for messages; at most five places."""
     found = [
         f"{name} is {one.get(name, 'missing')} here and {other.get(name, 'missing')} there"
         for name in sorted(one.keys() | other.keys())
         if one.get(name) != other.get(name)
     ]
-    more = [f"and {len(found) - most} tasks more"] if len(found) > most else []
-    return ", ".join(found[:most] + more)
+    more = [f"and {len(found) - 5} tasks more"] if len(found) > 5 else []
+    return ", ".join(found[:5] + more)
 
 
 def _shown(value: Any) -> str:
