@@ -80,19 +80,19 @@ class TaskProcess:
                 raise AssertionError("\n".join(self.lines))
             return bool(self.lines)
 
-    def hear(self, text: str, secs: float = 60.0, *, after: int = 0) -> str:
+    def expect(self, text: str, secs: float = 60.0, *, after: int = 0) -> str:
         """The first line that begins so, of those after the given number of lines."""
-        return self.hear_one(lambda line: line.startswith(text), repr(text), secs, after=after)
+        return self.expect_line(lambda line: line.startswith(text), repr(text), secs, after=after)
 
-    def hear_step(self, step: int, secs: float = 60.0, *, after: int = 0) -> int:
+    def expect_step(self, step: int, secs: float = 60.0, *, after: int = 0) -> int:
         """The first step that it has said to have made which is not below this one."""
 
         def is_it(line: str) -> bool:
             return line.startswith("step ") and int(line.split()[1]) >= step
 
-        return int(self.hear_one(is_it, f"step {step}", secs, after=after).split()[1])
+        return int(self.expect_line(is_it, f"step {step}", secs, after=after).split()[1])
 
-    def hear_one(
+    def expect_line(
         self, is_it: Callable[[str], bool], what: str, secs: float, *, after: int = 0
     ) -> str:
         def found() -> str | None:
@@ -101,12 +101,12 @@ class TaskProcess:
         with self._changed:
             self._changed.wait_for(lambda: found() or self._is_over, secs)
             line = found()
-        assert line, f"{what} was not heard within {secs} s but {self.lines[-60:]}"
+        assert line, f"{what} was not said within {secs} s but {self.lines[-60:]}"
         return line
 
     def done(self, secs: float = 90.0) -> Done:
         """What it has done, once its training has ended."""
-        return Done.of(self.hear("done ", secs))
+        return Done.of(self.expect("done ", secs))
 
     def ended(self, secs: float = 60.0) -> int:
         """Its exit code, once it has ended by itself; negative is a signal."""
@@ -217,16 +217,16 @@ def launched(tmp_path_factory: Any) -> Iterator[TaskLauncher]:
         launcher.close()
 
 
-class Cast:
+class RunningCluster:
     """The processes of one test, which train on one cluster."""
 
-    def __init__(self, launcher: TaskLauncher, cluster: Cluster, backend: str) -> None:
-        self._launcher, self.cluster, self._backend = launcher, cluster, backend
+    def __init__(self, launcher: TaskLauncher, addresses: Cluster, backend: str) -> None:
+        self._launcher, self.addresses, self._backend = launcher, addresses, backend
 
     def start(
         self, role: str, name: str, cluster: Cluster | None = None, **options: Any
     ) -> TaskProcess:
-        return self._launcher.start(role, cluster or self.cluster, name, self._backend, **options)
+        return self._launcher.start(role, cluster or self.addresses, name, self._backend, **options)
 
     def ps(self, cluster: Cluster | None = None) -> TaskProcess:
         """A ps that serves until it is killed."""

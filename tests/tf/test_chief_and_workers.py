@@ -68,7 +68,7 @@ async def test_a_worker_waits_for_a_chief_in_another_process_and_follows_its_ste
     ):
         async with anyio.create_task_group() as group:
             group.start_soon(work)
-            await anyio.to_thread.run_sync(chief.hear, "open")
+            await anyio.to_thread.run_sync(chief.expect, "open")
             await waits_for_step.wait()
             assert session.global_step.value == 0
             chief.signal(signal.SIGUSR1)

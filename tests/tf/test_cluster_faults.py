@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .processes import Cast, Done, TaskLauncher, TaskProcess, free_cluster, read_step
+from .processes import Done, RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
 from .proxy import Proxy
 from .roles import BEAT, NOTICED_SECS, Cluster
 
@@ -19,41 +19,43 @@ pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
-on_trio = pytest.mark.parametrize("cast", ["trio"], indirect=True)
+on_trio = pytest.mark.parametrize("cluster", ["trio"], indirect=True)
 
 
 @pytest.fixture
-def cast(launcher: TaskLauncher, request: pytest.FixtureRequest) -> Cast:
+def cluster(launcher: TaskLauncher, request: pytest.FixtureRequest) -> RunningCluster:
     """A cluster with one ps, a chief and two workers."""
     backend = getattr(request, "param", "asyncio")
-    return Cast(launcher, free_cluster(ps=1, chief=1, worker=2), backend)
+    return RunningCluster(launcher, free_cluster(ps=1, chief=1, worker=2), backend)
 
 
-def pair_of(cast: Cast, last_step: int, directory: Path) -> list[TaskProcess]:
+def pair_of(cluster: RunningCluster, last_step: int, directory: Path) -> list[TaskProcess]:
     """The chief, which saves every 20 steps, and a worker process, with two workers each."""
     options = {"workers": 2, "pace": 0.02, "directory": str(directory)}
-    return [cast.trains(name, last_step, **options) for name in ("chief:0", "worker:0")]
+    return [cluster.trains(name, last_step, **options) for name in ("chief:0", "worker:0")]
 
 
-def check_end(cast: Cast, processes: list[TaskProcess], last_step: int) -> None:
+def check_end(cluster: RunningCluster, processes: list[TaskProcess], last_step: int) -> None:
     """All have trained up to the last step exactly, and have ended cleanly."""
     for each in processes:
         assert each.done().value == last_step
         assert each.ended() == 0
-    assert read_step(cast.cluster) == last_step
+    assert read_step(cluster.addresses) == last_step
 
 
 @pytest.mark.faults
-def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_path: Path) -> None:
-    ps = cast.ps()
-    processes = pair_of(cast, 400, tmp_path)
+def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    ps = cluster.ps()
+    processes = pair_of(cluster, 400, tmp_path)
     for each in processes:
-        each.hear_step(70)
+        each.expect_step(70)
     epochs = [each.epoch for each in processes]
     ps.kill()
     saved = max(int(each.stem.split("-")[-1]) for each in tmp_path.glob("*.index"))
-    cast.ps()
-    check_end(cast, processes, 400)
+    cluster.ps()
+    check_end(cluster, processes, 400)
     for each, before in zip(processes, epochs, strict=True):
         assert each.done().epoch > before
         assert min(each.steps(each.epoch)) > saved, "the last checkpoint was restored"
@@ -61,87 +63,91 @@ def test_after_a_ps_was_killed_all_go_on_from_the_checkpoint(cast: Cast, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("secs", "cast"),
+    ("secs", "cluster"),
     [
         pytest.param(3, "asyncio", marks=pytest.mark.faults),
         pytest.param(20, "asyncio", marks=pytest.mark.slow),
         pytest.param(20, "trio", marks=pytest.mark.slow),
     ],
-    indirect=["cast"],
+    indirect=["cluster"],
 )
 def test_after_a_ps_was_stopped_for_seconds_training_goes_on(
-    secs: float, cast: Cast, tmp_path: Path
+    secs: float, cluster: RunningCluster, tmp_path: Path
 ) -> None:
-    ps = cast.ps()
-    processes = pair_of(cast, 300, tmp_path)
+    ps = cluster.ps()
+    processes = pair_of(cluster, 300, tmp_path)
     for each in processes:
-        each.hear_step(60)
+        each.expect_step(60)
     ps.stop()
     for each in processes:
-        each.hear("source LOST", NOTICED_SECS)
+        each.expect("source LOST", NOTICED_SECS)
     time.sleep(secs)  # what is tested is that nothing ends meanwhile
     assert not any(line.startswith("done") for each in processes for line in each.lines)
     ps.go_on()
-    check_end(cast, processes, 300)
+    check_end(cluster, processes, 300)
 
 
 @pytest.mark.faults
 @on_trio
-def test_without_their_chief_workers_train_on_to_the_limit(cast: Cast, tmp_path: Path) -> None:
-    cast.ps()
-    processes = chief, *workers = pair_of(cast, 200, tmp_path)
+def test_without_their_chief_workers_train_on_to_the_limit(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    cluster.ps()
+    processes = chief, *workers = pair_of(cluster, 200, tmp_path)
     for each in processes:
-        each.hear_step(60)
+        each.expect_step(60)
     chief.kill()
     epochs = [each.epoch for each in workers]
-    check_end(cast, workers, 200)
+    check_end(cluster, workers, 200)
     assert [each.done().epoch for each in workers] == epochs
 
 
 @pytest.mark.faults
-def test_a_chief_that_comes_again_restores_and_all_go_on(cast: Cast, tmp_path: Path) -> None:
-    cast.ps()
-    chief = cast.trains("chief:0", 700, workers=2, pace=0.02, directory=str(tmp_path))
-    worker = cast.trains("worker:0", 700, pace=0.05)  # too slow to end without a chief
+def test_a_chief_that_comes_again_restores_and_all_go_on(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    cluster.ps()
+    chief = cluster.trains("chief:0", 700, workers=2, pace=0.02, directory=str(tmp_path))
+    worker = cluster.trains("worker:0", 700, pace=0.05)  # too slow to end without a chief
     for each in (chief, worker):
-        each.hear_step(70)
+        each.expect_step(70)
     chief.kill()
     epoch = worker.epoch
-    chief = cast.trains("chief:0", 700, workers=4, directory=str(tmp_path))
-    check_end(cast, [chief, worker], 700)
+    chief = cluster.trains("chief:0", 700, workers=4, directory=str(tmp_path))
+    check_end(cluster, [chief, worker], 700)
     assert worker.done().epoch == epoch + 1
     assert min(worker.steps(epoch + 1)) >= 60, "a checkpoint was restored"
 
 
 @pytest.mark.faults
-def test_a_worker_that_dies_with_tickets_leaves_them_to_the_others(cast: Cast) -> None:
-    cast.ps()
-    chief = cast.trains("chief:0", 1000, workers=2, pace=0.05)  # 40 steps a second
-    victim = cast.trains("worker:0", 1000, workers=8)
-    chief.hear("started 0")
-    victim.hear_step(100)
+def test_a_worker_that_dies_with_credits_leaves_them_to_the_others(cluster: RunningCluster) -> None:
+    cluster.ps()
+    chief = cluster.trains("chief:0", 1000, workers=2, pace=0.05)  # 40 steps a second
+    victim = cluster.trains("worker:0", 1000, workers=8)
+    chief.expect("started 0")
+    victim.expect_step(100)
     victim.kill()
-    again = cast.trains("worker:0", 1000, workers=8)
-    assert again.hear_step(1) > 100, "it has joined again"
-    assert "are given to others" in again.hear("log worker:0 has restarted")
-    again.hear_step(800)
+    again = cluster.trains("worker:0", 1000, workers=8)
+    assert again.expect_step(1) > 100, "it has joined again"
+    assert "are given to others" in again.expect("log worker:0 has restarted")
+    again.expect_step(800)
     again.kill()
     begun = time.monotonic()
     assert chief.done().value == 1000
     assert time.monotonic() - begun < 200 / 40 + 2 * BEAT + 5
-    check_end(cast, [chief], 1000)
+    check_end(cluster, [chief], 1000)
 
 
 @pytest.mark.faults
-def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cast: Cast) -> None:
-    cast.ps()
-    chief = cast.trains("chief:0", 1000, workers=2, pace=0.01)  # 200 steps a second
-    victim = cast.trains("worker:0", 1000, workers=8)
-    victim.hear_step(100)
+def test_what_a_stopped_worker_has_under_way_does_not_come_on_top(cluster: RunningCluster) -> None:
+    cluster.ps()
+    chief = cluster.trains("chief:0", 1000, workers=2, pace=0.01)  # 200 steps a second
+    victim = cluster.trains("worker:0", 1000, workers=8)
+    victim.expect_step(100)
     victim.stop()
-    assert "it keeps the" in chief.hear("log worker:0 has sent no heartbeat")
+    assert "it keeps the" in chief.expect("log worker:0 has sent no heartbeat")
     victim.go_on()
-    check_end(cast, [chief, victim], 1000)
+    check_end(cluster, [chief, victim], 1000)
 
 
 @pytest.mark.slow
@@ -150,18 +156,18 @@ def test_workers_that_die_at_any_moment_never_keep_the_end(launcher: TaskLaunche
     random_ = random.Random(7)
     late = []
     for cycle in range(20):
-        cast = Cast(launcher, free_cluster(ps=1, chief=1, worker=2), "asyncio")
-        cast.ps()
-        chief = cast.trains("chief:0", 300, workers=2)
-        victims = [cast.trains(f"worker:{each}", 300, workers=4) for each in range(2)]
+        cluster = RunningCluster(launcher, free_cluster(ps=1, chief=1, worker=2), "asyncio")
+        cluster.ps()
+        chief = cluster.trains("chief:0", 300, workers=2)
+        victims = [cluster.trains(f"worker:{each}", 300, workers=4) for each in range(2)]
         for each in victims:
-            each.hear_step(1)
+            each.expect_step(1)
             time.sleep(random_.uniform(0, 0.4))
             each.kill()
         begun = time.monotonic()
         assert chief.done().value == 300, cycle
         late.append(time.monotonic() - begun)
-        check_end(cast, [chief], 300)
+        check_end(cluster, [chief], 300)
         launcher.end_all()
     print(f"seconds from the last kill to the end: {sorted(late)}")
     assert max(late) < 2 * BEAT + 5
@@ -170,25 +176,25 @@ def test_workers_that_die_at_any_moment_never_keep_the_end(launcher: TaskLaunche
 @pytest.mark.faults
 @on_trio
 def test_while_the_ps_is_silent_waits_can_be_cancelled_and_raise_on_request(
-    cast: Cast, tmp_path: Path
+    cluster: RunningCluster, tmp_path: Path
 ) -> None:
-    ps = cast.ps()
-    chief = cast.trains("chief:0", 100, pace=0.02, fails_on_loss=True, directory=str(tmp_path))
-    chief.hear("source LIVE")
-    chief.hear_step(20)
+    ps = cluster.ps()
+    chief = cluster.trains("chief:0", 100, pace=0.02, fails_on_loss=True, directory=str(tmp_path))
+    chief.expect("source LIVE")
+    chief.expect_step(20)
     ps.stop()
     begun = time.monotonic()
-    assert "no news of other processes arrives" in chief.hear("lost: ")
+    assert "no news of other processes arrives" in chief.expect("lost: ")
     assert time.monotonic() - begun < NOTICED_SECS
-    assert float(chief.hear("left after").split()[-1]) < 0.1
-    assert chief.hear("cancelled") == "cancelled True"
-    assert "no answer for" in chief.hear("log The source of global_step is lost")
-    chief.hear("source LOST")
-    num_heard = len(chief.lines)
+    assert float(chief.expect("left after").split()[-1]) < 0.1
+    assert chief.expect("cancelled") == "cancelled True"
+    assert "no answer for" in chief.expect("log The source of global_step is lost")
+    chief.expect("source LOST")
+    num_before = len(chief.lines)
     ps.go_on()
-    chief.hear("source LIVE", after=num_heard)
-    chief.hear("log The source of global_step is live", after=num_heard)
-    check_end(cast, [chief], 100)
+    chief.expect("source LIVE", after=num_before)
+    chief.expect("log The source of global_step is live", after=num_before)
+    check_end(cluster, [chief], 100)
 
 
 NAMES = ["chief:0", "worker:0", "worker:1"]
@@ -197,12 +203,13 @@ Round = list[dict[str, Any]]
 """What each process does in one training; those that are left out take no part."""
 
 
-def trained(cast: Cast, rounds: list[Round]) -> list[list[Done]]:
+def trained(cluster: RunningCluster, rounds: list[Round]) -> list[list[Done]]:
     """Train on one cluster again and again; for each round what each process has done."""
-    cast.ps()
+    cluster.ps()
     of_each = zip_longest(*rounds)  # what each process does in each round
     processes = [
-        cast.start("several", name, rounds=each) for name, each in zip(NAMES, of_each, strict=False)
+        cluster.start("several", name, rounds=each)
+        for name, each in zip(NAMES, of_each, strict=False)
     ]
     ends = [ends_of(each) for each in processes]
     return [[next(end) for end in ends[: len(each)]] for each in rounds]
@@ -216,16 +223,16 @@ def ends_of(process: TaskProcess) -> Iterator[Done]:
 
     at = 0
     while True:
-        line = process.hear_one(is_end, "the end", 60, after=at)
+        line = process.expect_line(is_end, "the end", 60, after=at)
         at = process.lines.index(line, at) + 1
         yield Done.of(line) if line.startswith("done") else Done(-1, 0, 0, 0)
 
 
-def check(cast: Cast, rounds: list[Round]) -> None:
+def check(cluster: RunningCluster, rounds: list[Round]) -> None:
     """Each of them has stopped where it should have."""
-    for number, (wanted, done) in enumerate(zip(rounds, trained(cast, rounds), strict=True)):
+    for number, (wanted, done) in enumerate(zip(rounds, trained(cluster, rounds), strict=True)):
         limit, stride = wanted[0]["last_step"], wanted[0].get("stride", 1)
-        step = read_step(cast.cluster, f"round{number}")
+        step = read_step(cluster.addresses, f"round{number}")
         assert limit <= step < limit + stride, (wanted, done)
         assert {each.value for each in done} <= {step, -1}, (wanted, done)
         if -1 not in {each.value for each in done}:
@@ -233,11 +240,11 @@ def check(cast: Cast, rounds: list[Round]) -> None:
 
 
 @pytest.mark.faults
-def test_training_stops_exactly_at_its_limit_in_all_processes(cast: Cast) -> None:
+def test_training_stops_exactly_at_its_limit_in_all_processes(cluster: RunningCluster) -> None:
     slow = {"pace": 0.03}
     waits = {"workers": 4, "waits": [58] * 4}
     check(
-        cast,
+        cluster,
         [
             [{"last_step": 1, "workers": 8}, {"last_step": 1}],
             [{"last_step": 60, "workers": 3}, {"last_step": 60, "workers": 8}],
@@ -251,7 +258,7 @@ def test_training_stops_exactly_at_its_limit_in_all_processes(cast: Cast) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
-def test_training_stops_exactly_at_any_limit(cast: Cast, seed: int) -> None:
+def test_training_stops_exactly_at_any_limit(cluster: RunningCluster, seed: int) -> None:
     random_ = random.Random(seed)
     rounds = []
     for _ in range(20):
@@ -269,20 +276,22 @@ def test_training_stops_exactly_at_any_limit(cast: Cast, seed: int) -> None:
             for part in range(random_.randint(1, 3))
         ]
         rounds.append(a_round)
-    check(cast, rounds)
+    check(cluster, rounds)
 
 
 @pytest.mark.faults
 @on_trio
-def test_workers_start_gradually_across_processes_and_long_before_their_chief(cast: Cast) -> None:
-    cast.ps()
+def test_workers_start_gradually_across_processes_and_long_before_their_chief(
+    cluster: RunningCluster,
+) -> None:
+    cluster.ps()
     waits = {"worker:0": [40, 10, 70], "worker:1": [60, 20, 50]}
     processes = [
-        cast.trains(name, 120, workers=3, waits=each, pace=0.02) for name, each in waits.items()
+        cluster.trains(name, 120, workers=3, waits=each, pace=0.02) for name, each in waits.items()
     ]
     for each in processes:
-        each.hear("log Waiting for model to be ready")
-    chief = cast.trains("chief:0", 120, workers=2, waits=[0, 30], pace=0.02)
+        each.expect("log Waiting for model to be ready")
+    chief = cluster.trains("chief:0", 120, workers=2, waits=[0, 30], pace=0.02)
     assert [each.done().value for each in (chief, *processes)] == [120] * 3
     assert chief.started[0] == 0
     assert chief.started[1] >= 30
@@ -295,16 +304,16 @@ def test_workers_start_gradually_across_processes_and_long_before_their_chief(ca
 class Divided:
     """A cluster in which worker 0 and the ps know each other through proxies alone.
 
-    Each is told another cluster, so that the worker must not compare its own with the ps's.
+    Each is given another cluster, so that the worker must not compare its own with the ps's.
     """
 
     def __init__(self, launcher: TaskLauncher) -> None:
         real = free_cluster(ps=1, chief=1, worker=1)
         self.to_ps, self.to_worker = Proxy(real["ps"][0]), Proxy(real["worker"][0])
-        self.cast = Cast(launcher, real, "asyncio")
+        self.cluster = RunningCluster(launcher, real, "asyncio")
         self.of_worker: Cluster = {**real, "ps": [self.to_ps.address]}
         self.proxies = [self.to_ps, self.to_worker]
-        self.cast.ps({**real, "worker": [self.to_worker.address]})
+        self.cluster.ps({**real, "worker": [self.to_worker.address]})
 
 
 @pytest.fixture
@@ -320,56 +329,59 @@ def divided(launcher: TaskLauncher) -> Iterator[Divided]:
 def test_a_worker_that_was_cut_off_trains_again_and_others_go_on(
     hangs_up: bool, divided: Divided
 ) -> None:
-    cast = divided.cast
+    cluster = divided.cluster
     # slow, so that the other one has something to do in the end
-    chief = cast.trains("chief:0", 800, pace=0.05, is_checked=False)
+    chief = cluster.trains("chief:0", 800, pace=0.05, is_checked=False)
     options = {"workers": 4, "pace": 0.02, "is_checked": False}
-    worker = cast.start("working", "worker:0", divided.of_worker, last_step=800, **options)
-    chief.hear_step(40)
-    worker.hear_step(40)
-    num_heard = len(worker.lines)
+    worker = cluster.start("working", "worker:0", divided.of_worker, last_step=800, **options)
+    chief.expect_step(40)
+    worker.expect_step(40)
+    num_before = len(worker.lines)
     for each in divided.proxies:
         each.cut()
         if hangs_up:
             each.hang_up()
-    worker.hear("source LOST", NOTICED_SECS, after=num_heard)
-    chief.hear_step(chief.steps(chief.epoch)[-1] + 30)
-    num_heard = len(worker.lines)
+    worker.expect("source LOST", NOTICED_SECS, after=num_before)
+    chief.expect_step(chief.steps(chief.epoch)[-1] + 30)
+    num_before = len(worker.lines)
     for each in divided.proxies:
         each.heal()
-    worker.hear("source LIVE", after=num_heard)
-    worker.hear("step ", after=num_heard)
+    worker.expect("source LIVE", after=num_before)
+    worker.expect("step ", after=num_before)
     assert (chief.done().value, worker.done().value) == (800, 800)
     assert (chief.ended(), worker.ended()) == (0, 0)
-    assert read_step({"ps": cast.cluster["ps"]}) == 800
+    assert read_step(cluster.addresses) == 800
 
 
 def settled(proxy: Proxy) -> int:
-    """How many bytes have been passed on, once a second has gone by without one."""
+    """How many bytes have been passed on, once three seconds have gone by without one.
+
+    On a busy machine a second may lie between two of the first requests of a membership.
+    """
     before = -1
     while before != proxy.num_bytes:
         before = proxy.num_bytes
-        time.sleep(1)
+        time.sleep(3)
     return before
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_while_its_workers_wait_nothing_leaves_a_process(workers: int, divided: Divided) -> None:
-    cast = divided.cast
-    chief = cast.trains("chief:0", 400, pace=0.02, is_checked=False)
+    cluster = divided.cluster
+    chief = cluster.trains("chief:0", 400, pace=0.02, is_checked=False)
     options = {"workers": workers, "waits": [300] * workers, "is_checked": False, "heartbeat": 60}
-    waiting = cast.start("working", "worker:0", divided.of_worker, last_step=400, **options)
-    chief.hear_step(1)
+    waiting = cluster.start("working", "worker:0", divided.of_worker, last_step=400, **options)
+    chief.expect_step(1)
     chief.stop()
-    waiting.hear(f"opened {workers - 1}")
-    waiting.hear("source LIVE")
+    waiting.expect(f"opened {workers - 1}")
+    waiting.expect("source LIVE")
     before = settled(divided.to_ps)
     chief.go_on()
-    chief.hear_step(150, after=len(chief.lines))
+    chief.expect_step(150, after=len(chief.lines))
     assert divided.to_ps.num_bytes == before
     assert len(waiting.started) == 0
-    waiting.hear(f"started {workers - 1}")
+    waiting.expect(f"started {workers - 1}")
     assert min(waiting.started.values()) >= 300
     assert divided.to_ps.num_bytes > before
     assert (chief.done().value, waiting.done().value) == (400, 400)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .processes import Cast, TaskLauncher, TaskProcess, free_cluster, read_step
+from .processes import RunningCluster, TaskLauncher, TaskProcess, free_cluster, read_step
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(0)]
@@ -48,25 +48,27 @@ class Figures:
 class Cycle:
     """One training, with faults."""
 
-    def __init__(self, cast: Cast, directory: Path, seed: int, figures: Figures) -> None:
-        self._cast, self._directory, self._figures = cast, directory, figures
+    def __init__(
+        self, cluster: RunningCluster, directory: Path, seed: int, figures: Figures
+    ) -> None:
+        self._cluster, self._directory, self._figures = cluster, directory, figures
         self._random = random.Random(seed)
         self._what = f"cycle with seed {seed}:"
         self._running: dict[str, TaskProcess] = {}
 
     def start(self, name: str) -> TaskProcess:
         if name == "ps:0":
-            self._running[name] = self._cast.ps()
+            self._running[name] = self._cluster.ps()
         else:
             options: dict[str, Any] = {"workers": 2, "pace": 0.02}
             directory = str(self._directory)
-            self._running[name] = self._cast.trains(name, LIMIT, directory=directory, **options)
+            self._running[name] = self._cluster.trains(name, LIMIT, directory=directory, **options)
         return self._running[name]
 
     def run(self) -> None:
         for name in ("ps:0", "chief:0", "worker:0", "worker:1"):
             self.start(name)
-        self._running["chief:0"].hear("started", 60)
+        self._running["chief:0"].expect("started", 60)
         for _ in range(self._random.randint(1, 4)):
             time.sleep(self._random.uniform(0, 2))
             self._fault()
@@ -99,7 +101,7 @@ class Cycle:
             time.sleep(self._random.choice([0.2, 1.0, 4.0]))
             victim.go_on()
             return
-        num_heard = len(chief.lines)
+        num_before = len(chief.lines)
         victim.kill()
         saved = max([0, *(int(each.stem.split("-")[-1]) for each in self._saved())])
         time.sleep(self._random.choice([0.0, 0.5]))
@@ -107,7 +109,7 @@ class Cycle:
         if name == "chief:0":
             self._check_restored(self._running[name], saved, 0)
         elif name == "ps:0":
-            self._check_restored(chief, saved, num_heard)
+            self._check_restored(chief, saved, num_before)
 
     def _problem(self, kind: str, text: str) -> None:
         self._figures.problems.append((kind, f"{self._what} {text}"))
@@ -115,22 +117,22 @@ class Cycle:
     def _step(self) -> int:
         """Where training ended; of a ps that died just after that the last checkpoint knows."""
         try:
-            return read_step(self._cast.cluster)
+            return read_step(self._cluster.addresses)
         except tf.errors.FailedPreconditionError:
             return max(int(each.stem.split("-")[-1]) for each in self._saved())
 
     def _saved(self) -> list[Path]:
         return list(self._directory.glob("model.ckpt-*.index"))
 
-    def _check_restored(self, chief: TaskProcess, saved: int, num_heard: int) -> None:
-        epoch = chief.epoch if num_heard else -1
+    def _check_restored(self, chief: TaskProcess, saved: int, num_before: int) -> None:
+        epoch = chief.epoch if num_before else -1
 
         def is_new(line: str) -> bool:
             words = line.split()
             return words[0] == "done" or (words[0] == "step" and int(words[2]) > epoch)
 
         try:
-            line = chief.hear_one(is_new, "a new epoch", HANGS_AFTER_SECS, after=num_heard)
+            line = chief.expect_line(is_new, "a new epoch", HANGS_AFTER_SECS, after=num_before)
         except AssertionError as error:
             self._problem("hang", str(error))
             return
@@ -146,10 +148,12 @@ def test_no_fault_makes_training_hang_overshoot_or_lose_a_checkpoint(
     while time.monotonic() < until:
         launcher.story.clear()
         seed, num_problems = figures.cycles, len(figures.problems)
-        cast = Cast(launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2])
+        cluster = RunningCluster(
+            launcher, free_cluster(ps=1, chief=1, worker=2), ("asyncio", "trio")[seed % 2]
+        )
         directory = tmp_path / str(seed)
         directory.mkdir()
-        Cycle(cast, directory, seed, figures).run()
+        Cycle(cluster, directory, seed, figures).run()
         launcher.end_all()
         figures.cycles += 1
         print(figures, flush=True)

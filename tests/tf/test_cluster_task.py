@@ -140,7 +140,7 @@ def test_a_second_process_for_one_task_is_refused(launcher: TaskLauncher) -> Non
     cluster = free_cluster(ps=1, worker=1)
     launcher.start("serving", cluster, "ps:0")
     second = launcher.start("starting", cluster, "ps:0")
-    second.hear("ClusterError: ps:0 is to listen")
+    second.expect("ClusterError: ps:0 is to listen")
     assert "by another ps:0 that still runs, or by another program" in second.lines[-1]
     assert second.ended() == 0
 
@@ -159,7 +159,7 @@ async def test_a_killed_worker_keeps_the_ps_no_longer_than_the_linger_time(start
     ps = start("serving", cluster, "ps:0", linger_secs=0.2)
     start("working", cluster, "worker:0", last_step=10**9)
     worker = start("working", cluster, "worker:1", last_step=10**9)
-    worker.hear("step ")
+    worker.expect("step ")
     assert worker.kill() == -9
     await task_of(cluster, "worker:0").end()
     assert (ps.ended(), ps.lines[-1]) == (0, "served")
