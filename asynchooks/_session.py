@@ -38,7 +38,7 @@ from ._errors import ModelRestored, StopTraining, is_clean_end, is_input_end, sh
 from ._hook import AnyHook, SessionRunArgs, SessionRunContext
 from ._running.dispatch import HookList, values_of
 from ._running.lifecycle import SessionLifecycle
-from ._running.merge import MergedRun
+from ._running.merge import MergedRun, wrong_feeds
 from ._running.phase import OneRun, Phase
 from ._running.raw_run import NOT_HERE, RawRuns, Unfinished
 from ._running.step_context import StepContext, check_step_fn
@@ -184,7 +184,7 @@ class MonitoredSession(AsyncOnly):
         if self._enters_graph:
             return await self._enter_run(fetches, feed_dict, options, run_metadata)
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
-            raise TypeError(f"feed_dict is {feed_dict!r}; give a mapping of feeds to values")
+            raise wrong_feeds("feed_dict is", feed_dict)
         hooks, stops, failures = self._hooks, self._stops, 0
         while True:  # one attempt after the other, as long as the raw session is lost
             one_run.is_under_way = True

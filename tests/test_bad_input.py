@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from asynchooks import (
@@ -356,6 +357,10 @@ async def test_what_is_no_function_is_refused_where_it_would_be_awaited() -> Non
             await session.or_stop(3)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="feed_dict is 3; give a mapping"):
             await session.run("calls", 3)
+        batch = [np.zeros((32, 784)), np.zeros(32)]  # as a loader gives it
+        with pytest.raises(TypeError, match=r'such as \{"batch": batch\} for a step fun') as raised:
+            await session.run("calls", batch)
+        assert len(str(raised.value)) < 400
     with pytest.raises(TypeError, match="fn is 3; give an async function"):
         Coordinator().start_soon(3)  # type: ignore[arg-type]
 

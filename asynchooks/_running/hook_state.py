@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .._errors import CheckpointError, DamagedCheckpointError, add_note
+from .._errors import CheckpointError, DamagedCheckpointError, add_note, shown
 from .._hook import SessionRunHook
 
 logger = logging.getLogger("asynchooks")
@@ -88,7 +88,7 @@ def _texts(
             continue
         try:
             if not isinstance(state, Mapping):
-                raise TypeError(f"expected a dict, got {state!r}")
+                raise TypeError(f"expected a dict, got {shown(state)}")
             is_taken_back = type(hook).load_state_dict is not SessionRunHook.load_state_dict
             if state and not is_taken_back:
                 raise TypeError("it has a state_dict, and no load_state_dict; write that, too")

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from .._errors import add_note, tensorflow_train
+from .._errors import add_note, shown, tensorflow_train
 from .._hook import SessionRunArgs, SessionRunValues
 from ..backends._raw_session import RawSession
 
@@ -49,9 +49,8 @@ class MergedRun:
             self._option_requests.append(request.options)
         if request.feed_dict:
             if not isinstance(request.feed_dict, Mapping):
-                raise TypeError(
-                    f"{type(hook).__name__}.before_run returned the feed_dict "
-                    f"{request.feed_dict!r}; give a mapping of feeds to values"
+                raise wrong_feeds(
+                    f"{type(hook).__name__}.before_run returned the feed_dict", request.feed_dict
                 )
             self._add_feeds(request.feed_dict, type(hook).__name__)
 
@@ -127,12 +126,20 @@ class MergedRun:
         )
 
 
+def wrong_feeds(what: str, feeds: object) -> TypeError:
+    """The error for feeds that are no mapping, such as a batch as a loader gives it."""
+    return TypeError(
+        f"{what} {shown(feeds)}; give a mapping from names to values, such as "
+        '{"batch": batch} for a step function with the parameter batch'
+    )
+
+
 def _converted(request: Any, hook: str) -> SessionRunArgs:
     """What one of TensorFlow's hooks asks for."""
     train = tensorflow_train()
     if train is not None and isinstance(request, train.SessionRunArgs):
         return SessionRunArgs(*request)
     raise TypeError(
-        f"{hook}.before_run returned {request!r}; "
+        f"{hook}.before_run returned {shown(request)}; "
         "expected SessionRunArgs(fetches, feed_dict, options) or None"
     )

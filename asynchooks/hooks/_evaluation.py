@@ -11,14 +11,14 @@ from .. import _check
 from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
 from .._engine.threads import is_async
-from .._errors import StopTraining, is_input_end, out_of_range_types
+from .._errors import StopTraining, is_input_end, out_of_range_types, shown
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
 from .._stopping.backoff import Restart
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._creator import close_raw
 from ..backends._raw_session import RawSession, raw_session_of
-from ._metrics import Metric, Results
+from ._metrics import Metric, Results, to_float
 from ._summaries import SummaryWriter, TimedOutputHook
 
 logger = logging.getLogger("asynchooks")
@@ -286,7 +286,7 @@ class EvaluationHook(TimedOutputHook):
 def _as_numbers(source: str, results: object) -> dict[str, float]:
     if not isinstance(results, Mapping):
         raise TypeError(
-            f"{source} returned {results!r}; expected a mapping of names to numbers, such as "
+            f"{source} returned {shown(results)}; expected a mapping of names to numbers, such as "
             '{"accuracy": 0.93}'
         )
     numbers = {}
@@ -305,12 +305,12 @@ def _as_number(source: str, key: str, value: object) -> float:
     is_scalar = not isinstance(value, (str, bytes)) and getattr(value, "ndim", 0) == 0
     if is_scalar and isinstance(value, SupportsFloat):
         try:
-            return float(value)
+            return to_float(value)
         except Exception as raised:  # a graph's variable has one that adds ops to the graph
             error = raised
     raise TypeError(
-        f"{source} returned {key!r}: {value!r} of type {type(value).__name__}; expected one number "
-        "(of an array its mean, of a graph's tensor what session.run gives for it)"
+        f"{source} returned {key!r}: {shown(value)} of type {type(value).__name__}; expected one "
+        "number (of an array its mean, of a graph's tensor what session.run gives for it)"
     ) from error
 
 

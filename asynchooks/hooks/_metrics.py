@@ -168,13 +168,22 @@ def described(value: Any) -> str:
     return shown(value)
 
 
+def to_float(value: Any) -> float:
+    """The value as a float, of an array or a tensor its one element.
+
+    By `item`, where there is one: `float` warns of NumPy's arrays of one element, and of PyTorch's
+    tensors with a gradient.
+    """
+    item = getattr(value, "item", None)
+    return float(value if item is None else item())
+
+
 def as_number(value: Any, metric: Any) -> float:
     """The value as a float; MetricError if it is NaN, or not a number."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError("a text is no number")
-        # NumPy only warns of an array of one element
-        number = float(value if getattr(value, "ndim", 0) == 0 else value.item())
+        number = to_float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise MetricError(
             f"the metric {named(metric)} is {described(value)}; give one number"

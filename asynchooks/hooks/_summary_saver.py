@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._errors import shown
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_graph
+from ._metrics import to_float
 from ._summaries import EventWriter, TimedOutputHook, scalar_summary, session_start
 
 
@@ -93,17 +95,17 @@ class SummarySaverHook(TimedOutputHook):
             return result
         if not self._takes_numbers:
             raise ValueError(
-                f"summary_op gave {result!r}; give fetches of summaries, such as "
+                f"summary_op gave {shown(result)}; give fetches of summaries, such as "
                 "tf.compat.v1.summary.scalar(...) returns"
             )
         try:
             if isinstance(result, str):
                 raise TypeError("a text is no number")
-            return scalar_summary(str(asked), float(result))
+            return scalar_summary(str(asked), to_float(result))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"summary_op {asked!r} gave {result!r}; expected a number, a Summary message, or "
-                "its bytes; return one of those from the step function under that name"
+                f"summary_op {asked!r} gave {shown(result)}; expected a number, a Summary message, "
+                "or its bytes; return one of those from the step function under that name"
             ) from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -10,13 +10,17 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
+    EarlyStoppingHook,
     EvaluationHook,
     FunctionSessionCreator,
+    LoggingTensorHook,
     MonitoredSession,
+    NanTensorHook,
     SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
     StopAtStepHook,
+    SummarySaverHook,
 )
 
 torch = pytest.importorskip("torch")
@@ -128,3 +132,29 @@ async def test_a_checkpoint_holds_the_weights_of_one_step(background: bool, tmp_
     counts = {int(each["step"]) for each in second.optimizer.state.values()}
     assert counts == {LAST_STEP}
     assert len(second.was_training) == LAST_STEP - 30
+
+
+async def test_a_loss_with_its_gradient_needs_no_detaching(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(()))
+
+    def step() -> dict[str, Any]:
+        weight.grad = None
+        loss = weight**2
+        loss.backward()
+        weight.data -= 0.1 * weight.grad
+        return {"loss": loss}
+
+    evaluation = EvaluationHook(lambda session, step: {"loss": weight * 2}, every_n_steps=2)
+    hooks = [
+        NanTensorHook("loss"), EarlyStoppingHook("loss", patience=9), evaluation,
+        LoggingTensorHook(["loss"], every_n_iter=1), StopAtStepHook(last_step=4),
+        SummarySaverHook(save_steps=1, output_dir=str(tmp_path), summary_op="loss"),
+    ]  # fmt: skip
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        while not session.should_stop():
+            await session.run("loss")
+    assert evaluation.latest is not None
+    assert evaluation.latest["loss"] == pytest.approx(2 * 0.8**4)
+    assert [str(each.message) for each in recwarn if "requires_grad" in str(each.message)] == []
