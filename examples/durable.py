@@ -3,7 +3,7 @@
 A softmax regression in NumPy learns real handwritten digits. Checkpoints are written beside the
 steps, evaluation runs between them, and training ends when the accuracy no longer gets better,
 with the best weights. Started again, it goes on from the newest intact checkpoint, data position
-and all. Remove the directory to start anew.
+and all. Remove the directory to start from scratch.
 """
 
 from __future__ import annotations

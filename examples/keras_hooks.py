@@ -42,7 +42,7 @@ class Dashboard:
 
 
 class SendLoss(ah.SessionRunHook):
-    """Sends the loss every few steps; nobody waits for a slow dashboard but this hook."""
+    """Sends the loss every few steps; only this hook waits for a slow dashboard."""
 
     def __init__(self, port: int, every_n_steps: int) -> None:
         self.port = port

@@ -32,7 +32,7 @@ def gradient(parameters: Any, worker: Worker) -> Any:
 
 
 def loss(parameters: Any) -> float:
-    """Cross entropy on images that nobody trains on."""
+    """Cross entropy on images that are not trained on."""
     return float(-np.mean(np.log(softmax(X[NUM_TRAIN:] @ parameters)[Y[NUM_TRAIN:] == 1])))
 
 

@@ -174,7 +174,7 @@ def test_a_shared_creator_of_a_shared_creator_is_refused() -> None:
         SharedSessionCreator(counting_creator(), num_workers=0)
 
 
-async def test_use_before_entering_is_told() -> None:
+async def test_use_before_entering_is_refused() -> None:
     session = MonitoredSession([], counting_creator())
     for call in (session.run("calls"), session.run_step_fn(step_fn), session.or_stop(settle)):
         with pytest.raises(RuntimeError, match="before the session was opened"):
@@ -184,7 +184,7 @@ async def test_use_before_entering_is_told() -> None:
     assert not session.should_stop()
 
 
-async def test_use_after_leaving_is_told() -> None:
+async def test_use_after_leaving_is_refused() -> None:
     async with MonitoredSession([], counting_creator()) as session:
         pass
     for call in (session.run("calls"), session.run_step_fn(step_fn), session.or_stop(settle)):
@@ -194,14 +194,14 @@ async def test_use_after_leaving_is_told() -> None:
         await session.__aenter__()
 
 
-async def test_opening_twice_at_once_is_told() -> None:
+async def test_opening_twice_at_once_is_refused() -> None:
     async with MonitoredSession([], counting_creator()) as session:
         with pytest.raises(RuntimeError, match="the session is open already"):
             await session.__aenter__()
         assert await session.run("calls") == 1
 
 
-async def test_two_runs_at_once_are_told_and_the_first_goes_on() -> None:
+async def test_the_second_of_two_runs_at_once_is_refused_and_the_first_goes_on() -> None:
     gate = anyio.Event()
 
     async def step() -> dict[str, int]:
@@ -220,7 +220,7 @@ async def test_two_runs_at_once_are_told_and_the_first_goes_on() -> None:
         assert await session.run("x") == 1
 
 
-async def test_a_run_within_a_step_fn_is_told_what_to_use() -> None:
+async def test_a_run_within_a_step_fn_is_an_error_that_says_what_to_use() -> None:
     async with MonitoredSession([], counting_creator()) as session:
 
         async def nested(step_context: StepContext) -> None:
@@ -231,7 +231,7 @@ async def test_a_run_within_a_step_fn_is_told_what_to_use() -> None:
 
 
 @pytest.mark.parametrize("returned", [3, "loss", ["loss"], {"fetches": "loss"}])
-async def test_before_run_that_returns_something_else_is_told(returned: Any) -> None:
+async def test_before_run_that_returns_something_else_is_refused(returned: Any) -> None:
     class Wrong(SessionRunHook):
         async def before_run(self, run_context: SessionRunContext) -> Any:
             return returned
@@ -249,7 +249,7 @@ class Feeds(SessionRunHook):
         return SessionRunArgs(None, self.feeds)
 
 
-async def test_feeds_that_clash_are_told() -> None:
+async def test_feeds_that_clash_are_refused() -> None:
     def step(x: int = 0, y: int = 0) -> dict[str, int]:
         return {"sum": x + y}
 
@@ -265,7 +265,7 @@ async def test_feeds_that_clash_are_told() -> None:
             await session.run("sum")
 
 
-async def test_a_waiter_whose_step_can_never_come_is_told() -> None:
+async def test_a_waiter_whose_step_can_never_come_gets_an_error() -> None:
     creator = SharedSessionCreator(counting_creator(), num_workers=1)
     with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
         async with MonitoredSession([GlobalStepWaiterHook(5)], creator) as session:
@@ -340,7 +340,7 @@ async def test_step_fn_s_request_stop_reaches_the_caller_and_leaves_a_block_clea
         raise AssertionError("not reached")
 
 
-async def test_waits_with_odd_arguments_are_told() -> None:
+async def test_waits_with_odd_arguments_are_refused() -> None:
     step = GlobalStep()
     for odd in (1.5, "10", None):
         with pytest.raises(TypeError, match="give the global step to wait for, an integer"):

@@ -503,7 +503,7 @@ async def test_a_checkpoint_waits_on_for_a_call_in_a_thread_and_says_so(
     assert not gated.model.overlaps
 
 
-async def test_who_waits_for_long_is_told_of_the_remedy_once(
+async def test_a_long_wait_logs_the_remedy_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_sync, "_PATIENCE_SECS", 0.01)

@@ -159,17 +159,17 @@ async def test_a_fetch_that_is_no_name_says_what_to_give(fetches: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [None, 3, [("loss", 1)]])
-async def test_a_step_that_returns_no_mapping_is_told(outputs: Any) -> None:
+async def test_a_step_that_returns_no_mapping_is_an_error(outputs: Any) -> None:
     with pytest.raises(StepFunctionError, match="expected a mapping"):
         await run_once(FunctionSessionCreator(lambda: outputs), [])
 
 
-async def test_a_bad_global_step_is_told() -> None:
+async def test_a_bad_global_step_is_an_error() -> None:
     with pytest.raises(StepFunctionError, match=r'output "global_step" is None'):
         await run_once(FunctionSessionCreator(lambda: {"global_step": None}), [])
 
 
-async def test_feeds_that_do_not_fit_are_told() -> None:
+async def test_feeds_that_do_not_fit_are_an_error() -> None:
     with pytest.raises(FeedError, match=r"unknown \['rat'\].* it takes \['batch', 'rate'\]"):
         await run_once(FunctionSessionCreator(step), "loss", {"rat": 1})
     with pytest.raises(FeedError, match=r"missing \['x'\]"):
@@ -181,7 +181,7 @@ async def test_feeds_that_do_not_fit_are_told() -> None:
     with pytest.raises(FeedError) as caught:
         await run_once(FunctionSessionCreator(needs), [], {"image": 1})
     assert str(caught.value) == (
-        "the step function test_feeds_that_do_not_fit_are_told.<locals>.needs got feeds named "
+        "the step function test_feeds_that_do_not_fit_are_an_error.<locals>.needs got feeds named "
         "['image']: unknown ['image'], missing ['images']; it takes ['images', 'rate'], of which "
         "it needs ['images']. Feed its parameters by their names, and nothing else: "
         'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'

@@ -231,7 +231,7 @@ async def test_a_stop_asked_for_is_seen_by_later_hooks_and_ends_after_the_run(
     assert [each.results for each in hooks[2].values] == [1, 2]
 
 
-async def test_the_caller_s_feeds_and_the_hooks_are_merged_in_each_run_anew() -> None:
+async def test_the_caller_s_feeds_and_the_hooks_are_merged_again_in_each_run() -> None:
     fed: list[Any] = []
 
     def step(**feeds: Any) -> dict[str, Any]:
@@ -560,7 +560,7 @@ async def test_a_lost_session_runs_its_hooks_again(moment: str, kind: Any) -> No
     assert [each.is_closed for each in sessions] == [True] * 3
 
 
-async def test_attempts_are_bounded_and_counted_anew_after_a_run_that_worked() -> None:
+async def test_attempts_are_bounded_and_counted_from_zero_after_a_run_that_worked() -> None:
     lost = [PreemptionError(f"lost {n}") for n in range(5)]
     scripts: list[list[Any]] = [
         [lost[0]], [lost[1]], [{"x": 1}, lost[2]], [lost[3]], [lost[4]],

@@ -191,7 +191,7 @@ async def test_an_item_that_no_run_has_used_is_given_to_the_next_loop() -> None:
     assert seen == [0, 1, 2, 3]
 
 
-async def test_a_list_is_read_anew_by_each_loop() -> None:
+async def test_each_loop_reads_a_list_from_its_start() -> None:
     seen = []
     async with MonitoredSession([], Diary().creator) as session:
         for _ in range(2):
