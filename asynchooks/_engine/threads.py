@@ -368,12 +368,6 @@ class StepRunner:
         if not probe.in_thread and probe is self.last_in_thread:
             self.close()  # a thousand workers need not keep a thousand threads
 
-    async def run(
-        self, fn: Callable[[], Any], times: StepTimes, key: Hashable, loss: Loss | None = None
-    ) -> Any:
-        """Call `fn` and return its value; steps of one `key` take about the same time."""
-        return await self.run_probed(fn, self.probe(times, key), loss)
-
     def run_probed(
         self,
         fn: Callable[[], Any],
@@ -381,9 +375,10 @@ class StepRunner:
         loss: Loss | None = None,
         when_late: WhenLate = drop,
     ) -> Awaitable[Any]:
-        """As `run`, with what is known of the step at hand.
+        """Call `fn` where steps of its kind are best run, and return its value.
 
         Args:
+            probe: what is known of the kind; steps of one kind take about the same time.
             loss: ends the wait for a call in a thread that will never return.
             when_late: gets the outcome of a call in a thread after a cancellation.
         """

@@ -1,16 +1,34 @@
-"""A parameter server on a Dask worker does what one in this process does."""
+"""A parameter server on a Dask worker: verbs, waits, processes that die or fall silent."""
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
-from asynchooks import StateDictSaver
-from asynchooks.distributed import DaskCluster, RemoteParameterServer, host_parameter_server
+from asynchooks import (
+    FunctionSessionCreator,
+    GlobalStepWaiterHook,
+    MonitoredSession,
+    StateDictSaver,
+    StepSourceLostError,
+    StepUnreachableError,
+    StopTraining,
+)
+from asynchooks.distributed import (
+    DaskCluster,
+    RemoteParameterServer,
+    ServerAddress,
+    SourceState,
+    host_parameter_server,
+)
 from asynchooks.protocols import (
     Asynchronous,
     DiscardStale,
@@ -25,7 +43,7 @@ from asynchooks.protocols import (
 )
 
 from ..protocols.worlds import ALL, make_server
-from .clusters import addresses, is_stopped, native, results, until
+from .clusters import addresses, comes, is_stopped, native, other_process, results, until
 from .programs import NUM_WORKERS, train, train_bare
 
 pytestmark = pytest.mark.faults
@@ -280,3 +298,363 @@ async def test_training_continues_from_a_state_that_was_fetched_and_saved(
             await server.load_state_dict(state)
             parameters, version = await server.pull(0)
             assert (parameters.tolist(), version) == ([0.9, 0.9], 1)
+
+
+@pytest.mark.anyio
+async def test_no_warning_when_all_workers_here_wait_for_other_processes(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def step() -> dict[str, Any]:
+        return {"none": 0}
+
+    async with native(client) as own:
+        async with (
+            host_parameter_server(own, np.ones(2), Asynchronous(), num_workers=1) as server,
+            RemoteParameterServer(server.address, own) as other,
+        ):
+            creator = FunctionSessionCreator(step, global_step=server.global_step)
+            async with (
+                MonitoredSession([GlobalStepWaiterHook(1)], creator) as session,
+                anyio.create_task_group() as group,
+            ):
+                group.start_soon(session.run, "none")
+                await until(server, blocked_requests=2)
+                await other.push(0, np.ones(2), 0)
+    assert not [each for each in caplog.messages if "open workers wait" in each]
+
+
+@pytest.mark.anyio
+async def test_many_waits_are_one_blocked_request_and_none_leaves_meanwhile(client: Any) -> None:
+    num_workers = 40
+    async with native(client) as own:
+        async with (
+            host_parameter_server(
+                own, np.ones(2), Synchronous(), num_workers=num_workers
+            ) as server,
+            anyio.create_task_group() as group,
+        ):
+
+            async def work(worker: int) -> None:
+                await server.begin_step(worker)
+                parameters, version = await server.pull(worker)
+                await server.push(worker, parameters, version)
+                await server.end_step(worker)
+
+            for worker in range(num_workers - 1):
+                group.start_soon(work, worker)
+            before = await until(server, waits=num_workers - 1)
+            await anyio.sleep(0.3)
+            after = await server.statistics()
+            assert after.blocked_requests == 1
+            assert after.requests == before.requests + 1
+            await work(num_workers - 1)
+        assert server.version == 1
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client: Any) -> None:
+    async with native(client) as own:
+        async with host_parameter_server(own, np.ones(2), Synchronous(), num_workers=2) as server:
+            await server.begin_step(0)
+            await server.push(0, np.ones(2), 0)
+            for verb in (server.end_step, server.begin_step, server.end_step):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(verb, 0)
+                    await until(server, waits=1)
+                    group.cancel_scope.cancel()
+                await until(server, waits=0)
+            with anyio.move_on_after(0):  # in the request itself
+                await server.begin_step(0)
+            before = await until(server, waits=0, collected=1)
+            await anyio.sleep(0.1)
+            assert (await server.statistics()).requests <= before.requests + 5  # it is not repeated
+            async with anyio.create_task_group() as group:
+                group.start_soon(server.begin_step, 0)
+                await server.push(1, np.ones(2), 0)
+            assert (await server.pull(0)).version == 1
+
+
+@pytest.mark.anyio
+async def test_closing_ends_the_waits_of_all_processes(client: Any) -> None:
+    ended: list[str] = []
+    async with native(client) as own:
+        async with (
+            host_parameter_server(own, np.ones(2), Synchronous(), num_workers=3) as server,
+            RemoteParameterServer(server.address, own) as other,
+        ):
+
+            async def begin() -> None:
+                assert await is_stopped(other.begin_step(1))
+                ended.append("begin")
+
+            async def end() -> None:
+                await other.end_step(0)
+                ended.append("end")
+
+            async def step() -> None:
+                with pytest.raises(StepUnreachableError, match="global_step 7 can no longer come"):
+                    await other.global_step.wait_for(7)
+                ended.append("step")
+
+            await other.push(0, np.ones(2), 0)
+            await other.push(1, np.ones(2), 0)
+            async with anyio.create_task_group() as group:
+                for each in (begin, end, step):
+                    group.start_soon(each)
+                await until(server, waits=2)
+                await server.close()
+            assert sorted(ended) == ["begin", "end", "step"]
+            assert other.is_over
+            with pytest.raises(StopTraining, match="the parameter server is closed"):
+                await other.begin_step(0)
+            assert (await other.push(2, np.ones(2), 0)).is_discarded
+
+
+@pytest.mark.anyio
+async def test_a_wait_ends_with_its_session(client: Any) -> None:
+    async with native(client) as own:
+        async with host_parameter_server(own, np.ones(2), Synchronous(), num_workers=2) as server:
+
+            async def step() -> dict[str, Any]:
+                parameters, version = await server.pull(0)
+                await server.push(0, parameters, version)
+                return {"version": version}
+
+            async def stop(session: MonitoredSession) -> None:
+                await until(server, waits=1)
+                session.request_stop()
+
+            creator = FunctionSessionCreator(step, global_step=server.global_step)
+            async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(stop, session)
+                    await session.run("version")
+                assert session.should_stop()
+            await until(server, waits=0, workers_present=1, version=0)
+
+
+@pytest.mark.anyio
+async def test_a_limit_ends_the_waits_that_are_under_way(client: Any) -> None:
+    async with native(client) as own:
+        async with (
+            host_parameter_server(own, np.ones(2), KAsync(2), num_workers=3) as server,
+            anyio.create_task_group() as group,
+        ):
+            await server.push(0, np.ones(2), 0)
+            await server.push(1, np.ones(2), 0)
+            await server.push(0, np.ones(2), 1)
+            group.start_soon(is_stopped, server.begin_step(0))
+            await until(server, waits=1)
+            server.global_step.raise_limit(1)
+            assert await is_stopped(server.begin_step(2))
+        assert server.version == 1
+
+
+@pytest.mark.anyio
+async def test_a_computation_is_abandoned_when_another_process_makes_the_update(
+    client: Any,
+) -> None:
+    async with native(client) as own:
+        async with (
+            host_parameter_server(own, np.ones(2), KSync(1), num_workers=2) as server,
+            RemoteParameterServer(server.address, own) as other,
+        ):
+            for version in range(3):
+                began = anyio.Event()
+                outcomes: list[Any] = []
+
+                async def compute(began: anyio.Event = began) -> str:
+                    began.set()
+                    await anyio.sleep_forever()
+                    return ""
+
+                async def work(version: int = version, outcomes: list[Any] = outcomes) -> None:
+                    outcomes.append(await server.compute(version, compute))
+
+                with anyio.fail_after(5):  # not by a heartbeat
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(work)
+                        await began.wait()
+                        await other.push(1, np.ones(2), version)
+                assert outcomes == [(False, None)]
+            assert await server.compute(3, anyio.sleep, 0) == (True, None)
+            assert await server.compute(2, anyio.sleep, 0) == (False, None)
+
+
+async def line_of(process: Any) -> str:
+    with anyio.fail_after(20):
+        line: str = await anyio.to_thread.run_sync(process.stdout.readline)
+    return line.strip()
+
+
+def send_line(process: Any) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+async def push_and_end(server: RemoteParameterServer, worker: int) -> int:
+    """One synchronous step; the version after it."""
+    await server.begin_step(worker)
+    version = (await server.pull(worker)).version
+    await server.push(worker, np.ones(2), version)
+    await server.end_step(worker)
+    return (await server.pull(worker)).version
+
+
+@pytest.mark.anyio
+async def test_others_do_not_wait_for_a_process_that_was_killed(client: Any) -> None:
+    async with native(client) as own:
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=1.0
+        ) as server:
+            with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
+                assert await line_of(other) == "pushed"
+                await until(server, waits=1, blocked_requests=2, processes=2)
+                other.kill()
+                with anyio.fail_after(
+                    10
+                ):  # its gradient counts, but others do not wait for the next
+                    assert await push_and_end(server, 0) == 1
+                    assert await push_and_end(server, 0) == 2
+            await until(server, workers_present=1, blocked_requests=1)
+
+
+async def hold_a_step(address: ServerAddress) -> None:
+    """As worker 1, on a Dask worker, until that dies."""
+    async with RemoteParameterServer(address) as server:
+        await push_and_end(server, 1)
+        await server.begin_step(1)
+        await anyio.sleep_forever()
+
+
+@pytest.mark.anyio
+async def test_others_do_not_wait_for_a_dask_worker_that_has_left_its_cluster(client: Any) -> None:
+    async with native(client) as own:
+        here, there = addresses(client)[:2]
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, worker=here, lease_secs=8.0
+        ) as server:
+            pid = client.run(os.getpid, workers=[there])[there]
+            holding = client.submit(hold_a_step, server.address, workers=[there], pure=False)
+            assert await push_and_end(server, 0) == 1
+            await until(server, processes=2, waits=0)
+            os.kill(pid, signal.SIGKILL)
+            await until(server, workers_present=1)
+            assert await push_and_end(server, 0) == 2
+            holding.cancel()
+    await comes(lambda: len(addresses(client)) == 3)  # for the tests after this
+
+
+@pytest.mark.anyio
+async def test_a_process_that_was_silent_for_long_is_back_at_its_next_request(
+    client: Any,
+) -> None:
+    async with native(client) as own:
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=0.6
+        ) as server:
+            with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
+                assert await line_of(other) == "pushed"
+                other.send_signal(signal.SIGSTOP)
+                await until(server, processes_away=1, workers_present=1, blocked_requests=1)
+                assert await push_and_end(server, 0) == 1
+                other.send_signal(signal.SIGCONT)
+                assert await line_of(other) == "went on at 1"
+
+
+@pytest.mark.anyio
+async def test_a_process_that_fails_may_be_restarted_within_the_lease(client: Any) -> None:
+    scheduler = client.scheduler.address
+    async with native(client) as own:
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=60.0
+        ) as server:
+            address = server.address
+            with (
+                other_process(scheduler, address, "crash_in_a_step") as one,
+                other_process(scheduler, address, "wait_one_step_on_request") as again,
+            ):
+                assert await line_of(one) == "begun"
+                assert await line_of(again) == "here"
+                send_line(one)
+                await until(server, processes=3, blocked_requests=2, workers_present=2)
+                send_line(again)
+                assert await line_of(again) == "pushed"
+                assert await push_and_end(server, 0) == 1
+                assert await line_of(again) == "went on at 1"
+                again.wait()
+
+
+@pytest.mark.anyio
+async def test_with_an_infinite_lease_the_others_wait(client: Any) -> None:
+    async with native(client) as own:
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=math.inf
+        ) as server:
+            with other_process(client.scheduler.address, server.address, "crash_in_a_step") as one:
+                assert await line_of(one) == "begun"
+            with anyio.move_on_after(1.0) as scope:
+                await push_and_end(server, 0)
+            assert scope.cancelled_caught
+            await server.leave(1)
+            assert await push_and_end(server, 0) == 2
+
+
+@pytest.mark.anyio
+async def test_a_server_that_is_stopped_is_waited_for(client: Any) -> None:
+    async with native(client) as own:
+        place = addresses(client)[0]
+        pid = client.run(os.getpid, workers=[place])[place]
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, worker=place, lease_secs=0.4
+        ) as server:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with anyio.fail_after(10):
+                    await comes(lambda: server.global_step.statistics().source is SourceState.LOST)
+                    with pytest.raises(StepSourceLostError, match="no news of other processes"):
+                        await server.global_step.wait_for(1, fails_on_loss=True)
+                await anyio.sleep(0.5)  # silence for longer than a lease ends nothing
+                async with anyio.create_task_group() as group:
+                    group.start_soon(server.global_step.wait_for, 1)
+                    os.kill(pid, signal.SIGCONT)
+                    with anyio.fail_after(10):
+                        await server.join(1)
+                        await server.push(1, np.ones(2), 0)
+                        await server.join(0)
+                        await server.push(0, np.ones(2), 0)
+                await comes(lambda: server.global_step.statistics().source is SourceState.LIVE)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.anyio
+async def test_all_waits_end_when_the_server_has_died(client: Any) -> None:
+    await comes(lambda: len(addresses(client)) == 3)  # a nanny starts another one
+    async with native(client) as own:
+        place = addresses(client)[0]
+        pid = client.run(os.getpid, workers=[place])[place]
+        async with host_parameter_server(
+            own, np.ones(2), Synchronous(), num_workers=2, worker=place, lease_secs=1.0
+        ) as server:
+            ended: list[str] = []
+
+            async def end() -> None:
+                with pytest.raises(StepSourceLostError, match="parameter server at tcp://"):
+                    await push_and_end(server, 0)
+                ended.append("end")
+
+            async def step() -> None:
+                with pytest.raises(StepUnreachableError):
+                    await server.global_step.wait_for(5)
+                ended.append("step")
+
+            with anyio.fail_after(15):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(end)
+                    group.start_soon(step)
+                    await until(server, waits=1)
+                    os.kill(pid, signal.SIGKILL)
+            assert sorted(ended) == ["end", "step"]
+            with pytest.raises((StepSourceLostError, StopTraining)):
+                await server.begin_step(1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -22,20 +23,39 @@ pytestmark = pytest.mark.anyio
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
-async def threads_of(name: Any, step: Callable[[], Any], calls: int) -> list[bool]:
-    """For each call whether it left the event loop's thread."""
-    here = threading.get_ident()
-    left: list[bool] = []
+@contextmanager
+def a_runner(name: Any = "auto") -> Iterator[StepRunner]:
+    runner = StepRunner(current_engine(), name, 1)
+    yield runner
+    runner.close()
+
+
+@contextmanager
+def a_thread() -> Iterator[WorkThread]:
+    thread = WorkThread(current_engine(), "asynchooks-test")
+    yield thread
+    thread.close()
+
+
+async def left_loop(
+    runner: StepRunner, step: Callable[[], Any], times: StepTimes, kind: str = "step"
+) -> bool:
+    """Run a step; whether it left the event loop's thread."""
+    idents = [threading.get_ident()]
 
     def run() -> None:
-        left.append(threading.get_ident() != here)
+        idents.append(threading.get_ident())
         step()
 
-    runner, times = StepRunner(current_engine(), name, 1), StepTimes()
-    for _ in range(calls):
-        await runner.run(run, times, None)
-    runner.close()
-    return left
+    await runner.run_probed(run, runner.probe(times, kind))
+    return idents[0] != idents[1]
+
+
+async def threads_of(name: Any, step: Callable[[], Any], calls: int) -> list[bool]:
+    """For each call whether it left the event loop's thread."""
+    times = StepTimes()
+    with a_runner(name) as runner:
+        return [await left_loop(runner, step, times) for _ in range(calls)]
 
 
 def fast() -> None:
@@ -70,35 +90,27 @@ async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast
 
 
 async def test_kinds_of_steps_are_measured_separately() -> None:
-    here = threading.get_ident()
-    runner, times = StepRunner(current_engine(), "auto", 1), StepTimes()
-    for _ in range(3):
-        await runner.run(slow, times, "slow")
-    assert await runner.run(threading.get_ident, times, "fast") != here
-    assert await runner.run(threading.get_ident, times, "fast") == here
-    runner.close()
+    times = StepTimes()
+    with a_runner() as runner:
+        for _ in range(3):
+            await left_loop(runner, slow, times, "slow")
+        assert await left_loop(runner, fast, times, "fast")
+        assert not await left_loop(runner, fast, times, "fast")
 
 
 async def test_what_one_worker_learns_serves_all_on_its_raw_session() -> None:
-    here = threading.get_ident()
     times = StepTimes()
-    for expected in (False, True, True):
-        runner = StepRunner(current_engine(), "auto", 1)
-        assert (await runner.run(threading.get_ident, times, None) == here) is expected
-        runner.close()
+    for expected in (True, False, False):
+        with a_runner() as runner:
+            assert await left_loop(runner, fast, times) is expected
 
 
 async def test_until_the_first_call_has_returned_the_others_stay_off_the_loop() -> None:
-    here, times, barrier = threading.get_ident(), StepTimes(), threading.Barrier(2)
-
-    def step() -> int:
-        barrier.wait(30)
-        return threading.get_ident()
+    times, barrier = StepTimes(), threading.Barrier(2)
 
     async def call() -> None:
-        runner = StepRunner(current_engine(), "auto", 1)
-        assert await runner.run(step, times, None) != here
-        runner.close()
+        with a_runner() as runner:
+            assert await left_loop(runner, lambda: barrier.wait(30), times)
 
     async with anyio.create_task_group() as group:
         group.start_soon(call)
@@ -107,25 +119,22 @@ async def test_until_the_first_call_has_returned_the_others_stay_off_the_loop() 
 
 async def test_a_thread_sees_the_caller_s_context_and_engine() -> None:
     variable.set("set")
-    thread = WorkThread(current_engine(), "asynchooks-test")
-    assert await thread.run(variable.get, 1) == "set"
-    assert await thread.run(current_engine, 1) is current_engine()
-    thread.close()
+    with a_thread() as thread:
+        assert await thread.run(variable.get, 1) == "set"
+        assert await thread.run(current_engine, 1) is current_engine()
 
 
 async def test_errors_of_every_kind_come_back_as_themselves() -> None:
-    thread = WorkThread(current_engine(), "asynchooks-test")
-    for error in (ValueError("x"), StopIteration(3), KeyboardInterrupt()):
+    with a_thread() as thread:
+        for error in (ValueError("x"), StopIteration(3), KeyboardInterrupt()):
 
-        def fail(error: BaseException = error) -> None:
-            raise error
+            def fail(error: BaseException = error) -> None:
+                raise error
 
-        try:
-            await thread.run(fail, 1)
-        except BaseException as caught:
+            with pytest.raises(BaseException) as caught:  # noqa: PT011
+                await thread.run(fail, 1)
             # PEP 479: what leaves a coroutine is no StopIteration
-            assert error in (caught, caught.__cause__)
-    thread.close()
+            assert error in (caught.value, caught.value.__cause__)
 
 
 async def test_what_an_abandoned_call_comes_to_is_not_lost() -> None:
@@ -157,7 +166,7 @@ async def test_what_a_cancelled_call_comes_to_in_time_is_not_lost_either() -> No
                 await thread.run(lambda: release.wait(30) and "late", 30, late.append)
 
             group.start_soon(call)
-            await settle_some()
+            await settle()
             scope.cancel()
             release.set()
     assert [outcome.value for outcome in late] == ["late"]
@@ -202,13 +211,8 @@ async def test_a_slow_step_in_a_thread_leaves_the_event_loop_free() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run, [])
             await anyio.to_thread.run_sync(begun.wait)
-            await settle_some()
+            await settle()
             release.set()
-
-
-async def settle_some() -> None:
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
 
 
 async def test_busy_inline_sessions_share_the_loop_fairly_and_let_timers_run() -> None:
@@ -277,25 +281,20 @@ def test_what_only_makes_a_coroutine_is_recognised() -> None:
     assert not is_async(lambda: settle())
 
 
-@pytest.mark.anyio
 async def test_what_is_not_forgiven_leaves_the_event_loop_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a hook that saves now and then: between two saves it is fast."""
-    here = threading.get_ident()
-    runner, times = StepRunner(current_engine(), "auto", 1), StepTimes(forgives=False)
-    clock = [0.0]
-    monkeypatch.setattr(runner._engine, "now", lambda: clock[0])
-    where: list[bool] = []
+    times, clock, left = StepTimes(forgives=False), 0.0, []
+    durations = [0, 0, 1, 0, 1, *[0] * 2000]
 
-    def call(secs: float) -> None:
-        clock[0] += secs
-        where.append(threading.get_ident() == here)
+    def call() -> None:
+        nonlocal clock
+        clock += durations[len(left)]
 
-    try:
-        for secs in (0, 0, 1, 0, 1, *[0] * 2000):
-            await runner.run(lambda secs=secs: call(secs), times, "hook")  # type: ignore[misc]
-    finally:
-        runner.close()
-    assert where[:5] == [False, True, True, True, True]
-    assert not any(where[5:])
+    with a_runner() as runner:
+        monkeypatch.setattr(runner._engine, "now", lambda: clock)
+        for _ in durations:
+            left.append(await left_loop(runner, call, times))
+    assert left[:5] == [True, False, False, False, False]
+    assert all(left[5:])

@@ -16,7 +16,7 @@ from asynchooks._engine.base import TIMED_OUT, Slot
 from asynchooks._errors import DeadlockError, LivelockError
 from asynchooks.simulation import Simulation
 
-from ..engine.test_engine_seam import Trace, program, trace_on_trampoline
+from ..engine.test_engine import Trace, program, trace_on_trampoline
 from .engines import BACKENDS, simulated
 
 

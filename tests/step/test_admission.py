@@ -1,20 +1,24 @@
-"""A step on the event loop of all workers, without a ticket."""
+"""Steps on the event loop without a ticket, beside threads with tickets; unread runs."""
 
 from __future__ import annotations
 
+import logging
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asynchooks import GlobalStep, StopTraining
-from asynchooks._engine.base import Slot
+from asynchooks._engine.base import Sentinel, Slot
 from asynchooks._step.admission import wake_all
 from asynchooks._step.gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 
-from ..support.helpers import settle
+from ..support.helpers import Box, settle
 from ..support.raw_steps import ADVANCES, ARGS, Raw, in_line, moves_to, opened, run_here
 from ..support.virtual_kernel import Trampoline
 
@@ -309,3 +313,457 @@ async def test_another_thread_s_event_loop_waits_for_the_end_of_a_step_here(
     assert log == ["in line", "the step ends", served]
     assert (step.value, step.statistics().tickets) == (2, 0)
     assert not step.statistics().is_exclusive
+
+
+class World:
+    """Workers of one event loop, driven in a random order; threads go on during a step there.
+
+    Each worker runs its next step on the event loop, or takes a ticket for a run in a thread or
+    for a coroutine. A task asks for exclusive access now and then.
+    """
+
+    def __init__(self, limit: int, stride: int, workers: int, seed: int, unread: bool) -> None:
+        self.engine = Trampoline()
+        self.step = GlobalStep()
+        self.step.admission.read_by(lambda: self.true_step)
+        self.random = random.Random(seed)
+        self.true_step = 0
+        self.limit = limit
+        self.stride = stride
+        self.unread = unread
+        self.failure_rate = 0.0
+        self.idle = workers
+        self.askers: list[Asker] = []
+        # runs with a ticket: has the counter moved yet, and what was read after the run
+        self.running: list[tuple[Ticket, int | None]] = []
+        self.is_inside = False  # a step on the event loop
+        self.num_here = self.refused = 0
+        for _ in range(workers):
+            self.step.open_worker(self.engine)
+
+    def run_and_read_step(self, args: Any) -> Any:
+        """The raw session's step, during which threads go on and others come to the queue."""
+        assert not self.is_inside
+        assert not self.step.statistics().is_exclusive
+        self.is_inside = True
+        self.num_here += 1
+        for _ in range(self.random.randrange(3)):
+            self.act(["move", "end", "exclusive"])
+        self.is_inside = False
+        if self.random.random() < self.failure_rate:
+            raise ValueError("a step failed")
+        if self.random.random() < 0.1:
+            return "a coroutine"
+        return "output", self.advance()
+
+    def advance(self) -> Any:
+        self.true_step += self.stride
+        is_read = not self.unread or self.step.admission.is_watched or self.random.random() < 0.5
+        return self.true_step if is_read else UNREAD
+
+    def read_step_after(self, error: BaseException) -> int | None:
+        return self.random.choice([None, self.true_step])
+
+    def ask(self, *, is_exclusive: bool = False) -> None:
+        asker = Asker(Slot(self.engine, "a test"), is_exclusive)
+        self.askers.append(asker)
+        with self.step.admission.lock:
+            self.step.admission.gate.askers.append(asker)
+            news = self.step.admission.news()
+        wake_all(news)
+
+    def run(self) -> None:
+        """One worker's next step, where it may run."""
+        self.idle -= 1
+        if self.random.random() < 0.3:
+            self.ask()
+            return
+        try:
+            result = run_here(self.step, self)
+        except ValueError:
+            self.idle += 1
+            return
+        if result is None:
+            self.ask()
+        elif type(result[1]) is Ticket:
+            self.running.append((result[1], None))
+        else:
+            self.idle += 1
+
+    def serve(self) -> None:
+        """Take note of who in the queue has been answered."""
+        while answered := [each for each in self.askers if each.answer is not Answer.WAIT]:
+            asker = answered[0]
+            self.askers.remove(asker)
+            assert asker.slot.is_woken
+            if asker.is_exclusive:
+                assert self.running == []
+                assert not self.is_inside
+                with self.step.admission.lock:
+                    self.step.admission.gate.is_exclusive = False
+                    news = self.step.admission.news()
+                wake_all(news)
+            elif asker.ticket is not None:
+                self.running.append((asker.ticket, None))
+            else:
+                assert asker.answer is Answer.REFUSED
+                self.refused += 1
+
+    def act(self, choices: list[str]) -> None:
+        moves = [i for i, (_, read) in enumerate(self.running) if read is None]
+        ends = [i for i, (_, read) in enumerate(self.running) if read is not None]
+        possible = {"run": self.idle > 0, "exclusive": True, "move": moves, "end": ends}
+        choices = [each for each in choices if possible[each]]
+        if not choices:
+            return
+        choice = self.random.choice(choices)
+        if choice == "run":
+            self.run()
+        elif choice == "exclusive":
+            self.ask(is_exclusive=True)
+        elif choice == "move":
+            index = self.random.choice(moves)
+            ticket = self.running[index][0]
+            if self.random.random() < self.failure_rate:
+                self.finish(index, None)
+            else:
+                self.advance()
+                self.running[index] = ticket, self.true_step
+        else:
+            index = self.random.choice(ends)
+            is_unread = self.unread and self.random.random() < 0.5
+            self.finish(index, UNREAD if is_unread else self.running[index][1])
+        self.serve()
+
+    def finish(self, index: int, value: Any) -> None:
+        ticket, _ = self.running.pop(index)
+        self.step.admission.settle(ticket, value)
+        self.idle += 1
+
+    def play(self, failure_rate: float, free_actions: int) -> None:
+        """Run until everybody was refused; the limit is set only after a while."""
+        self.failure_rate = failure_rate
+        for _ in range(free_actions):
+            self.act(["run", "run", "move", "end", "exclusive"])
+        self.limit += self.true_step + len(self.running) * self.stride
+        self.step.raise_limit(self.limit)
+        self.serve()
+        for _ in range(5_000):
+            if not (self.idle or self.running or self.askers):
+                return
+            rare = ["exclusive"] * (self.random.random() < 0.05)
+            self.act(["run", "run", "move", "end", *rare])
+
+
+@given(
+    limit=st.integers(1, 30),
+    stride=st.integers(1, 5),
+    workers=st.integers(1, 12),
+    seed=st.integers(0, 2**32),
+    unread=st.booleans(),
+    failure_rate=st.sampled_from([0.0, 0.1, 0.5]),
+    free_actions=st.sampled_from([0, 3, 30]),
+)
+def test_workers_stop_within_one_stride_of_the_limit_and_never_hang(
+    limit: int,
+    stride: int,
+    workers: int,
+    seed: int,
+    unread: bool,
+    failure_rate: float,
+    free_actions: int,
+) -> None:
+    world = World(limit, stride, workers, seed, unread)
+    world.play(failure_rate, free_actions)
+    assert world.limit <= world.true_step <= world.limit + stride - 1
+    assert world.refused == workers
+    statistics = world.step.statistics()
+    assert (statistics.value, statistics.tickets) == (world.true_step, 0)
+    assert statistics.tasks_waiting_for_ticket == 0
+    assert statistics.stride in (None, stride)
+    assert not statistics.is_exclusive
+
+
+def test_with_one_event_loop_and_a_far_limit_most_steps_run_without_a_ticket() -> None:
+    world = World(limit=1000, stride=1, workers=4, seed=0, unread=True)
+    world.play(failure_rate=0.0, free_actions=30)
+    assert world.num_here > 300
+
+
+class Counter:
+    """A counter that runs move, and only reading tells; the raw session of a `GlobalStep`."""
+
+    def __init__(self, step: GlobalStep) -> None:
+        self.step_now = 0
+        self.num_reads = 0
+        self.error: Exception | None = None
+        self.global_step = step
+        step.admission.read_by(self.read)
+
+    def read(self) -> int | None:
+        self.num_reads += 1
+        if self.error is not None:
+            raise self.error
+        return self.step_now
+
+    def run_and_read_step(self, args: Any) -> tuple[None, Any]:
+        self.step_now += 1
+        return None, UNREAD
+
+    def read_step_after(self, error: BaseException) -> int | None:
+        return None
+
+    def run(self, where: str) -> None:
+        """One step that ends unread, on the event loop or with a ticket."""
+        if where == "here":
+            assert run_here(self.global_step, self) is not None
+        else:
+            ticket = self.global_step.admission.take_ticket_nowait()
+            assert ticket is not None
+            self.step_now += 1
+            self.global_step.admission.settle(ticket, UNREAD)
+
+
+def counting() -> tuple[GlobalStep, Counter]:
+    step = GlobalStep()
+    step.open_worker(Trampoline())
+    return step, Counter(step)
+
+
+async def wait_into(box: Box, step: GlobalStep, target: int) -> None:
+    box.value = await step.wait_for(target)
+
+
+PLACES = pytest.mark.parametrize("where", ["here", "with a ticket"])
+
+
+@PLACES
+def test_the_value_of_unread_runs_is_read_when_it_is_asked_for_and_once(where: str) -> None:
+    step, counter = counting()
+    for _ in range(3):
+        counter.run(where)
+    assert counter.num_reads == 0
+    assert [step.value, step.value, step.statistics().value] == [3, 3, 3]
+    step.admission.refresh()
+    assert counter.num_reads == 1
+    counter.run(where)
+    assert step.statistics().value == 4
+    assert counter.num_reads == 2
+
+
+@PLACES
+def test_unread_runs_and_those_after_them_teach_no_stride(where: str) -> None:
+    step, counter = counting()
+    counter.run(where)
+    counter.step_now += 5
+    ticket = step.admission.take_ticket_nowait()
+    assert ticket is not None
+    step.admission.settle(ticket, counter.step_now)  # 6 more than the last value known
+    assert step.statistics().stride is None
+    ticket = step.admission.take_ticket_nowait()
+    assert ticket is not None
+    step.admission.settle(ticket, 8)
+    assert step.statistics().stride == 2
+
+
+async def test_a_limit_or_a_waiter_watches_the_step_until_it_has_gone() -> None:
+    step = GlobalStep()
+    worker = step.open_worker(Trampoline())
+    assert not step.admission.is_watched
+    async with anyio.create_task_group() as group:
+        group.start_soon(step.wait_for, 7)
+        await settle()
+        assert step.admission.is_watched
+        group.cancel_scope.cancel()
+    assert not step.admission.is_watched
+    step.raise_limit(5)
+    assert step.admission.is_watched
+    step.close_worker(worker)
+    assert not step.admission.is_watched
+
+
+@PLACES
+async def test_a_waiter_is_woken_by_an_unread_run_after_it(where: str) -> None:
+    step, counter = counting()
+    box = Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait_into, box, step, 2)
+        await settle()
+        counter.run(where)
+        await settle()
+        assert box.value is None
+        counter.run(where)
+    assert (box.value, counter.num_reads) == (2, 2)
+
+
+@PLACES
+async def test_a_waiter_sees_the_unread_runs_before_it(where: str) -> None:
+    step, counter = counting()
+    counter.run(where)
+    counter.run(where)
+    assert await step.wait_for(2) == 2
+    assert counter.num_reads == 1
+
+
+async def test_a_waiter_sees_an_unread_run_that_did_not_know_of_it() -> None:
+    step, counter = counting()
+
+    def read_and_run_once() -> int:
+        seen = counter.step_now
+        if seen == 1:  # `wait_for` looks, and does not stand in line yet
+            assert not step.admission.is_watched
+            counter.run("here")
+        return seen
+
+    step.admission.read_by(read_and_run_once)
+    counter.run("here")
+    assert await step.wait_for(2, timeout=5) == 2
+
+
+def test_a_run_that_ends_while_the_step_is_read_is_read_at_the_next_look() -> None:
+    step, counter = counting()
+
+    def read_and_run() -> int:
+        seen = counter.step_now
+        if seen < 3:
+            counter.run("with a ticket")
+        return seen
+
+    step.admission.read_by(read_and_run)
+    counter.run("here")
+    assert [step.value, step.value, step.value, step.value] == [1, 2, 3, 3]
+
+
+@PLACES
+def test_raising_the_limit_reads(where: str) -> None:
+    step, counter = counting()
+    for _ in range(3):
+        counter.run(where)
+    step.raise_limit(3)
+    assert counter.num_reads == 1
+    with pytest.raises(StopTraining):
+        step.admission.take_ticket_nowait()
+
+
+async def test_an_asker_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
+    step, counter = counting()
+    box, ticket = Box(), step.admission.take_ticket_nowait()
+    assert ticket is not None
+    step.raise_limit(10)
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            box.value = await step.admission.take_ticket()
+
+        group.start_soon(ask)
+        await settle()
+        assert box.value is None
+        counter.step_now = 4
+        step.admission.settle(ticket, UNREAD)  # looked at the limit before it was set
+    assert (box.value is not None, step.value, counter.num_reads) == (True, 4, 1)
+
+
+@PLACES
+async def test_a_reader_that_raises_leaves_the_last_value_and_ends_every_wait(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "asynchooks")
+    step, counter = counting()
+    counter.run(where)
+    assert step.value == 1
+    counter.error = RuntimeError("lost")
+    counter.run(where)
+    assert [step.value, step.value] == [1, 1]
+    assert counter.num_reads == 2
+    assert "global_step could not be read: RuntimeError('lost')" in caplog.text
+    box = Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait_into, box, step, 3)
+        await settle()
+        counter.run(where)
+        await settle()
+        assert box.value is None
+        counter.error = None
+        counter.run(where)
+    assert box.value == 4
+    counter.error = RuntimeError("lost")
+    counter.run(where)
+    step.raise_limit(9)
+    assert step.admission.take_ticket_nowait() is not None  # there is nothing to wait for
+
+
+def test_a_session_that_does_not_count_leaves_the_last_value() -> None:
+    step, counter = counting()
+    step.admission.read_by(lambda: None)
+    counter.run("here")
+    assert step.value == 0
+    assert not step.admission.gate.is_unread
+
+
+@PLACES
+def test_a_restart_forgets_unread_runs(where: str) -> None:
+    step, counter = counting()
+    counter.run(where)
+    step.restart(0)
+    assert (step.value, counter.num_reads) == (0, 0)
+    old = step.admission.take_ticket_nowait()
+    assert old is not None
+    step.restart(5)
+    step.admission.settle(old, UNREAD)
+    assert (step.value, counter.num_reads) == (5, 0)
+
+
+def test_what_was_read_before_a_restart_is_not_taken_after_it() -> None:
+    step, counter = counting()
+
+    def read_slowly() -> int:
+        step.restart(2)
+        return 9
+
+    step.admission.read_by(read_slowly)
+    counter.run("here")
+    assert (step.value, step.epoch) == (2, 1)
+
+
+@pytest.mark.parametrize("moved", [ADVANCED, 1])
+async def test_a_published_advance_is_one_step_more_and_wakes(moved: int | Sentinel) -> None:
+    step, box = GlobalStep(), Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait_into, box, step, 1)
+        await settle()
+        step.publish(moved, epoch=1)
+        await settle()
+        assert (box.value, step.value) == (None, 0)
+        step.publish(moved, epoch=0)
+    assert box.value == 1
+
+
+def test_advances_count_one_each_whatever_order_they_end_in() -> None:
+    step = GlobalStep()
+    first, second = step.admission.take_ticket_nowait(), step.admission.take_ticket_nowait()
+    assert first is not None
+    assert second is not None
+    step.admission.settle(second, ADVANCED)
+    step.admission.settle(first, ADVANCED)
+    assert (step.value, step.statistics().stride) == (2, None)
+    third = step.admission.take_ticket_nowait()
+    assert third is not None
+    step.admission.settle(third, ADVANCED)
+    assert (step.value, step.statistics().stride) == (3, 1)
+
+
+async def test_an_unread_run_in_a_thread_wakes_a_waiter_of_the_event_loop() -> None:
+    step, counter = counting()
+    box = Box()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait_into, box, step, 50)
+        await settle()
+
+        def train() -> None:
+            for _ in range(50):
+                counter.run("with a ticket")
+
+        thread = threading.Thread(target=train)
+        thread.start()
+    thread.join()
+    assert box.value == 50

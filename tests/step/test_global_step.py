@@ -1,20 +1,43 @@
-"""GlobalStep: waiting, publishing, tickets, exclusive access, and steps that cannot come."""
+"""GlobalStep: waiting, publishing, tickets, exclusive access, and sessions on a given step."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks import GlobalStep, StepUnreachableError, StopReason, StopTraining
+from asynchooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    Evaluate,
+    EvaluationHook,
+    FunctionSessionCreator,
+    GlobalStep,
+    MonitoredSession,
+    PreemptionError,
+    Recovery,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    SharedSessionCreator,
+    StepUnreachableError,
+    StopAtStepHook,
+    StopReason,
+    StopTraining,
+)
 from asynchooks._engine.stop import Stop
+from asynchooks.checkpoints import StateDictSaver
+from asynchooks.simulation import Simulation
 
-from ..support.helpers import Box, settle
+from ..simulation.engines import on_every_engine
+from ..support.helpers import Box, counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -438,3 +461,285 @@ def test_a_slot_says_which_step_it_waits_for() -> None:
 async def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
     with pytest.raises((TypeError, ValueError), match="timeout is .*; give seconds >= 0, or None"):
         await GlobalStep().wait_for(7, timeout=timeout)
+
+
+ITSELF = r"in global_step\.exclusive\(\) of <GlobalStep .*would wait for itself"
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread"])
+async def test_a_run_in_its_own_tasks_block_is_an_error(runner: Any) -> None:
+    creator = counting_creator()
+    async with MonitoredSession([], creator, step_runner=runner) as session:
+        await session.run([])
+        with anyio.fail_after(5):
+            async with session.global_step.exclusive():
+                with pytest.raises(RuntimeError, match=f"{ITSELF}.*run the step after it"):
+                    await session.run([])
+            await session.run([])
+        assert session.global_step.value == 2
+        assert session.global_step.statistics().tasks_waiting_for_ticket == 0
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+async def test_a_block_within_a_block_is_an_error(timeout: float | None) -> None:
+    step = GlobalStep()
+    with anyio.fail_after(5):
+        async with step.exclusive():
+            with pytest.raises(RuntimeError, match=f"{ITSELF}.*leave that out"):
+                async with step.exclusive(timeout=timeout):
+                    raise AssertionError("never entered")
+            assert step.statistics().is_exclusive
+        assert not step.statistics().is_exclusive
+        async with step.exclusive():
+            pass
+
+
+async def test_tasks_that_begin_within_the_block_wait_for_its_end() -> None:
+    log = []
+
+    async def run() -> None:
+        await session.run([])
+        log.append("run")
+
+    async def stand_alone() -> None:
+        async with session.global_step.exclusive():
+            log.append("alone")
+
+    async with (
+        MonitoredSession([], counting_creator()) as session,
+        anyio.create_task_group() as group,
+    ):
+        async with session.global_step.exclusive():
+            group.start_soon(run)
+            await settle()
+            group.start_soon(stand_alone)
+            await settle()
+            log.append("out")
+    assert log[0] == "out"
+    assert sorted(log[1:]) == ["alone", "run"]
+
+
+async def test_a_task_that_has_left_the_block_waits_for_the_next_holder() -> None:
+    step, log = GlobalStep(), []
+
+    async def stand_alone() -> None:
+        async with step.exclusive():
+            log.append("other")
+            await settle()
+
+    async with anyio.create_task_group() as group:
+        async with step.exclusive():
+            group.start_soon(stand_alone)
+            await settle()
+        await settle()
+        assert log == ["other"]
+        async with step.exclusive():
+            log.append("again")
+    assert log == ["other", "again"]
+
+
+async def test_a_task_may_wait_for_what_another_one_will_release() -> None:
+    step = GlobalStep()
+    release = await step.take_exclusive()
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, release)
+        async with step.exclusive():
+            pass
+
+
+async def test_blocks_of_two_models_nest() -> None:
+    one, other = GlobalStep(), GlobalStep()
+    async with one.exclusive(), other.exclusive():
+        assert one.statistics().is_exclusive
+        assert other.statistics().is_exclusive
+
+
+async def test_an_evaluation_between_steps_must_not_run_one() -> None:
+    sessions: list[MonitoredSession] = []
+
+    async def evaluate(_: object, step: int) -> dict[str, float]:
+        await sessions[1].run([])
+        return {}
+
+    creator = SharedSessionCreator(counting_creator(), num_workers=2)
+    hook = EvaluationHook(evaluate, every_n_steps=1, mode=Evaluate.EXCLUSIVE, at_end=False)
+    with anyio.fail_after(5):
+        async with (
+            MonitoredSession([hook], creator) as session,
+            MonitoredSession([], creator) as other,
+        ):
+            sessions += [session, other]
+            with pytest.raises(RuntimeError, match=ITSELF):
+                await session.run([])
+
+
+class RunsASession(CheckpointSaverListener):
+    def __init__(self, creator: SharedSessionCreator) -> None:
+        self.creator = creator
+
+    async def before_save(self, session: Any, global_step_value: int) -> None:
+        if global_step_value:
+            async with MonitoredSession([], self.creator) as other:
+                await other.run([])
+
+
+async def test_a_listener_that_runs_a_step_of_what_is_saved_is_an_error(tmp_path: Path) -> None:
+    creator = SharedSessionCreator(counting_creator())
+    saver = StateDictSaver(weights={})
+    listeners = [RunsASession(creator)]
+    hook = CheckpointSaverHook(str(tmp_path), save_steps=1, saver=saver, listeners=listeners)
+    itself = r"in a save of a checkpoint of <GlobalStep .*, and runs a step: .* for itself"
+    with anyio.fail_after(5), pytest.raises(RuntimeError, match=itself):
+        async with MonitoredSession([hook], creator) as session:
+            await session.run([])
+
+
+@on_every_engine
+def test_a_simulation_knows_its_own_task_too(backend: Any) -> None:
+    simulation, step, log = Simulation(backend=backend), GlobalStep(), []
+
+    async def wait_for_its_turn() -> None:
+        async with step.exclusive():
+            log.append(simulation.now)
+
+    async def main() -> None:
+        async with step.exclusive():
+            simulation.start(wait_for_its_turn)
+            await simulation.sleep(2.0)
+            with pytest.raises(RuntimeError, match=ITSELF):
+                await step.admission.take_ticket()
+            with pytest.raises(RuntimeError, match=ITSELF):
+                async with step.exclusive():
+                    raise AssertionError("never entered")
+        await simulation.sleep(1.0)
+
+    simulation.run(main)
+    assert log == [2.0]
+
+
+async def test_a_plain_with_is_refused() -> None:
+    async with MonitoredSession([], counting_creator()) as session:
+        with pytest.raises(TypeError, match=r"`async with global_step\.exclusive\(\):`, not by"):
+            with session.global_step.exclusive():  # type: ignore[attr-defined]
+                raise AssertionError("never entered")
+        async with session.global_step.exclusive():
+            pass
+
+
+async def test_an_error_in_the_block_leaves_it_and_frees_the_steps() -> None:
+    step = GlobalStep()
+    with pytest.raises(ZeroDivisionError):
+        async with step.exclusive():
+            raise ZeroDivisionError
+    assert not step.statistics().is_exclusive
+
+
+def loss() -> dict[str, float]:
+    return {"loss": 0.5}
+
+
+async def test_a_session_counts_on_the_step_that_its_creator_was_given() -> None:
+    step = GlobalStep(7)
+    async with MonitoredSession([], FunctionSessionCreator(loss, global_step=step)) as session:
+        await session.run("loss")
+        assert (step.value, session.global_step.value) == (8, 8)
+
+
+async def test_several_creators_may_be_given_one_step() -> None:
+    step = GlobalStep()
+    creators = [FunctionSessionCreator(loss, global_step=step) for _ in range(2)]
+    async with MonitoredSession([], creators[0]) as first:
+        async with MonitoredSession([], creators[1]) as second:
+            await first.run("loss")
+            await second.run("loss")
+            assert first.global_step.value == step.value == 2
+            assert step.statistics().workers_open == 2
+
+
+def test_a_step_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match="global_step is 3; give a GlobalStep, or None"):
+        FunctionSessionCreator(loss, global_step=3)  # type: ignore[arg-type]
+
+
+def test_a_step_says_whether_it_keeps_its_limit() -> None:
+    assert GlobalStep(published_only=True).published_only
+    assert not GlobalStep().published_only
+
+
+async def _loss_later() -> dict[str, float]:
+    await anyio.lowlevel.checkpoint()
+    return loss()
+
+
+@pytest.mark.parametrize("step_runner", ["inline", "thread"])
+@pytest.mark.parametrize(
+    "step_fn",
+    [loss, _loss_later, lambda: {"loss": 0.5, "global_step": 99}],
+    ids=["sync", "async", "counting"],
+)
+async def test_runs_do_not_move_a_step_that_keeps_its_limit(step_fn: Any, step_runner: Any) -> None:
+    step = GlobalStep(published_only=True)
+    creator = FunctionSessionCreator(step_fn, global_step=step)
+    hooks = [StopAtStepHook(last_step=3)]
+    values = []
+    async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:
+        for _ in range(5):
+            await session.run("loss")
+            values.append(session.global_step.value)
+        step.publish(3)
+        assert session.should_stop()
+        await session.run("loss")
+        values.append(99)  # a run at the limit was not refused
+    assert values == [0] * 5
+    assert step.value == 3
+
+
+async def test_runs_that_keep_the_limit_are_under_way_together_up_to_it() -> None:
+    step, may_end, num_begun = GlobalStep(published_only=True), anyio.Event(), 0
+
+    async def wait() -> dict[str, float]:
+        nonlocal num_begun
+        num_begun += 1
+        await may_end.wait()
+        return loss()
+
+    creator = SharedSessionCreator(FunctionSessionCreator(wait, global_step=step))
+
+    async def worker() -> None:
+        async with MonitoredSession([StopAtStepHook(last_step=1)], creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(worker)
+        await settle()
+        assert num_begun == 8
+        step.publish(1)
+        may_end.set()
+    assert num_begun == 8
+
+
+async def test_a_lost_session_goes_on_from_the_step_that_others_have_moved() -> None:
+    step, num_runs, seen = GlobalStep(published_only=True), 0, []
+
+    def lose_once() -> dict[str, float]:
+        nonlocal num_runs
+        num_runs += 1
+        step.publish(num_runs)
+        if num_runs == 2:
+            raise PreemptionError("lost")
+        return {"loss": 0.5, "global_step": 0}
+
+    class Look(SessionRunHook):
+        async def after_run(
+            self, run_context: SessionRunContext, run_values: SessionRunValues
+        ) -> None:
+            seen.append(run_context.global_step.value)
+
+    creator = FunctionSessionCreator(lose_once, global_step=step)
+    recovery = Recovery(first_pause_secs=0)
+    async with MonitoredSession([Look()], creator, recovery=recovery) as session:
+        for _ in range(3):
+            await session.run("loss")
+    assert seen == [1, 3, 4]
