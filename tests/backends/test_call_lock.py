@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.abc import TaskGroup
 
 from asynchooks import (
     CheckpointSaverHook,
@@ -35,20 +36,12 @@ from asynchooks._engine.sync import CallLock
 from asynchooks.backends import _creator as _session_creator
 
 from ..support.helpers import settle
+from ..support.loops import anyio_backend as anyio_backend
 
 pytestmark = pytest.mark.anyio
 
 Runner = Literal["auto", "inline", "thread"]
 SLOW_SECS = 0.003  # more than "auto" leaves on the event loop
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    if request.param == "trio":
-        return "trio"
-    if request.param == "uvloop":
-        pytest.importorskip("uvloop")
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 class Model:
@@ -58,6 +51,7 @@ class Model:
         self.users: list[str] = []
         self.overlaps: set[tuple[str, ...]] = set()
         self.num_uses: dict[str, int] = {}
+        self.shared = SharedSessionCreator(FunctionSessionCreator(self.step))
 
     def use(self, name: str, secs: float = SLOW_SECS) -> None:
         self.users.append(name)
@@ -133,11 +127,10 @@ async def test_steps_and_plain_hooks_of_workers_never_overlap(
     num_workers: int, step_runner: Runner
 ) -> None:
     model = Model()
-    shared = SharedSessionCreator(FunctionSessionCreator(model.step))
 
     async def worker(i: int) -> None:
         hooks = [PlainHook(model), StopAtStepHook(last_step=20)]
-        async with MonitoredSession(hooks, shared, step_runner=step_runner) as session:
+        async with MonitoredSession(hooks, model.shared, step_runner=step_runner) as session:
             while not session.should_stop():
                 await session.run("loss")
 
@@ -153,7 +146,6 @@ async def test_savers_and_plain_evaluations_overlap_no_step(
     kind: type[Saver], background: bool, tmp_path: Path
 ) -> None:
     model = Model()
-    shared = SharedSessionCreator(FunctionSessionCreator(model.step))
 
     def evaluate(session: Any, step: int) -> dict[str, float]:
         model.use("evaluate")
@@ -169,7 +161,7 @@ async def test_savers_and_plain_evaluations_overlap_no_step(
                     CheckpointSaverHook(tmp_path, save_steps=3, saver=saver, background=background)
                 )
                 hooks.append(EvaluationHook(evaluate, every_n_steps=4))
-            async with MonitoredSession(hooks, shared) as session:
+            async with MonitoredSession(hooks, model.shared) as session:
                 while not session.should_stop():
                     await session.run("loss")
 
@@ -198,11 +190,10 @@ async def test_sessions_of_one_creator_that_do_not_share_it_take_turns() -> None
 
 async def test_a_step_on_the_event_loop_waits_for_one_in_a_thread() -> None:
     model = Model()
-    shared = SharedSessionCreator(FunctionSessionCreator(model.step))
     runners: list[Runner] = ["inline", "thread", "auto"]
 
     async def worker(i: int) -> None:
-        async with MonitoredSession([], shared, step_runner=runners[i]) as session:
+        async with MonitoredSession([], model.shared, step_runner=runners[i]) as session:
             for _ in range(20):
                 await session.run("loss")
 
@@ -241,6 +232,8 @@ class Gated:
 
     def __init__(self) -> None:
         self.model = Model()
+        self.creator = FunctionSessionCreator(self.step)
+        self.shared = SharedSessionCreator(self.creator)
         self.calls: list[int] = []
         self.begun = threading.Event()
         self.release = threading.Event()
@@ -254,6 +247,14 @@ class Gated:
         self.model.use("step", 0)
         self.returned.set()
         return {"loss": 0}
+
+    @asynccontextmanager
+    async def under_way(self, session: MonitoredSession) -> AsyncIterator[TaskGroup]:
+        """A call in a thread, in a task of the group; it returns once it is let."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, "loss", {"waits": True})
+            await begun(self.begun)
+            yield group
 
 
 class Said(logging.Handler):
@@ -283,16 +284,13 @@ async def begun(event: threading.Event) -> None:
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
 async def test_calls_come_in_order_of_asking(step_runner: Runner) -> None:
     gated = Gated()
-    shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     async with (
-        MonitoredSession([], shared, step_runner="thread") as first,
-        MonitoredSession([], shared, step_runner=step_runner) as a,
-        MonitoredSession([], shared, step_runner=step_runner) as b,
-        MonitoredSession([], shared, step_runner=step_runner) as c,
+        MonitoredSession([], gated.shared, step_runner="thread") as first,
+        MonitoredSession([], gated.shared, step_runner=step_runner) as a,
+        MonitoredSession([], gated.shared, step_runner=step_runner) as b,
+        MonitoredSession([], gated.shared, step_runner=step_runner) as c,
     ):
-        async with anyio.create_task_group() as group:
-            group.start_soon(first.run, "loss", {"waits": True})
-            await begun(gated.begun)
+        async with gated.under_way(first) as group:
             for i, session in ((2, b), (1, a), (3, c)):
                 group.start_soon(session.run, "loss", {"worker": i})
                 await settle()
@@ -303,14 +301,11 @@ async def test_calls_come_in_order_of_asking(step_runner: Runner) -> None:
 
 async def test_a_cancelled_wait_leaves_the_queue_and_gives_its_ticket_back() -> None:
     gated = Gated()
-    shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     async with (
-        MonitoredSession([StopAtStepHook(last_step=2)], shared, step_runner="thread") as a,
-        MonitoredSession([], shared, step_runner="thread") as b,
+        MonitoredSession([StopAtStepHook(last_step=2)], gated.shared, step_runner="thread") as a,
+        MonitoredSession([], gated.shared, step_runner="thread") as b,
     ):
-        async with anyio.create_task_group() as group:
-            group.start_soon(a.run, "loss", {"waits": True})
-            await begun(gated.begun)
+        async with gated.under_way(a):
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as waiting:
                     waiting.start_soon(b.run, "loss", {"worker": 1})
@@ -335,10 +330,9 @@ class PlainAsk(SessionRunHook):
 @pytest.mark.parametrize("in_step_fn", [False, True])
 async def test_a_stop_ends_the_wait_for_another_call(hooks: list[Any], in_step_fn: bool) -> None:
     gated = Gated()
-    shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     async with (
-        MonitoredSession([], shared, step_runner="thread") as a,
-        MonitoredSession(hooks, shared, step_runner="thread") as b,
+        MonitoredSession([], gated.shared, step_runner="thread") as a,
+        MonitoredSession(hooks, gated.shared, step_runner="thread") as b,
     ):
         ended: list[str] = []
 
@@ -350,9 +344,7 @@ async def test_a_stop_ends_the_wait_for_another_call(hooks: list[Any], in_step_f
                     await b.run("loss")
             ended.append("b")
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(a.run, "loss", {"waits": True})
-            await begun(gated.begun)
+        async with gated.under_way(a) as group:
             group.start_soon(wait)
             await settle()
             b.request_stop()
@@ -406,18 +398,15 @@ async def test_a_save_that_is_cancelled_while_it_waits_for_a_hook_lets_the_worke
 async def abandon(session: MonitoredSession, gated: Gated) -> None:
     """Cancel a call that goes on, for longer than the session's grace period."""
     with anyio.CancelScope() as scope:
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, "loss", {"waits": True})
-            await begun(gated.begun)
+        async with gated.under_way(session):
             scope.cancel()
 
 
 async def test_the_next_call_waits_for_one_that_was_abandoned() -> None:
     gated = Gated()
-    creator = FunctionSessionCreator(gated.step)
-    async with MonitoredSession([], creator, 0.01, step_runner="thread") as session:
+    async with MonitoredSession([], gated.creator, 0.01, step_runner="thread") as session:
         await abandon(session, gated)
-    async with MonitoredSession([], creator, 30, step_runner="inline") as session:
+    async with MonitoredSession([], gated.creator, 30, step_runner="inline") as session:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run, "loss", {"worker": 1})
             await settle()
@@ -432,11 +421,10 @@ async def test_a_call_that_was_abandoned_and_never_returns_refuses_the_next(
     step_runner: Runner,
 ) -> None:
     gated = Gated()
-    creator = FunctionSessionCreator(gated.step)
-    async with MonitoredSession([], creator, 0.01, step_runner="thread") as session:
+    async with MonitoredSession([], gated.creator, 0.01, step_runner="thread") as session:
         await abandon(session, gated)
     message = r"step function .* still runs in its thread, 0.05 s later, .* thread_safe=True"
-    async with MonitoredSession([], creator, 0.05, step_runner=step_runner) as session:
+    async with MonitoredSession([], gated.creator, 0.05, step_runner=step_runner) as session:
         with pytest.raises(OverlappingCallError, match=message):
             await session.run("loss")
         assert session.global_step.statistics().tickets == 0
@@ -450,15 +438,14 @@ async def test_a_call_that_was_abandoned_and_never_returns_refuses_the_next(
 
 async def test_nothing_is_restored_beside_a_call_that_was_abandoned(tmp_path: Path) -> None:
     gated = Gated()
-    creator = FunctionSessionCreator(gated.step)
     saver = CopyingSaver(gated.model)
-    async with MonitoredSession([CheckpointSaverHook(tmp_path, 600, saver=saver)], creator):
+    async with MonitoredSession([CheckpointSaverHook(tmp_path, 600, saver=saver)], gated.creator):
         pass
-    async with MonitoredSession([], creator, 0.01, step_runner="thread") as session:
+    async with MonitoredSession([], gated.creator, 0.01, step_runner="thread") as session:
         await abandon(session, gated)
     with pytest.raises(OverlappingCallError, match="still runs in its thread"):
         async with MonitoredSession(
-            [CheckpointSaverHook(tmp_path, 600, saver=saver)], creator, 0.05
+            [CheckpointSaverHook(tmp_path, 600, saver=saver)], gated.creator, 0.05
         ):
             raise AssertionError("it was opened")
     assert gated.model.num_uses == {"snapshot": 1}
@@ -472,17 +459,16 @@ async def test_a_checkpoint_waits_on_for_a_call_in_a_thread_and_says_so(
 ) -> None:
     monkeypatch.setattr(_session_creator, "PATIENCE_SECS", 0.01)
     gated = Gated()
-    shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     hook = CheckpointSaverHook(tmp_path, 600, saver=Saver(gated.model))
     may_save = anyio.Event()
 
     async def checkpoint() -> None:
-        async with MonitoredSession([hook], shared) as session:
+        async with MonitoredSession([hook], gated.shared) as session:
             is_open.set()
             await may_save.wait()
             await hook.checkpointer.save(session.raw_session(), may_stop=False)
 
-    async with MonitoredSession([], shared, step_runner="thread") as session:
+    async with MonitoredSession([], gated.shared, step_runner="thread") as session:
         is_open = anyio.Event()
         async with anyio.create_task_group() as group:
             if what == "save":
@@ -508,15 +494,12 @@ async def test_a_long_wait_logs_the_remedy_once(
 ) -> None:
     monkeypatch.setattr(_sync, "_PATIENCE_SECS", 0.01)
     gated = Gated()
-    shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     async with (
-        MonitoredSession([], shared, step_runner="thread") as a,
-        MonitoredSession([], shared, step_runner="thread") as b,
-        MonitoredSession([], shared, step_runner="inline") as c,
+        MonitoredSession([], gated.shared, step_runner="thread") as a,
+        MonitoredSession([], gated.shared, step_runner="thread") as b,
+        MonitoredSession([], gated.shared, step_runner="inline") as c,
     ):
-        async with anyio.create_task_group() as group:
-            group.start_soon(a.run, "loss", {"waits": True})
-            await begun(gated.begun)
+        async with gated.under_way(a) as group:
             with Said("run one at a time, and 2 wait") as said:
                 group.start_soon(b.run, "loss")
                 group.start_soon(c.run, "loss")
@@ -558,14 +541,13 @@ async def test_runs_on_the_raw_session_in_threads_of_the_users_take_turns(
 
 async def test_a_plain_step_fn_runs_the_raw_session_alone() -> None:
     model = Model()
-    shared = SharedSessionCreator(FunctionSessionCreator(model.step))
 
     def step_fn(step_context: Any) -> Any:
         model.use("step_fn")
         return step_context.session.run("loss")
 
     async def worker(i: int) -> None:
-        async with MonitoredSession([], shared) as session:
+        async with MonitoredSession([], model.shared) as session:
             for _ in range(5):
                 assert await session.run_step_fn(step_fn) == 0
                 await session.run("loss")
@@ -576,14 +558,11 @@ async def test_a_plain_step_fn_runs_the_raw_session_alone() -> None:
 
 async def test_the_event_loop_does_not_wait_for_a_thread_but_refuses() -> None:
     gated = Gated()
-    shared = SharedSessionCreator(FunctionSessionCreator(gated.step))
     async with (
-        MonitoredSession([], shared, step_runner="thread") as a,
-        MonitoredSession([], shared) as b,
+        MonitoredSession([], gated.shared, step_runner="thread") as a,
+        MonitoredSession([], gated.shared) as b,
     ):
-        async with anyio.create_task_group() as group:
-            group.start_soon(a.run, "loss", {"waits": True})
-            await begun(gated.begun)
+        async with gated.under_way(a):
             with pytest.raises(OverlappingCallError, match=r"cannot wait .*run_with_hooks"):
                 b.raw_session().run("loss")
             gated.release.set()

@@ -23,19 +23,12 @@ from asynchooks import (
     SummarySaverHook,
 )
 
+from ..support.loops import anyio_backend as anyio_backend
+
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.anyio
 
 NUM_WORKERS, LAST_STEP = 4, 60
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    if request.param == "trio":
-        return "trio"
-    if request.param == "uvloop":
-        pytest.importorskip("uvloop")
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 class Training:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
-from .processes import Scheduler, a_pool, a_scheduler
-
 pytest.importorskip("distributed")
+
+from asynchooks.distributed import DaskCluster
+
+from .processes import Scheduler, a_pool, a_scheduler
+from .sessions import Join
 
 
 @pytest.fixture(scope="package")
@@ -38,3 +42,9 @@ def client() -> Iterator[Any]:
 def training(request: pytest.FixtureRequest) -> str:
     """A name that no other test uses."""
     return str(request.node.nodeid)
+
+
+@pytest.fixture
+def join(scheduler: Scheduler, training: str) -> Join:
+    """Makes clusters of this test's training, each of them a process to the scheduler."""
+    return partial(DaskCluster, scheduler.address, training)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 from asynchooks import MonitoredSession, StopAtStepHook
 from asynchooks.distributed import DaskCluster, SourceState
+
+Join = Callable[..., DaskCluster]
 
 
 def step() -> dict[str, float]:

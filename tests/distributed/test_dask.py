@@ -36,91 +36,76 @@ from asynchooks import (
 from asynchooks.distributed import DaskCluster, SourceState
 
 from .processes import ROOT, Scheduler, a_scheduler, elsewhere, gathered, own_host
-from .sessions import step, train, train_here, wait_until
+from .sessions import Join, step, train, train_here, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 
 async def test_two_trainings_by_different_names_do_not_meet(
-    scheduler: Scheduler, training: str
+    scheduler: Scheduler, join: Join, training: str
 ) -> None:
-    async with DaskCluster(scheduler.address, training) as one:
-        async with DaskCluster(scheduler.address, training + " too") as other:
-            assert await one.advance(3) == 3
-            assert await other.advance() == 1
+    async with join() as one, DaskCluster(scheduler.address, training + " too") as other:
+        assert await one.advance(3) == 3
+        assert await other.advance() == 1
 
 
-async def test_a_waiter_goes_on_when_another_process_publishes(
-    scheduler: Scheduler, training: str
-) -> None:
+async def test_a_waiter_goes_on_when_another_process_publishes(join: Join) -> None:
     reached = []
-    async with DaskCluster(scheduler.address, training) as waiting:
-        async with DaskCluster(scheduler.address, training) as moving:
-            async with anyio.create_task_group() as group:
+    async with join() as waiting, join() as moving, anyio.create_task_group() as group:
 
-                async def wait() -> None:
-                    reached.append(await waiting.global_step.wait_for(5))
+        async def wait() -> None:
+            reached.append(await waiting.global_step.wait_for(5))
 
-                group.start_soon(wait)
-                await wait_until(moving, "num_waiting", 1)
-                moving.publish_soon(4)
-                assert await moving.publish(5) == 5
+        group.start_soon(wait)
+        await wait_until(moving, "num_waiting", 1)
+        moving.publish_soon(4)
+        assert await moving.publish(5) == 5
     assert reached == [5]
 
 
-async def test_a_later_cluster_continues_a_training_until_it_is_forgotten(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+async def test_a_later_cluster_continues_a_training_until_it_is_forgotten(join: Join) -> None:
+    async with join() as cluster:
         await cluster.advance(4)
-    async with DaskCluster(scheduler.address, training) as cluster:
+    async with join() as cluster:
         assert cluster.global_step.value == 4
         await cluster.forget()
-    async with DaskCluster(scheduler.address, training) as cluster:
+    async with join() as cluster:
         assert cluster.global_step.value == 0
 
 
-async def test_a_restart_takes_the_step_back_everywhere(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as here:
-        async with DaskCluster(scheduler.address, training) as there:
-            await here.advance(9)
-            await there.restart(3)
-            assert await here.advance(0) == 3
-            assert here.global_step.value == 3
-            assert here.global_step.epoch == there.global_step.epoch == 1
+async def test_a_restart_takes_the_step_back_everywhere(join: Join) -> None:
+    async with join() as here, join() as there:
+        await here.advance(9)
+        await there.restart(3)
+        assert await here.advance(0) == 3
+        assert here.global_step.value == 3
+        assert here.global_step.epoch == there.global_step.epoch == 1
 
 
-async def test_while_a_process_waits_nothing_but_heartbeats_leaves_it(
-    scheduler: Scheduler, training: str
-) -> None:
+async def test_while_a_process_waits_nothing_but_heartbeats_leaves_it(join: Join) -> None:
     never: dict[str, Any] = {"heartbeat_secs": 1e4, "lease_secs": 1e4}
-    async with DaskCluster(scheduler.address, training, **never) as cluster:
-        async with anyio.create_task_group() as group:
-            for each in range(50):
-                group.start_soon(cluster.global_step.wait_for, 100 + each)
-            await wait_until(cluster, "num_waiting", 1)
-            before = cluster.source.num_requests
-            await anyio.sleep(0.3)
-            assert cluster.source.num_requests == before
-            await cluster.publish(200)
+    async with join(**never) as cluster, anyio.create_task_group() as group:
+        for each in range(50):
+            group.start_soon(cluster.global_step.wait_for, 100 + each)
+        await wait_until(cluster, "num_waiting", 1)
+        before = cluster.source.num_requests
+        await anyio.sleep(0.3)
+        assert cluster.source.num_requests == before
+        await cluster.publish(200)
 
 
-async def test_a_cancelled_waiter_leaves_nothing_behind(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+async def test_a_cancelled_waiter_leaves_nothing_behind(join: Join) -> None:
+    async with join() as cluster:
         with anyio.move_on_after(0.05):
             await cluster.global_step.wait_for(10)
         assert cluster.global_step.statistics().tasks_waiting_for_step == 0
-    async with DaskCluster(scheduler.address, training) as cluster:
+    async with join() as cluster:
         found = await cluster.statistics()
         assert (found["num_processes"], found["num_waiting"]) == (1, 0)
 
 
-async def test_waits_end_when_the_cluster_is_closed(scheduler: Scheduler, training: str) -> None:
-    cluster = await DaskCluster(scheduler.address, training).open()
+async def test_waits_end_when_the_cluster_is_closed(join: Join) -> None:
+    cluster = await join().open()
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:
@@ -208,24 +193,22 @@ async def test_workers_start_when_other_processes_have_come_far_enough(
     assert first_steps[1] > 40
 
 
-async def test_collections_leave_old_objects_out_while_a_cluster_is_open(
-    scheduler: Scheduler, training: str
-) -> None:
+async def test_collections_leave_old_objects_out_while_a_cluster_is_open(join: Join) -> None:
     gc.unfreeze()
-    async with DaskCluster(scheduler.address, training):
+    async with join():
         assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() == 0
 
 
 async def test_joining_a_training_that_has_ended_logs_a_warning(
-    scheduler: Scheduler, training: str, caplog: pytest.LogCaptureFixture
+    join: Join, caplog: pytest.LogCaptureFixture
 ) -> None:
     def warnings() -> list[str]:
         return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
     async def run_to(last_step: int) -> int:
         num_runs = 0
-        async with DaskCluster(scheduler.address, training) as cluster:
+        async with join() as cluster:
             hooks = [StopAtStepHook(last_step=last_step)]
             async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
                 while not session.should_stop():
@@ -242,39 +225,31 @@ async def test_joining_a_training_that_has_ended_logs_a_warning(
     assert await run_to(5) == 2, "a higher limit lets it go on"
 
 
-async def test_the_step_after_a_run_is_that_of_all_processes(
-    scheduler: Scheduler, training: str
-) -> None:
+async def test_the_step_after_a_run_is_that_of_all_processes(join: Join) -> None:
     seen = []
 
     class See(SessionRunHook):
         async def after_run(self, run_context: Any, run_values: Any) -> None:
             seen.append(run_context.global_step.value)
 
-    async with DaskCluster(scheduler.address, training) as here:
-        async with DaskCluster(scheduler.address, training) as there:
-            async with MonitoredSession([See()], here.session_creator(step)) as session:
-                await session.run("loss")
-                await there.advance(10)
-                await session.run("loss")
+    async with join() as here, join() as there:
+        async with MonitoredSession([See()], here.session_creator(step)) as session:
+            await session.run("loss")
+            await there.advance(10)
+            await session.run("loss")
     assert seen == [1, 12]
 
 
-async def test_a_step_function_may_return_the_step_itself(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as here:
-        async with DaskCluster(scheduler.address, training) as there:
-            creator = here.session_creator(lambda: {"global_step": 70})
-            async with MonitoredSession([], creator) as session:
-                await session.run("global_step")
-            assert await there.advance(0) == 70
+async def test_a_step_function_may_return_the_step_itself(join: Join) -> None:
+    async with join() as here, join() as there:
+        creator = here.session_creator(lambda: {"global_step": 70})
+        async with MonitoredSession([], creator) as session:
+            await session.run("global_step")
+        assert await there.advance(0) == 70
 
 
-async def test_a_run_whose_fetch_is_wrong_counts_and_leaves_no_ticket(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+async def test_a_run_whose_fetch_is_wrong_counts_and_leaves_no_ticket(join: Join) -> None:
+    async with join() as cluster:
         hooks = [StopAtStepHook(last_step=9)]
         with pytest.raises(FetchError, match="'lost'"):
             async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
@@ -283,19 +258,18 @@ async def test_a_run_whose_fetch_is_wrong_counts_and_leaves_no_ticket(
         assert (await cluster.statistics())["step"] == 1
 
 
-async def test_a_failed_run_gives_its_ticket_to_others(scheduler: Scheduler, training: str) -> None:
+async def test_a_failed_run_gives_its_ticket_to_others(join: Join) -> None:
     def fail() -> None:
         raise ValueError("broken")
 
-    async with DaskCluster(scheduler.address, training) as here:
-        async with DaskCluster(scheduler.address, training) as there:
-            with pytest.raises(ValueError, match="broken"):
-                creator = here.session_creator(fail)
-                async with MonitoredSession([StopAtStepHook(last_step=1)], creator) as session:
-                    await session.run("loss")
-            async with MonitoredSession([], there.session_creator(step)) as session:
+    async with join() as here, join() as there:
+        with pytest.raises(ValueError, match="broken"):
+            creator = here.session_creator(fail)
+            async with MonitoredSession([StopAtStepHook(last_step=1)], creator) as session:
                 await session.run("loss")
-                assert session.should_stop()
+        async with MonitoredSession([], there.session_creator(step)) as session:
+            await session.run("loss")
+            assert session.should_stop()
 
 
 async def test_a_session_that_opens_late_learns_the_limit(
@@ -306,10 +280,8 @@ async def test_a_session_that_opens_late_learns_the_limit(
     assert await train(scheduler.address, training, 8, 2) == (3, 8)
 
 
-async def test_a_cluster_that_keeps_the_limit_does_not_count_runs(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training, published_only=True) as cluster:
+async def test_a_cluster_that_keeps_the_limit_does_not_count_runs(join: Join) -> None:
+    async with join(published_only=True) as cluster:
         hooks = [StopAtStepHook(last_step=2)]
         async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
             for _ in range(5):
@@ -344,7 +316,7 @@ async def test_sessions_run_in_tasks_of_dask_workers(training: str) -> None:
 
 
 async def test_sessions_that_restore_a_checkpoint_at_the_same_time_begin_one_epoch(
-    scheduler: Scheduler, training: str, tmp_path: Path
+    join: Join, tmp_path: Path
 ) -> None:
     num_lost = 0
     all_lost = anyio.Event()
@@ -369,7 +341,7 @@ async def test_sessions_that_restore_a_checkpoint_at_the_same_time_begin_one_epo
             while not session.should_stop():
                 await session.run("loss")
 
-    async with DaskCluster(scheduler.address, training) as cluster:
+    async with join() as cluster:
         await cluster.publish(3)
         async with anyio.create_task_group() as group:
             for place in range(4):
@@ -380,9 +352,7 @@ async def test_sessions_that_restore_a_checkpoint_at_the_same_time_begin_one_epo
 
 
 @pytest.mark.parametrize("restored", [NotImplemented, None], ids=["no restore", "none saved"])
-async def test_a_recovery_without_a_checkpoint_keeps_the_step(
-    restored: Any, scheduler: Scheduler, training: str
-) -> None:
+async def test_a_recovery_without_a_checkpoint_keeps_the_step(restored: Any, join: Join) -> None:
     class RestoresNothing(SessionRunHook):
         async def restore_model(self, session: Any) -> Any:
             return restored
@@ -394,7 +364,7 @@ async def test_a_recovery_without_a_checkpoint_keeps_the_step(
         return {"loss": 0.0}
 
     failures: list[PreemptionError] = []
-    async with DaskCluster(scheduler.address, training) as cluster:
+    async with join() as cluster:
         hooks = [RestoresNothing(), StopAtStepHook(last_step=6)]
         async with MonitoredSession(hooks, cluster.session_creator(fail_once_at_3)) as session:
             while not session.should_stop():
@@ -404,18 +374,17 @@ async def test_a_recovery_without_a_checkpoint_keeps_the_step(
     assert (found["step"], found["epoch"].partition(".")[2]) == (6, "0")
 
 
-async def test_the_stop_is_exact_after_many_restarts(scheduler: Scheduler, training: str) -> None:
-    async with DaskCluster(scheduler.address, training) as here:
-        async with DaskCluster(scheduler.address, training) as there:
-            async with anyio.create_task_group() as group:
-                for cluster in (here, there, here, there):
-                    group.start_soon(train_here, cluster, 100)
-                for place in range(30):
-                    await (here, there)[place % 2].restart(place)
-            found = await here.statistics()
-            assert (found["step"], found["num_held"]) == (100, 0)
-            assert found["epoch"].endswith(".30")
-            assert there.global_step.value == 100
+async def test_the_stop_is_exact_after_many_restarts(join: Join) -> None:
+    async with join() as here, join() as there:
+        async with anyio.create_task_group() as group:
+            for cluster in (here, there, here, there):
+                group.start_soon(train_here, cluster, 100)
+            for place in range(30):
+                await (here, there)[place % 2].restart(place)
+        found = await here.statistics()
+        assert (found["step"], found["num_held"]) == (100, 0)
+        assert found["epoch"].endswith(".30")
+        assert there.global_step.value == 100
 
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
@@ -517,17 +486,14 @@ async def test_waits_end_when_an_asynchronous_client_is_closed(
             await cluster.advance()
 
 
-async def test_a_process_that_leaves_without_a_message_leaves_no_wait_behind(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+async def test_a_process_that_leaves_without_a_message_leaves_no_wait_behind(join: Join) -> None:
+    async with join() as cluster:
         for _ in range(3):
             with anyio.CancelScope() as scope:
-                async with DaskCluster(scheduler.address, training) as other:
-                    async with anyio.create_task_group() as group:
-                        group.start_soon(other.global_step.wait_for, 100)
-                        await wait_until(cluster, "num_waiting", 1)
-                        scope.cancel()
+                async with join() as other, anyio.create_task_group() as group:
+                    group.start_soon(other.global_step.wait_for, 100)
+                    await wait_until(cluster, "num_waiting", 1)
+                    scope.cancel()
         await wait_until(cluster, "num_processes", 1)
         assert (await cluster.statistics())["num_waiting"] == 0
 
@@ -603,17 +569,17 @@ async def test_a_cluster_that_is_not_open_says_how_to_open_it() -> None:
             pass
 
 
-async def test_a_cluster_opens_once(scheduler: Scheduler, training: str) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+async def test_a_cluster_opens_once(join: Join) -> None:
+    async with join() as cluster:
         with pytest.raises(RuntimeError, match="opened before"):
             await cluster.open()
 
 
 @pytest.mark.parametrize(("error", "step"), [(ValueError, -1), (TypeError, 1.5)])
 async def test_steps_are_integers_from_zero_on(
-    scheduler: Scheduler, training: str, error: type[Exception], step: Any
+    join: Join, error: type[Exception], step: Any
 ) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+    async with join() as cluster:
         with pytest.raises(error, match=f"step is {step}; give an integer >= 0"):
             await cluster.publish(step)
 

@@ -27,7 +27,7 @@ from asynchooks.distributed import DaskCluster, SourceState
 
 from .processes import Scheduler, a_scheduler
 from .proxy import a_proxy
-from .sessions import cut, step, train_here, until_state, wait_until
+from .sessions import Join, cut, step, train_here, until_state, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
@@ -148,10 +148,8 @@ async def test_a_client_that_finds_its_scheduler_again_takes_the_training_along(
             assert cluster.global_step.epoch == 1
 
 
-async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(
-    scheduler: Scheduler, training: str
-) -> None:
-    async with DaskCluster(scheduler.address, training) as cluster:
+async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(join: Join) -> None:
+    async with join() as cluster:
         async with anyio.create_task_group() as group:
             found: list[int] = []
 
@@ -168,20 +166,17 @@ async def test_a_cut_connection_comes_back_and_no_step_is_lost_or_counted_twice(
 
 
 @pytest.mark.parametrize("num_cuts", [1, 5])
-async def test_the_stop_is_exact_although_connections_are_cut(
-    scheduler: Scheduler, training: str, num_cuts: int
-) -> None:
-    async with DaskCluster(scheduler.address, training) as here:
-        async with DaskCluster(scheduler.address, training) as there:
-            async with anyio.create_task_group() as group:
-                for cluster in (here, there):
-                    for _ in range(3):
-                        group.start_soon(train_here, cluster, 300)
-                for place in range(num_cuts):
-                    await here.global_step.wait_for(50 + 40 * place)
-                    cut(here)
-            assert here.global_step.value == there.global_step.value == 300
-            assert (await here.statistics())["step"] == 300
+async def test_the_stop_is_exact_although_connections_are_cut(join: Join, num_cuts: int) -> None:
+    async with join() as here, join() as there:
+        async with anyio.create_task_group() as group:
+            for cluster in (here, there):
+                for _ in range(3):
+                    group.start_soon(train_here, cluster, 300)
+            for place in range(num_cuts):
+                await here.global_step.wait_for(50 + 40 * place)
+                cut(here)
+        assert here.global_step.value == there.global_step.value == 300
+        assert (await here.statistics())["step"] == 300
 
 
 async def test_a_silent_network_is_noticed_and_the_stop_is_exact_when_it_is_back(

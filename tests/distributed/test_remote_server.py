@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,9 +48,23 @@ from ..protocols.worlds import ALL, make_server
 from .clusters import addresses, comes, is_stopped, native, other_process, results, until
 from .programs import NUM_WORKERS, train, train_bare
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 PROCESSES = range(3)
+
+
+@asynccontextmanager
+async def hosted(
+    client: Any, protocol: Protocol, num_workers: int = 2, **options: Any
+) -> AsyncIterator[RemoteParameterServer]:
+    """A server of two ones on a Dask worker, reached by a client of the running event loop."""
+    async with (
+        native(client) as own,
+        host_parameter_server(
+            own, np.ones(2), protocol, num_workers=num_workers, **options
+        ) as server,
+    ):
+        yield server
 
 
 class Here:
@@ -83,7 +99,6 @@ async def rounds(server: Any, num_workers: int = 4) -> list[Any]:
     return log
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("protocol", [*ALL, KAsync(4), KSync(4)], ids=repr)
 async def test_a_remote_server_does_what_one_in_this_process_does(
     protocol: Protocol, client: Any
@@ -91,20 +106,16 @@ async def test_a_remote_server_does_what_one_in_this_process_does(
     rate = staleness_aware(0.2)
     here = make_server(protocol, 4, learning_rate=rate)
     expected = await rounds(Here(here))
-    async with native(client) as own:
-        async with host_parameter_server(
-            own, np.ones(2), protocol, num_workers=4, learning_rate=rate
-        ) as server:
-            found = await rounds(server)
-            state = await server.state_dict()
-            counts = await server.staleness_counts(), await server.staleness_counts(2)
-            assert server.version == server.global_step.value == here.version
+    async with hosted(client, protocol, 4, learning_rate=rate) as server:
+        found = await rounds(server)
+        state = await server.state_dict()
+        counts = await server.staleness_counts(), await server.staleness_counts(2)
+        assert server.version == server.global_step.value == here.version
     assert found == expected
     np.testing.assert_equal(state, here.state_dict())
     assert counts == (here.staleness_counts(), here.staleness_counts(2))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "protocol", [Synchronous(), KSync(8), StaleSynchronous(1), DiscardStale(Asynchronous(), 3)],
     ids=repr,
@@ -141,7 +152,6 @@ async def test_twelve_sessions_in_three_processes_stop_exactly_under(
             assert max(counts) <= 3
 
 
-@pytest.mark.anyio
 async def test_workers_begin_when_the_updates_of_other_processes_have_come_far_enough(
     client: Any,
 ) -> None:
@@ -157,7 +167,6 @@ async def test_workers_begin_when_the_updates_of_other_processes_have_come_far_e
         assert (await server.statistics()).version == 200
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("bound", [0, 2])
 async def test_no_clock_is_further_ahead_than_the_bound(bound: int, client: Any) -> None:
     async with host_parameter_server(
@@ -182,7 +191,6 @@ async def test_no_clock_is_further_ahead_than_the_bound(bound: int, client: Any)
         assert max(counts) <= (2 * bound + 1) * (NUM_WORKERS - 1)
 
 
-@pytest.mark.anyio
 async def test_pulled_parameters_are_read_only_and_current_once_a_later_version_is_known(
     client: Any,
 ) -> None:
@@ -198,7 +206,6 @@ async def test_pulled_parameters_are_read_only_and_current_once_a_later_version_
                 parameters["w"][0] = 1.0
 
 
-@pytest.mark.anyio
 async def test_all_processes_continue_from_a_saved_state(client: Any) -> None:
     async with native(client) as own:
         async with (
@@ -216,7 +223,6 @@ async def test_all_processes_continue_from_a_saved_state(client: Any) -> None:
                 await server.load_state_dict(make_server(Asynchronous(), 3).state_dict())
 
 
-@pytest.mark.anyio
 async def test_a_training_at_the_scheduler_shows_the_updates_and_sets_a_limit(
     client: Any,
 ) -> None:
@@ -240,7 +246,6 @@ async def test_a_training_at_the_scheduler_shows_the_updates_and_sets_a_limit(
             assert server.version == 4
 
 
-@pytest.mark.anyio
 async def test_wrong_uses_are_refused(client: Any) -> None:
     with pytest.raises(TypeError, match="address is 3; give server.address of its host"):
         RemoteParameterServer(3)  # type: ignore[arg-type]
@@ -272,35 +277,30 @@ async def test_wrong_uses_are_refused(client: Any) -> None:
                 pass
 
 
-@pytest.mark.anyio
 async def test_a_saver_says_that_the_state_of_a_remote_server_has_to_be_awaited(
     client: Any,
 ) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(own, np.ones(2), Asynchronous(), num_workers=1) as server:
-            with pytest.raises(
-                TypeError, match=r"server is <RemoteParameterServer .* has to be awaited.*=state\)"
-            ):
-                StateDictSaver(server=server)
+    async with hosted(client, Asynchronous(), 1) as server:
+        with pytest.raises(
+            TypeError, match=r"server is <RemoteParameterServer .* has to be awaited.*=state\)"
+        ):
+            StateDictSaver(server=server)
 
 
-@pytest.mark.anyio
 async def test_training_continues_from_a_state_that_was_fetched_and_saved(
     client: Any, tmp_path: Path
 ) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(own, np.ones(2), Asynchronous(), num_workers=1) as server:
-            await server.push(0, np.ones(2), 0)
-            StateDictSaver(server=await server.state_dict()).save(str(tmp_path / "model"))
-            await server.push(0, np.ones(2), 1)
-            state = await server.state_dict()
-            StateDictSaver(server=state).restore(str(tmp_path / "model"))
-            await server.load_state_dict(state)
-            parameters, version = await server.pull(0)
-            assert (parameters.tolist(), version) == ([0.9, 0.9], 1)
+    async with hosted(client, Asynchronous(), 1) as server:
+        await server.push(0, np.ones(2), 0)
+        StateDictSaver(server=await server.state_dict()).save(str(tmp_path / "model"))
+        await server.push(0, np.ones(2), 1)
+        state = await server.state_dict()
+        StateDictSaver(server=state).restore(str(tmp_path / "model"))
+        await server.load_state_dict(state)
+        parameters, version = await server.pull(0)
+        assert (parameters.tolist(), version) == ([0.9, 0.9], 1)
 
 
-@pytest.mark.anyio
 async def test_no_warning_when_all_workers_here_wait_for_other_processes(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,7 +323,6 @@ async def test_no_warning_when_all_workers_here_wait_for_other_processes(
     assert not [each for each in caplog.messages if "open workers wait" in each]
 
 
-@pytest.mark.anyio
 async def test_many_waits_are_one_blocked_request_and_none_leaves_meanwhile(client: Any) -> None:
     num_workers = 40
     async with native(client) as own:
@@ -351,30 +350,27 @@ async def test_many_waits_are_one_blocked_request_and_none_leaves_meanwhile(clie
         assert server.version == 1
 
 
-@pytest.mark.anyio
 async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client: Any) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(own, np.ones(2), Synchronous(), num_workers=2) as server:
-            await server.begin_step(0)
-            await server.push(0, np.ones(2), 0)
-            for verb in (server.end_step, server.begin_step, server.end_step):
-                async with anyio.create_task_group() as group:
-                    group.start_soon(verb, 0)
-                    await until(server, waits=1)
-                    group.cancel_scope.cancel()
-                await until(server, waits=0)
-            with anyio.move_on_after(0):  # in the request itself
-                await server.begin_step(0)
-            before = await until(server, waits=0, collected=1)
-            await anyio.sleep(0.1)
-            assert (await server.statistics()).requests <= before.requests + 5  # it is not repeated
+    async with hosted(client, Synchronous()) as server:
+        await server.begin_step(0)
+        await server.push(0, np.ones(2), 0)
+        for verb in (server.end_step, server.begin_step, server.end_step):
             async with anyio.create_task_group() as group:
-                group.start_soon(server.begin_step, 0)
-                await server.push(1, np.ones(2), 0)
-            assert (await server.pull(0)).version == 1
+                group.start_soon(verb, 0)
+                await until(server, waits=1)
+                group.cancel_scope.cancel()
+            await until(server, waits=0)
+        with anyio.move_on_after(0):  # in the request itself
+            await server.begin_step(0)
+        before = await until(server, waits=0, collected=1)
+        await anyio.sleep(0.1)
+        assert (await server.statistics()).requests <= before.requests + 5  # it is not repeated
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.begin_step, 0)
+            await server.push(1, np.ones(2), 0)
+        assert (await server.pull(0)).version == 1
 
 
-@pytest.mark.anyio
 async def test_closing_ends_the_waits_of_all_processes(client: Any) -> None:
     ended: list[str] = []
     async with native(client) as own:
@@ -410,30 +406,27 @@ async def test_closing_ends_the_waits_of_all_processes(client: Any) -> None:
             assert (await other.push(2, np.ones(2), 0)).is_discarded
 
 
-@pytest.mark.anyio
 async def test_a_wait_ends_with_its_session(client: Any) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(own, np.ones(2), Synchronous(), num_workers=2) as server:
+    async with hosted(client, Synchronous()) as server:
 
-            async def step() -> dict[str, Any]:
-                parameters, version = await server.pull(0)
-                await server.push(0, parameters, version)
-                return {"version": version}
+        async def step() -> dict[str, Any]:
+            parameters, version = await server.pull(0)
+            await server.push(0, parameters, version)
+            return {"version": version}
 
-            async def stop(session: MonitoredSession) -> None:
-                await until(server, waits=1)
-                session.request_stop()
+        async def stop(session: MonitoredSession) -> None:
+            await until(server, waits=1)
+            session.request_stop()
 
-            creator = FunctionSessionCreator(step, global_step=server.global_step)
-            async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(stop, session)
-                    await session.run("version")
-                assert session.should_stop()
-            await until(server, waits=0, workers_present=1, version=0)
+        creator = FunctionSessionCreator(step, global_step=server.global_step)
+        async with MonitoredSession([ProtocolHook(server, 0)], creator) as session:
+            async with anyio.create_task_group() as group:
+                group.start_soon(stop, session)
+                await session.run("version")
+            assert session.should_stop()
+        await until(server, waits=0, workers_present=1, version=0)
 
 
-@pytest.mark.anyio
 async def test_a_limit_ends_the_waits_that_are_under_way(client: Any) -> None:
     async with native(client) as own:
         async with (
@@ -450,7 +443,6 @@ async def test_a_limit_ends_the_waits_that_are_under_way(client: Any) -> None:
         assert server.version == 1
 
 
-@pytest.mark.anyio
 async def test_a_computation_is_abandoned_when_another_process_makes_the_update(
     client: Any,
 ) -> None:
@@ -501,22 +493,16 @@ async def push_and_end(server: RemoteParameterServer, worker: int) -> int:
     return (await server.pull(worker)).version
 
 
-@pytest.mark.anyio
 async def test_others_do_not_wait_for_a_process_that_was_killed(client: Any) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=1.0
-        ) as server:
-            with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
-                assert await line_of(other) == "pushed"
-                await until(server, waits=1, blocked_requests=2, processes=2)
-                other.kill()
-                with anyio.fail_after(
-                    10
-                ):  # its gradient counts, but others do not wait for the next
-                    assert await push_and_end(server, 0) == 1
-                    assert await push_and_end(server, 0) == 2
-            await until(server, workers_present=1, blocked_requests=1)
+    async with hosted(client, Synchronous(), lease_secs=1.0) as server:
+        with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
+            assert await line_of(other) == "pushed"
+            await until(server, waits=1, blocked_requests=2, processes=2)
+            other.kill()
+            with anyio.fail_after(10):  # its gradient counts, but others do not wait for the next
+                assert await push_and_end(server, 0) == 1
+                assert await push_and_end(server, 0) == 2
+        await until(server, workers_present=1, blocked_requests=1)
 
 
 async def hold_a_step(address: ServerAddress) -> None:
@@ -527,134 +513,110 @@ async def hold_a_step(address: ServerAddress) -> None:
         await anyio.sleep_forever()
 
 
-@pytest.mark.anyio
 async def test_others_do_not_wait_for_a_dask_worker_that_has_left_its_cluster(client: Any) -> None:
-    async with native(client) as own:
-        here, there = addresses(client)[:2]
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, worker=here, lease_secs=8.0
-        ) as server:
-            pid = client.run(os.getpid, workers=[there])[there]
-            holding = client.submit(hold_a_step, server.address, workers=[there], pure=False)
-            assert await push_and_end(server, 0) == 1
-            await until(server, processes=2, waits=0)
-            os.kill(pid, signal.SIGKILL)
-            await until(server, workers_present=1)
-            assert await push_and_end(server, 0) == 2
-            holding.cancel()
+    here, there = addresses(client)[:2]
+    async with hosted(client, Synchronous(), worker=here, lease_secs=8.0) as server:
+        pid = client.run(os.getpid, workers=[there])[there]
+        holding = client.submit(hold_a_step, server.address, workers=[there], pure=False)
+        assert await push_and_end(server, 0) == 1
+        await until(server, processes=2, waits=0)
+        os.kill(pid, signal.SIGKILL)
+        await until(server, workers_present=1)
+        assert await push_and_end(server, 0) == 2
+        holding.cancel()
     await comes(lambda: len(addresses(client)) == 3)  # for the tests after this
 
 
-@pytest.mark.anyio
 async def test_a_process_that_was_silent_for_long_is_back_at_its_next_request(
     client: Any,
 ) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=0.6
-        ) as server:
-            with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
-                assert await line_of(other) == "pushed"
-                other.send_signal(signal.SIGSTOP)
-                await until(server, processes_away=1, workers_present=1, blocked_requests=1)
-                assert await push_and_end(server, 0) == 1
-                other.send_signal(signal.SIGCONT)
-                assert await line_of(other) == "went on at 1"
+    async with hosted(client, Synchronous(), lease_secs=0.6) as server:
+        with other_process(client.scheduler.address, server.address, "wait_one_step") as other:
+            assert await line_of(other) == "pushed"
+            other.send_signal(signal.SIGSTOP)
+            await until(server, processes_away=1, workers_present=1, blocked_requests=1)
+            assert await push_and_end(server, 0) == 1
+            other.send_signal(signal.SIGCONT)
+            assert await line_of(other) == "went on at 1"
 
 
-@pytest.mark.anyio
 async def test_a_process_that_fails_may_be_restarted_within_the_lease(client: Any) -> None:
     scheduler = client.scheduler.address
-    async with native(client) as own:
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=60.0
-        ) as server:
-            address = server.address
-            with (
-                other_process(scheduler, address, "crash_in_a_step") as one,
-                other_process(scheduler, address, "wait_one_step_on_request") as again,
-            ):
-                assert await line_of(one) == "begun"
-                assert await line_of(again) == "here"
-                send_line(one)
-                await until(server, processes=3, blocked_requests=2, workers_present=2)
-                send_line(again)
-                assert await line_of(again) == "pushed"
-                assert await push_and_end(server, 0) == 1
-                assert await line_of(again) == "went on at 1"
-                again.wait()
+    async with hosted(client, Synchronous(), lease_secs=60.0) as server:
+        address = server.address
+        with (
+            other_process(scheduler, address, "crash_in_a_step") as one,
+            other_process(scheduler, address, "wait_one_step_on_request") as again,
+        ):
+            assert await line_of(one) == "begun"
+            assert await line_of(again) == "here"
+            send_line(one)
+            await until(server, processes=3, blocked_requests=2, workers_present=2)
+            send_line(again)
+            assert await line_of(again) == "pushed"
+            assert await push_and_end(server, 0) == 1
+            assert await line_of(again) == "went on at 1"
+            again.wait()
 
 
-@pytest.mark.anyio
 async def test_with_an_infinite_lease_the_others_wait(client: Any) -> None:
-    async with native(client) as own:
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, lease_secs=math.inf
-        ) as server:
-            with other_process(client.scheduler.address, server.address, "crash_in_a_step") as one:
-                assert await line_of(one) == "begun"
-            with anyio.move_on_after(1.0) as scope:
-                await push_and_end(server, 0)
-            assert scope.cancelled_caught
-            await server.leave(1)
-            assert await push_and_end(server, 0) == 2
+    async with hosted(client, Synchronous(), lease_secs=math.inf) as server:
+        with other_process(client.scheduler.address, server.address, "crash_in_a_step") as one:
+            assert await line_of(one) == "begun"
+        with anyio.move_on_after(1.0) as scope:
+            await push_and_end(server, 0)
+        assert scope.cancelled_caught
+        await server.leave(1)
+        assert await push_and_end(server, 0) == 2
 
 
-@pytest.mark.anyio
 async def test_a_server_that_is_stopped_is_waited_for(client: Any) -> None:
-    async with native(client) as own:
-        place = addresses(client)[0]
-        pid = client.run(os.getpid, workers=[place])[place]
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, worker=place, lease_secs=0.4
-        ) as server:
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                with anyio.fail_after(10):
-                    await comes(lambda: server.global_step.statistics().source is SourceState.LOST)
-                    with pytest.raises(StepSourceLostError, match="no news of other processes"):
-                        await server.global_step.wait_for(1, fails_on_loss=True)
-                await anyio.sleep(0.5)  # silence for longer than a lease ends nothing
-                async with anyio.create_task_group() as group:
-                    group.start_soon(server.global_step.wait_for, 1)
-                    os.kill(pid, signal.SIGCONT)
-                    with anyio.fail_after(10):
-                        await server.join(1)
-                        await server.push(1, np.ones(2), 0)
-                        await server.join(0)
-                        await server.push(0, np.ones(2), 0)
-                await comes(lambda: server.global_step.statistics().source is SourceState.LIVE)
-            finally:
+    place = addresses(client)[0]
+    pid = client.run(os.getpid, workers=[place])[place]
+    async with hosted(client, Synchronous(), worker=place, lease_secs=0.4) as server:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with anyio.fail_after(10):
+                await comes(lambda: server.global_step.statistics().source is SourceState.LOST)
+                with pytest.raises(StepSourceLostError, match="no news of other processes"):
+                    await server.global_step.wait_for(1, fails_on_loss=True)
+            await anyio.sleep(0.5)  # silence for longer than a lease ends nothing
+            async with anyio.create_task_group() as group:
+                group.start_soon(server.global_step.wait_for, 1)
                 os.kill(pid, signal.SIGCONT)
+                with anyio.fail_after(10):
+                    await server.join(1)
+                    await server.push(1, np.ones(2), 0)
+                    await server.join(0)
+                    await server.push(0, np.ones(2), 0)
+            await comes(lambda: server.global_step.statistics().source is SourceState.LIVE)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.anyio
 async def test_all_waits_end_when_the_server_has_died(client: Any) -> None:
     await comes(lambda: len(addresses(client)) == 3)  # a nanny starts another one
-    async with native(client) as own:
-        place = addresses(client)[0]
-        pid = client.run(os.getpid, workers=[place])[place]
-        async with host_parameter_server(
-            own, np.ones(2), Synchronous(), num_workers=2, worker=place, lease_secs=1.0
-        ) as server:
-            ended: list[str] = []
+    place = addresses(client)[0]
+    pid = client.run(os.getpid, workers=[place])[place]
+    async with hosted(client, Synchronous(), worker=place, lease_secs=1.0) as server:
+        ended: list[str] = []
 
-            async def end() -> None:
-                with pytest.raises(StepSourceLostError, match="parameter server at tcp://"):
-                    await push_and_end(server, 0)
-                ended.append("end")
+        async def end() -> None:
+            with pytest.raises(StepSourceLostError, match="parameter server at tcp://"):
+                await push_and_end(server, 0)
+            ended.append("end")
 
-            async def step() -> None:
-                with pytest.raises(StepUnreachableError):
-                    await server.global_step.wait_for(5)
-                ended.append("step")
+        async def step() -> None:
+            with pytest.raises(StepUnreachableError):
+                await server.global_step.wait_for(5)
+            ended.append("step")
 
-            with anyio.fail_after(15):
-                async with anyio.create_task_group() as group:
-                    group.start_soon(end)
-                    group.start_soon(step)
-                    await until(server, waits=1)
-                    os.kill(pid, signal.SIGKILL)
-            assert sorted(ended) == ["end", "step"]
-            with pytest.raises((StepSourceLostError, StopTraining)):
-                await server.begin_step(1)
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as group:
+                group.start_soon(end)
+                group.start_soon(step)
+                await until(server, waits=1)
+                os.kill(pid, signal.SIGKILL)
+        assert sorted(ended) == ["end", "step"]
+        with pytest.raises((StepSourceLostError, StopTraining)):
+            await server.begin_step(1)

@@ -33,24 +33,10 @@ from asynchooks._engine.current import current_engine, now
 from asynchooks._engine.real_time import PASS_SECS, AsyncioEngine, RealTimeEngine, TrioEngine
 
 from ..simulation.engines import output_of
-from ..support.helpers import counting_creator, settle
+from ..support.helpers import counting_creator, in_task, settle
+from ..support.loops import LOOPS, loop_of
+from ..support.loops import anyio_backend as anyio_backend
 from ..support.virtual_kernel import AnyioKernel, Kernel, Trampoline
-
-LOOPS = ["asyncio", "uvloop", "trio"]
-
-
-def loop_of(name: str) -> tuple[str, dict[str, bool]]:
-    if name == "trio":
-        return "trio", {}
-    if name == "uvloop":
-        pytest.importorskip("uvloop")
-    return "asyncio", {"use_uvloop": name == "uvloop"}
-
-
-@pytest.fixture(params=LOOPS)
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    return loop_of(request.param)
-
 
 pytestmark = pytest.mark.anyio
 
@@ -63,17 +49,11 @@ async def test_there_is_one_engine_an_event_loop(anyio_backend_name: str) -> Non
 
 async def test_a_parked_task_gets_the_first_value() -> None:
     engine = current_engine()
-    slot, got = Slot(engine, "a test"), []
-
-    async def park() -> None:
-        got.append(await engine.park(slot))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(park)
-        await settle()
+    slot = Slot(engine, "a test")
+    async with in_task(engine.park, slot) as box:
         slot.wake("first")
         slot.wake("second")
-    assert got == ["first"]
+    assert box.value == "first"
     assert await engine.park(slot) == "first"
 
 

@@ -285,7 +285,8 @@ async def test_what_is_not_forgiven_leaves_the_event_loop_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a hook that saves now and then: between two saves it is fast."""
-    times, clock, left = StepTimes(forgives=False), 0.0, []
+    times, clock = StepTimes(forgives=False), 0.0
+    left: list[bool] = []
     durations = [0, 0, 1, 0, 1, *[0] * 2000]
 
     def call() -> None:

@@ -18,11 +18,24 @@ from asynchooks._engine.base import Sentinel, Slot
 from asynchooks._step.admission import wake_all
 from asynchooks._step.gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
 
-from ..support.helpers import Box, settle
-from ..support.raw_steps import ADVANCES, ARGS, Raw, in_line, moves_to, opened, run_here
+from ..support.helpers import in_task, settle
+from ..support.raw_steps import (
+    ADVANCES,
+    ARGS,
+    Raw,
+    in_line,
+    moves_to,
+    opened,
+    run_here,
+    take_ticket,
+)
 from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
+
+
+def is_busy(step: GlobalStep) -> bool:
+    return step.statistics().tickets > 0 or step.admission.gate.is_running_here
 
 
 def test_a_step_here_runs_and_settles_without_a_ticket() -> None:
@@ -35,11 +48,8 @@ def test_a_step_here_runs_and_settles_without_a_ticket() -> None:
     raw = Raw(run)
     assert run_here(step, raw) == ("output", ADVANCED)
     assert (seen, raw.args) == ([(0, True)], [ARGS])
-    assert (step.value, step.statistics().tickets, step.admission.gate.is_running_here) == (
-        1,
-        0,
-        False,
-    )
+    assert step.value == 1
+    assert not is_busy(step)
     assert run_here(step, moves_to(7)) == ("output", 7)
     assert step.value == 7
 
@@ -157,11 +167,8 @@ def test_a_step_that_raises_here_settles(
         run_here(step, raw)
     assert raised.value is error
     assert raw.errors == [error]
-    assert (step.value, step.statistics().tickets, step.admission.gate.is_running_here) == (
-        value,
-        0,
-        False,
-    )
+    assert step.value == value
+    assert not is_busy(step)
     assert in_line(step, is_exclusive=True).answer is Answer.GRANTED
 
 
@@ -264,8 +271,7 @@ def test_steps_here_teach_the_stride_the_largest_one() -> None:
 
 def test_a_step_here_during_another_run_teaches_no_stride_to_either() -> None:
     step = opened()
-    beside = step.admission.take_ticket_nowait()
-    assert beside is not None
+    beside = take_ticket(step)
     run_here(step, moves_to(2))
     step.admission.settle(beside, 4)
     assert _after_here(step) == (None, True)
@@ -322,7 +328,9 @@ class World:
     for a coroutine. A task asks for exclusive access now and then.
     """
 
-    def __init__(self, limit: int, stride: int, workers: int, seed: int, unread: bool) -> None:
+    def __init__(
+        self, limit: int, stride: int, workers: int, seed: int, unread: bool, here_rate: float = 0.7
+    ) -> None:
         self.engine = Trampoline()
         self.step = GlobalStep()
         self.step.admission.read_by(lambda: self.true_step)
@@ -331,6 +339,7 @@ class World:
         self.limit = limit
         self.stride = stride
         self.unread = unread
+        self.here_rate = here_rate  # how often a worker tries to run on the event loop
         self.failure_rate = 0.0
         self.idle = workers
         self.askers: list[Asker] = []
@@ -375,7 +384,7 @@ class World:
     def run(self) -> None:
         """One worker's next step, where it may run."""
         self.idle -= 1
-        if self.random.random() < 0.3:
+        if self.random.random() >= self.here_rate:
             self.ask()
             return
         try:
@@ -456,11 +465,12 @@ class World:
 
 
 @given(
-    limit=st.integers(1, 30),
+    limit=st.integers(1, 60),
     stride=st.integers(1, 5),
-    workers=st.integers(1, 12),
+    workers=st.integers(1, 16),
     seed=st.integers(0, 2**32),
     unread=st.booleans(),
+    here_rate=st.sampled_from([0.0, 0.7]),
     failure_rate=st.sampled_from([0.0, 0.1, 0.5]),
     free_actions=st.sampled_from([0, 3, 30]),
 )
@@ -470,10 +480,11 @@ def test_workers_stop_within_one_stride_of_the_limit_and_never_hang(
     workers: int,
     seed: int,
     unread: bool,
+    here_rate: float,
     failure_rate: float,
     free_actions: int,
 ) -> None:
-    world = World(limit, stride, workers, seed, unread)
+    world = World(limit, stride, workers, seed, unread, here_rate)
     world.play(failure_rate, free_actions)
     assert world.limit <= world.true_step <= world.limit + stride - 1
     assert world.refused == workers
@@ -518,8 +529,7 @@ class Counter:
         if where == "here":
             assert run_here(self.global_step, self) is not None
         else:
-            ticket = self.global_step.admission.take_ticket_nowait()
-            assert ticket is not None
+            ticket = take_ticket(self.global_step)
             self.step_now += 1
             self.global_step.admission.settle(ticket, UNREAD)
 
@@ -528,10 +538,6 @@ def counting() -> tuple[GlobalStep, Counter]:
     step = GlobalStep()
     step.open_worker(Trampoline())
     return step, Counter(step)
-
-
-async def wait_into(box: Box, step: GlobalStep, target: int) -> None:
-    box.value = await step.wait_for(target)
 
 
 PLACES = pytest.mark.parametrize("where", ["here", "with a ticket"])
@@ -556,12 +562,10 @@ def test_unread_runs_and_those_after_them_teach_no_stride(where: str) -> None:
     step, counter = counting()
     counter.run(where)
     counter.step_now += 5
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     step.admission.settle(ticket, counter.step_now)  # 6 more than the last value known
     assert step.statistics().stride is None
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     step.admission.settle(ticket, 8)
     assert step.statistics().stride == 2
 
@@ -585,10 +589,7 @@ async def test_a_limit_or_a_waiter_watches_the_step_until_it_has_gone() -> None:
 @PLACES
 async def test_a_waiter_is_woken_by_an_unread_run_after_it(where: str) -> None:
     step, counter = counting()
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait_into, box, step, 2)
-        await settle()
+    async with in_task(step.wait_for, 2) as box:
         counter.run(where)
         await settle()
         assert box.value is None
@@ -647,16 +648,9 @@ def test_raising_the_limit_reads(where: str) -> None:
 
 async def test_an_asker_in_line_while_a_step_is_unread_is_answered_when_it_is_read() -> None:
     step, counter = counting()
-    box, ticket = Box(), step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     step.raise_limit(10)
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            box.value = await step.admission.take_ticket()
-
-        group.start_soon(ask)
-        await settle()
+    async with in_task(step.admission.take_ticket) as box:
         assert box.value is None
         counter.step_now = 4
         step.admission.settle(ticket, UNREAD)  # looked at the limit before it was set
@@ -676,10 +670,7 @@ async def test_a_reader_that_raises_leaves_the_last_value_and_ends_every_wait(
     assert [step.value, step.value] == [1, 1]
     assert counter.num_reads == 2
     assert "global_step could not be read: RuntimeError('lost')" in caplog.text
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait_into, box, step, 3)
-        await settle()
+    async with in_task(step.wait_for, 3) as box:
         counter.run(where)
         await settle()
         assert box.value is None
@@ -706,8 +697,7 @@ def test_a_restart_forgets_unread_runs(where: str) -> None:
     counter.run(where)
     step.restart(0)
     assert (step.value, counter.num_reads) == (0, 0)
-    old = step.admission.take_ticket_nowait()
-    assert old is not None
+    old = take_ticket(step)
     step.restart(5)
     step.admission.settle(old, UNREAD)
     assert (step.value, counter.num_reads) == (5, 0)
@@ -727,10 +717,8 @@ def test_what_was_read_before_a_restart_is_not_taken_after_it() -> None:
 
 @pytest.mark.parametrize("moved", [ADVANCED, 1])
 async def test_a_published_advance_is_one_step_more_and_wakes(moved: int | Sentinel) -> None:
-    step, box = GlobalStep(), Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait_into, box, step, 1)
-        await settle()
+    step = GlobalStep()
+    async with in_task(step.wait_for, 1) as box:
         step.publish(moved, epoch=1)
         await settle()
         assert (box.value, step.value) == (None, 0)
@@ -740,24 +728,18 @@ async def test_a_published_advance_is_one_step_more_and_wakes(moved: int | Senti
 
 def test_advances_count_one_each_whatever_order_they_end_in() -> None:
     step = GlobalStep()
-    first, second = step.admission.take_ticket_nowait(), step.admission.take_ticket_nowait()
-    assert first is not None
-    assert second is not None
+    first, second = take_ticket(step), take_ticket(step)
     step.admission.settle(second, ADVANCED)
     step.admission.settle(first, ADVANCED)
     assert (step.value, step.statistics().stride) == (2, None)
-    third = step.admission.take_ticket_nowait()
-    assert third is not None
+    third = take_ticket(step)
     step.admission.settle(third, ADVANCED)
     assert (step.value, step.statistics().stride) == (3, 1)
 
 
 async def test_an_unread_run_in_a_thread_wakes_a_waiter_of_the_event_loop() -> None:
     step, counter = counting()
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait_into, box, step, 50)
-        await settle()
+    async with in_task(step.wait_for, 50) as box:
 
         def train() -> None:
             for _ in range(50):

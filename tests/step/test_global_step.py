@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,10 @@ from asynchooks.checkpoints import StateDictSaver
 from asynchooks.simulation import Simulation
 
 from ..simulation.engines import on_every_engine
-from ..support.helpers import Box, counting_creator, settle
+from ..support.helpers import counting_creator, in_task, settle
+from ..support.raw_steps import take_ticket
 
 pytestmark = pytest.mark.anyio
-
-
-async def into(box: Box, fn: Callable[..., Awaitable[object]], *args: object) -> None:
-    try:
-        box.value = await fn(*args)
-    except Exception as error:
-        box.error = error
 
 
 async def test_a_step_that_is_reached_returns_at_once() -> None:
@@ -55,10 +48,8 @@ async def test_a_step_that_is_reached_returns_at_once() -> None:
 
 
 async def test_a_waiter_gets_the_value_that_woke_it_though_the_step_has_gone_back() -> None:
-    step, box = GlobalStep(), Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.wait_for, 10)
-        await settle()
+    step = GlobalStep()
+    async with in_task(step.wait_for, 10) as box:
         step.publish(12)
         step.restart(3)
     assert box.value == 12
@@ -98,10 +89,8 @@ async def test_a_value_below_or_of_another_epoch_is_ignored() -> None:
 
 
 async def test_a_thread_publishes() -> None:
-    step, box = GlobalStep(), Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.wait_for, 100)
-        await settle()
+    step = GlobalStep()
+    async with in_task(step.wait_for, 100) as box:
 
         def publish() -> None:
             for n in range(101):
@@ -133,11 +122,7 @@ async def test_a_waiter_ends_on_its_timeout() -> None:
 
 async def test_a_stop_ends_the_waits_that_are_bound_to_it_and_no_others() -> None:
     step, stop = GlobalStep(), Stop()
-    bound, free = Box(), Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, bound, step.bound(stop).wait_for, 7)
-        group.start_soon(into, free, step.wait_for, 7)
-        await settle()
+    async with in_task(step.wait_for, 7) as free, in_task(step.bound(stop).wait_for, 7) as bound:
         stop.set()
         await settle()
         assert isinstance(bound.error, StopTraining)
@@ -149,10 +134,8 @@ async def test_a_stop_ends_the_waits_that_are_bound_to_it_and_no_others() -> Non
 
 
 async def test_a_closed_step_ends_every_wait_with_an_error_that_names_it() -> None:
-    step, box = GlobalStep(3), Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.wait_for, 7)
-        await settle()
+    step = GlobalStep(3)
+    async with in_task(step.wait_for, 7) as box:
         step.close()
     assert isinstance(box.error, StepUnreachableError)
     assert "global_step 7 can no longer come" in str(box.error)
@@ -162,11 +145,9 @@ async def test_a_closed_step_ends_every_wait_with_an_error_that_names_it() -> No
 
 
 async def test_with_the_number_unknown_a_step_is_lost_when_all_others_have_closed() -> None:
-    step, box = GlobalStep(), Box()
+    step = GlobalStep()
     waiter = step.open_worker()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.bound(Stop(), waiter).wait_for, 7)
-        await settle()
+    async with in_task(step.bound(Stop(), waiter).wait_for, 7) as box:
         assert box.error is None  # no other has opened yet
         first, second = step.open_worker(), step.open_worker()
         step.close_worker(first)
@@ -179,21 +160,17 @@ async def test_with_the_number_unknown_a_step_is_lost_when_all_others_have_close
 async def test_with_the_number_known_a_step_is_lost_when_all_have_come_and_wait() -> None:
     step = GlobalStep(num_workers=2)
     first, second = step.open_worker(), step.open_worker()
-    boxes = [Box(), Box()]
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, boxes[0], step.bound(Stop(), first).wait_for, 7)
-        await settle()
-        assert boxes[0].error is None
-        group.start_soon(into, boxes[1], step.bound(Stop(), second).wait_for, 9)
-    assert [type(box.error) for box in boxes] == [StepUnreachableError] * 2
+    async with in_task(step.bound(Stop(), first).wait_for, 7) as one:
+        assert one.error is None
+        async with in_task(step.bound(Stop(), second).wait_for, 9) as other:
+            pass
+    assert type(one.error) is type(other.error) is StepUnreachableError
 
 
 async def test_with_the_number_known_workers_that_have_not_opened_are_awaited() -> None:
-    step, box = GlobalStep(num_workers=3), Box()
+    step = GlobalStep(num_workers=3)
     first, second = step.open_worker(), step.open_worker()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.bound(Stop(), first).wait_for, 7)
-        await settle()
+    async with in_task(step.bound(Stop(), first).wait_for, 7) as box:
         step.close_worker(second)
         await settle()
         assert box.error is None
@@ -202,22 +179,18 @@ async def test_with_the_number_known_workers_that_have_not_opened_are_awaited() 
 
 
 async def test_a_wait_outside_of_workers_fails_when_the_last_one_closes() -> None:
-    step, box = GlobalStep(), Box()
+    step = GlobalStep()
     worker = step.open_worker()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.wait_for, 7)
-        await settle()
+    async with in_task(step.wait_for, 7) as box:
         step.close_worker(worker)
     assert isinstance(box.error, StepUnreachableError)
 
 
 async def test_tickets_near_the_limit_are_given_one_at_a_time() -> None:
-    step, box = GlobalStep(), Box()
+    step = GlobalStep()
     step.raise_limit(2)
     first = await step.admission.take_ticket()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.admission.take_ticket)
-        await settle()
+    async with in_task(step.admission.take_ticket) as box:
         assert box.value is None
         step.admission.settle(first, 1)
         await settle()
@@ -232,30 +205,29 @@ async def test_tickets_near_the_limit_are_given_one_at_a_time() -> None:
 async def test_a_cancelled_asker_passes_its_ticket_on() -> None:
     step = GlobalStep()
     step.raise_limit(5)
-    first = await step.admission.take_ticket()
-    successor = Box()
-    async with anyio.create_task_group() as group:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as inner:
-                inner.start_soon(step.admission.take_ticket)
-                await settle()
-                group.start_soon(into, successor, step.admission.take_ticket)
-                await settle()
-                scope.cancel()
-                step.admission.settle(first, 0)  # granted to a task that is being cancelled
+    first = take_ticket(step)
+    successors = []
+
+    async def succeed() -> None:
+        successors.append(await step.admission.take_ticket())
+
+    async with anyio.create_task_group() as group, anyio.create_task_group() as inner:
+        inner.start_soon(step.admission.take_ticket)
         await settle()
-        assert successor.value is not None
-    step.admission.settle(successor.value, 1)
+        group.start_soon(succeed)
+        await settle()
+        inner.cancel_scope.cancel()
+        step.admission.settle(first, 0)  # granted to a task that is being cancelled
+    [successor] = successors
+    step.admission.settle(successor, 1)
     assert step.statistics().tickets == 0
 
 
 async def test_a_stop_ends_the_wait_for_a_ticket() -> None:
-    step, stop, box = GlobalStep(), Stop(), Box()
+    step, stop = GlobalStep(), Stop()
     step.raise_limit(5)
     await step.admission.take_ticket()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.admission.take_ticket, stop)
-        await settle()
+    async with in_task(step.admission.take_ticket, stop) as box:
         stop.set()
     assert isinstance(box.error, StopTraining)
     assert step.statistics().tasks_waiting_for_ticket == 0
@@ -276,11 +248,7 @@ async def test_exclusive_lets_runs_finish_and_none_begin() -> None:
         step.admission.settle(ticket, 2)
 
     running = await step.admission.take_ticket()
-    async with anyio.create_task_group() as group:
-        group.start_soon(exclusively)
-        await settle()
-        group.start_soon(run)
-        await settle()
+    async with in_task(exclusively), in_task(run):
         assert log == []
         step.admission.settle(running, 1)
     assert log == ["in", "out", "run"]
@@ -288,25 +256,22 @@ async def test_exclusive_lets_runs_finish_and_none_begin() -> None:
 
 
 async def test_a_cancelled_wait_for_exclusive_lets_the_queue_go_on() -> None:
-    step, box = GlobalStep(), Box()
-    running = await step.admission.take_ticket()
-    async with anyio.create_task_group() as group:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as inner:
+    step = GlobalStep()
+    running = take_ticket(step)
+    successors = []
 
-                async def wait() -> None:
-                    async with step.exclusive():
-                        raise AssertionError("never entered")
+    async def succeed() -> None:
+        successors.append(await step.admission.take_ticket())
 
-                inner.start_soon(wait)
-                await settle()
-                group.start_soon(into, box, step.admission.take_ticket)
-                await settle()
-                scope.cancel()
+    async with anyio.create_task_group() as group, anyio.create_task_group() as inner:
+        inner.start_soon(step.take_exclusive)
         await settle()
-        assert box.value is not None
+        group.start_soon(succeed)
+        await settle()
+        inner.cancel_scope.cancel()
+    [successor] = successors
     step.admission.settle(running)
-    step.admission.settle(box.value)
+    step.admission.settle(successor)
     assert step.statistics().tickets == 0
 
 
@@ -365,15 +330,11 @@ async def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(
     worker = step.open_worker()
     if limit is not None:
         step.raise_limit(limit)
-    under_way = step.admission.take_ticket_nowait()
-    assert under_way is not None
+    under_way = take_ticket(step)
     step.close_gate()
     with pytest.raises(StopTraining, match="all workers were stopped, and the model is final"):
         step.admission.take_ticket_nowait()
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.take_exclusive)
-        await settle()
+    async with in_task(step.take_exclusive) as box:
         assert box.value is None, "a run is under way"
         step.admission.settle(under_way, 1)
     box.value()
@@ -385,12 +346,10 @@ async def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(
 
 
 async def test_a_wait_for_a_ticket_ends_when_the_gate_is_closed() -> None:
-    step, box = GlobalStep(), Box()
+    step = GlobalStep()
     step.open_worker()
     release = await step.take_exclusive()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.admission.take_ticket)
-        await settle()
+    async with in_task(step.admission.take_ticket) as box:
         step.close_gate()
     assert type(box.error) is StopTraining
     release()
@@ -439,8 +398,7 @@ def test_statistics_say_all_that_is_under_way() -> None:
     step = GlobalStep(4, num_workers=3)
     step.open_worker()
     step.raise_limit(9)
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     step.admission.settle(ticket, 6)
     step.admission.take_ticket_nowait()
     statistics = step.statistics()

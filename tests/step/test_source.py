@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 import anyio
@@ -20,10 +21,9 @@ from asynchooks.simulation import Simulation
 
 from ..support.fed_steps import Heard, fed, pause
 from ..support.fed_world import World
-from ..support.helpers import Box, settle
-from ..support.raw_steps import Raw, in_line, opened, run_here
+from ..support.helpers import in_task, settle
+from ..support.raw_steps import Raw, in_line, opened, run_here, take_ticket
 from ..support.virtual_kernel import AnyioKernel, Trampoline
-from .test_global_step import into
 
 pytestmark = pytest.mark.anyio
 
@@ -50,8 +50,7 @@ def test_the_demand_is_that_of_the_moment() -> None:
     assert step.grant(3, epoch=0)
     assert asker.answer is Answer.GRANTED
     assert step.demand() == Demand(10, 10, 0, 2, 1, 1, 1, 0)
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     step.admission.settle(ticket, 1)
     assert step.demand() == Demand(10, 10, 0, 1, 1, 2, 1, 0)
     step.restart(7)
@@ -76,14 +75,13 @@ async def test_the_lowest_step_that_is_waited_for_comes_before_the_limit() -> No
 def test_askers_that_wait_for_an_exclusive_block_are_not_short() -> None:
     step, _ = fed(limit=10)
     step.grant(1, epoch=0)
-    ticket = step.admission.take_ticket_nowait()
+    ticket = take_ticket(step)
     first, alone, last = in_line(step), in_line(step, is_exclusive=True), in_line(step)
     assert step.demand().num_short == 1
     step.grant(1, epoch=0)
     assert first.ticket is not None
     assert step.demand().num_short == 0
     for each in (ticket, first.ticket):
-        assert each is not None
         step.admission.settle(each, None)
     assert (alone.answer, last.answer) == (Answer.GRANTED, Answer.WAIT)
     assert step.demand().num_short == 0
@@ -246,18 +244,11 @@ def test_everything_may_come_from_another_thread() -> None:
 
 async def test_a_stop_ends_the_wait_for_tickets() -> None:
     step, _ = fed(limit=10)
-    stop, log = Stop(), []
-    async with anyio.create_task_group() as group:
-
-        async def take() -> None:
-            with pytest.raises(StopTraining, match="a stop was requested while waiting to run"):
-                await step.admission.take_ticket(stop)
-            log.append("stopped")
-
-        group.start_soon(take)
-        await settle()
+    stop = Stop()
+    async with in_task(step.admission.take_ticket, stop) as box:
         stop.set()
-    assert log == ["stopped"]
+    assert isinstance(box.error, StopTraining)
+    assert "a stop was requested while waiting to run" in str(box.error)
     assert step.statistics().tasks_waiting_for_ticket == 0
 
 
@@ -280,8 +271,7 @@ def test_a_source_that_was_replaced_changes_nothing_any_more() -> None:
 def test_lost_runs_are_forgotten_only_in_the_epoch_that_was_looked_at() -> None:
     step, _ = fed(limit=10)
     assert step.grant(1, epoch=0)
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     step.restart(3)
     step.admission.abandon(ticket)
     assert step.demand().num_lost == 1
@@ -307,9 +297,7 @@ def test_the_source_is_not_called_while_there_are_tickets_enough() -> None:
 def test_without_a_limit_the_source_is_not_called_by_runs() -> None:
     step, source = fed()
     for value in range(5):
-        ticket = step.admission.take_ticket_nowait()
-        assert ticket is not None
-        step.admission.settle(ticket, value)
+        step.admission.settle(take_ticket(step), value)
     assert source.looks() == 0
 
 
@@ -318,8 +306,7 @@ def test_nor_is_one_that_does_not_ration() -> None:
     step.feed_from(source)
     step.raise_limit(1)
     source.looks()
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     in_line(step)
     step.admission.settle(ticket, None)
     step.admission.abandon(ticket)
@@ -339,8 +326,7 @@ def test_at_the_limit_the_source_is_not_called_any_more() -> None:
 def test_a_failed_run_has_the_source_called_for_those_in_line() -> None:
     step, source = fed(limit=5)
     step.grant(1, epoch=0)
-    ticket = step.admission.take_ticket_nowait()
-    assert ticket is not None
+    ticket = take_ticket(step)
     in_line(step)
     source.looks()
     step.admission.settle(ticket, None)
@@ -439,49 +425,33 @@ def test_each_change_of_the_state_is_logged_once_and_a_loss_as_a_warning(
 
 async def test_at_a_loss_waits_fail_that_ask_for_it_and_the_others_go_on() -> None:
     step, _ = fed()
-    patient, failed = Box(), Box()
-
-    async def wait_fail(box: Box) -> None:
-        try:
-            await step.wait_for(5, fails_on_loss=True)
-        except StepSourceLostError as error:
-            box.error = error
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, patient, step.wait_for, 5)
-        group.start_soon(wait_fail, failed)
-        await settle()
-        step.set_source_state(LOST)
-        await settle()
+    failing = partial(step.wait_for, fails_on_loss=True)
+    async with in_task(step.wait_for, 5) as patient:
+        async with in_task(failing, 5) as failed:
+            step.set_source_state(LOST)
+        assert isinstance(failed.error, StepSourceLostError)
         assert "no news of other processes arrives while waiting" in str(failed.error)
         assert step.statistics().tasks_waiting_for_step == 1
         with pytest.raises(StepSourceLostError, match="global_step 6"):
-            await step.wait_for(6, fails_on_loss=True)
-        assert await step.wait_for(0, fails_on_loss=True) == 0
+            await failing(6)
+        assert await failing(0) == 0
         step.set_source_state(LIVE)
-        group.start_soon(wait_fail, failed)
-        await settle()
-        step.publish(5)
-    assert patient.value == 5
+        async with in_task(failing, 5) as again:
+            step.publish(5)
+    assert patient.value == again.value == 5
 
 
 async def test_a_closed_source_ends_all_waits_until_it_comes_back() -> None:
     step, _ = fed()
-    boxes = [Box(), Box()]
-    async with anyio.create_task_group() as group:
-        for box in boxes:
-            group.start_soon(into, box, step.wait_for, 5)
-        await settle()
+    async with in_task(step.wait_for, 5) as one, in_task(step.wait_for, 5) as other:
         await anyio.to_thread.run_sync(step.set_source_state, CLOSED)
-    assert [type(each.error) for each in boxes] == [StepUnreachableError] * 2
+    assert type(one.error) is type(other.error) is StepUnreachableError
     with pytest.raises(StepUnreachableError, match="global_step 5 can no longer come"):
         await step.wait_for(5)
     step.set_source_state(LIVE)
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, boxes[0], step.wait_for, 5)
-        await settle()
+    async with in_task(step.wait_for, 5) as again:
         step.publish(5)
-    assert boxes[0].value == 5
+    assert again.value == 5
 
 
 @pytest.mark.parametrize("how", ["none", "another"])
@@ -489,10 +459,7 @@ async def test_waits_are_possible_again_when_a_closed_source_has_gone(how: str) 
     step, _ = fed()
     step.set_source_state(CLOSED)
     step.feed_from(None if how == "none" else Heard())
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.wait_for, 5)
-        await settle()
+    async with in_task(step.wait_for, 5) as box:
         step.publish(5)
     assert box.value == 5
 
@@ -523,10 +490,7 @@ async def test_tickets_that_are_there_are_used_up_after_the_source_has_closed() 
 
 async def test_a_wait_for_a_ticket_fails_when_the_source_closes() -> None:
     step, _ = fed(limit=5)
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.admission.take_ticket)
-        await settle()
+    async with in_task(step.admission.take_ticket) as box:
         step.set_source_state(CLOSED)
     assert isinstance(box.error, StepUnreachableError)
     assert "Keep the source open until the sessions have closed" in str(box.error)
@@ -535,10 +499,7 @@ async def test_a_wait_for_a_ticket_fails_when_the_source_closes() -> None:
 
 async def test_a_lost_source_lets_tasks_wait_for_tickets() -> None:
     step, _ = fed(limit=5)
-    box = Box()
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.admission.take_ticket)
-        await settle()
+    async with in_task(step.admission.take_ticket) as box:
         step.set_source_state(LOST)
         await settle()
         assert step.demand().num_short == 1
@@ -579,7 +540,6 @@ def test_in_virtual_time_they_fail_at_the_moment_of_the_loss(backend: Any) -> No
 
 async def test_several_threads_may_set_the_state_at_once() -> None:
     step, _ = fed()
-    box = Box()
 
     def tell() -> None:
         for _ in range(200):
@@ -587,8 +547,7 @@ async def test_several_threads_may_set_the_state_at_once() -> None:
             step.set_source_state(LIVE)
 
     threads = [threading.Thread(target=tell) for _ in range(3)]
-    async with anyio.create_task_group() as group:
-        group.start_soon(into, box, step.wait_for, 5)
+    async with in_task(step.wait_for, 5) as box:
         for each in threads:
             each.start()
         for each in threads:
@@ -600,12 +559,11 @@ async def test_several_threads_may_set_the_state_at_once() -> None:
 
 async def test_a_source_that_goes_without_a_loss_ends_no_wait() -> None:
     step, _ = fed()
-    async with anyio.create_task_group() as group:
-        group.start_soon(lambda: step.wait_for(5, fails_on_loss=True))
-        await settle()
+    async with in_task(partial(step.wait_for, 5, fails_on_loss=True)) as box:
         step.feed_from(None)
         assert step.statistics().tasks_waiting_for_step == 1
         step.publish(5)
+    assert box.value == 5
 
 
 def check(world: World) -> None:

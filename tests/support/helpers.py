@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -77,3 +78,20 @@ class Box:
     def __init__(self) -> None:
         self.value: Any = None
         self.error: BaseException | None = None
+
+
+@asynccontextmanager
+async def in_task(fn: Callable[..., Awaitable[object]], *args: object) -> AsyncIterator[Box]:
+    """A call in a task of its own that waits by now; the block ends after it."""
+    box = Box()
+
+    async def call() -> None:
+        try:
+            box.value = await fn(*args)
+        except Exception as error:
+            box.error = error
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await settle()
+        yield box

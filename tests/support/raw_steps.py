@@ -8,7 +8,7 @@ from typing import Any
 from asynchooks import GlobalStep
 from asynchooks._engine.base import Engine, Slot
 from asynchooks._step.admission import wake_all
-from asynchooks._step.gate import ADVANCED, Asker
+from asynchooks._step.gate import ADVANCED, Asker, Ticket
 
 from .virtual_kernel import Trampoline
 
@@ -78,3 +78,10 @@ def in_line(step: GlobalStep, *, is_exclusive: bool = False) -> Asker:
         news = step.admission.news()
     wake_all(news)
     return asker
+
+
+def take_ticket(step: GlobalStep) -> Ticket:
+    """A ticket that is granted at once."""
+    ticket = step.admission.take_ticket_nowait()
+    assert ticket is not None
+    return ticket
