@@ -35,7 +35,7 @@ from asynchooks._engine import sync as _sync
 from asynchooks._engine.sync import CallLock
 from asynchooks.backends import _creator as _session_creator
 
-from ..support.helpers import settle
+from ..support.helpers import in_task, settle
 from ..support.loops import anyio_backend as anyio_backend
 
 pytestmark = pytest.mark.anyio
@@ -306,11 +306,10 @@ async def test_a_cancelled_wait_leaves_the_queue_and_gives_its_ticket_back() -> 
         MonitoredSession([], gated.shared, step_runner="thread") as b,
     ):
         async with gated.under_way(a):
-            with anyio.CancelScope() as scope:
-                async with anyio.create_task_group() as waiting:
-                    waiting.start_soon(b.run, "loss", {"worker": 1})
-                    await settle()
-                    scope.cancel()
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(b.run, "loss", {"worker": 1})
+                await settle()
+                waiting.cancel_scope.cancel()
             gated.release.set()
         assert a.global_step.statistics().tickets == 0
         await b.run("loss", {"worker": 2})
@@ -334,24 +333,16 @@ async def test_a_stop_ends_the_wait_for_another_call(hooks: list[Any], in_step_f
         MonitoredSession([], gated.shared, step_runner="thread") as a,
         MonitoredSession(hooks, gated.shared, step_runner="thread") as b,
     ):
-        ended: list[str] = []
-
-        async def wait() -> None:
-            with pytest.raises(StopTraining, match="while waiting for the end of another call"):
-                if in_step_fn:
-                    await b.run_step_fn(lambda step_context: None)
-                else:
-                    await b.run("loss")
-            ended.append("b")
-
-        async with gated.under_way(a) as group:
-            group.start_soon(wait)
-            await settle()
+        run: tuple[Any, ...] = (b.run, "loss")
+        if in_step_fn:
+            run = b.run_step_fn, lambda step_context: None
+        async with gated.under_way(a), in_task(*run) as box:
             b.request_stop()
             await settle()
-            has_ended = list(ended)
+            error = box.error
             gated.release.set()
-        assert has_ended == ["b"]
+        assert isinstance(error, StopTraining)
+        assert "while waiting for the end of another call" in str(error)
     assert gated.calls == [0]
 
 
@@ -382,12 +373,11 @@ async def test_a_save_that_is_cancelled_while_it_waits_for_a_hook_lets_the_worke
         slow.waits = True
         group.start_soon(a.run, "loss")
         await begun(slow.begun)
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as saves:
-                saves.start_soon(partial(saving.checkpointer.save, may_stop=False), b.raw_session())
-                await settle()
-                assert b.global_step.statistics().is_exclusive
-                scope.cancel()
+        async with anyio.create_task_group() as saves:
+            saves.start_soon(partial(saving.checkpointer.save, may_stop=False), b.raw_session())
+            await settle()
+            assert b.global_step.statistics().is_exclusive
+            saves.cancel_scope.cancel()
         is_exclusive = b.global_step.statistics().is_exclusive
         slow.release.set()
         assert not is_exclusive
@@ -397,9 +387,8 @@ async def test_a_save_that_is_cancelled_while_it_waits_for_a_hook_lets_the_worke
 
 async def abandon(session: MonitoredSession, gated: Gated) -> None:
     """Cancel a call that goes on, for longer than the session's grace period."""
-    with anyio.CancelScope() as scope:
-        async with gated.under_way(session):
-            scope.cancel()
+    async with gated.under_way(session) as group:
+        group.cancel_scope.cancel()
 
 
 async def test_the_next_call_waits_for_one_that_was_abandoned() -> None:

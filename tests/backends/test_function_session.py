@@ -146,27 +146,33 @@ async def test_hooks_fetch_by_name_beside_the_caller() -> None:
     assert hooks[1].results == [None]
 
 
-@pytest.mark.parametrize("fetches", ["los", ["loss", "los"], {"a": "los"}])
-async def test_an_unknown_fetch_names_what_there_is(fetches: Any) -> None:
-    with pytest.raises(FetchError, match="fetch 'los' is not among .* 'batch', 'loss', 'weights'"):
+UNKNOWN = "fetch 'los' is not among .* 'batch', 'loss', 'weights'"
+NO_NAME = "give the name of an output"
+
+
+@pytest.mark.parametrize(
+    ("fetches", "message"),
+    [
+        *((each, UNKNOWN) for each in ("los", ["loss", "los"], {"a": "los"})),
+        *((each, NO_NAME) for each in (None, 3, [None])),
+    ],
+)
+async def test_a_wrong_fetch_says_what_to_give(fetches: Any, message: str) -> None:
+    with pytest.raises(FetchError, match=message):
         await run_once(FunctionSessionCreator(step), fetches)
 
 
-@pytest.mark.parametrize("fetches", [None, 3, [None]])
-async def test_a_fetch_that_is_no_name_says_what_to_give(fetches: Any) -> None:
-    with pytest.raises(FetchError, match="give the name of an output"):
-        await run_once(FunctionSessionCreator(step), fetches)
-
-
-@pytest.mark.parametrize("outputs", [None, 3, [("loss", 1)]])
-async def test_a_step_that_returns_no_mapping_is_an_error(outputs: Any) -> None:
-    with pytest.raises(StepFunctionError, match="expected a mapping"):
-        await run_once(FunctionSessionCreator(lambda: outputs), [])
-
-
-async def test_a_bad_global_step_is_an_error() -> None:
-    with pytest.raises(StepFunctionError, match=r'output "global_step" is None'):
-        await run_once(FunctionSessionCreator(lambda: {"global_step": None}), [])
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        *((each, "expected a mapping") for each in (None, 3, [("loss", 1)])),
+        ({"global_step": None}, 'output "global_step" is None'),
+        ({"global_step": 1}, '"global_step" is 1, and the step was at 10'),
+    ],
+)
+async def test_a_step_with_wrong_outputs_is_an_error(outputs: Any, message: str) -> None:
+    with pytest.raises(StepFunctionError, match=message):
+        await run_once(FunctionSessionCreator(lambda: outputs, initial_step=10), [])
 
 
 async def test_feeds_that_do_not_fit_are_an_error() -> None:
@@ -252,12 +258,6 @@ async def test_a_step_that_goes_back_is_an_error(before: Any, step_runner: Any) 
         ):
             await session.run([])
         assert session.global_step.value == known
-
-
-async def test_a_step_below_the_initial_one_is_an_error() -> None:
-    creator = FunctionSessionCreator(lambda: {"global_step": 1}, initial_step=10)
-    with pytest.raises(StepFunctionError, match='"global_step" is 1, and the step was at 10'):
-        await run_once(creator, [])
 
 
 async def test_a_step_that_stands_still_is_none() -> None:

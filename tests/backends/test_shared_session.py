@@ -22,6 +22,16 @@ from ..support.helpers import counting_creator, settle
 pytestmark = pytest.mark.anyio
 
 
+class Slow(SessionRunHook):
+    """Its begin ends when it may."""
+
+    def __init__(self) -> None:
+        self.may_begin = anyio.Event()
+
+    async def begin(self) -> None:
+        await self.may_begin.wait()
+
+
 async def test_all_workers_share_one_raw_session_which_the_last_one_closes() -> None:
     raw = ScriptedSession()
     creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
@@ -37,17 +47,12 @@ async def test_all_workers_share_one_raw_session_which_the_last_one_closes() -> 
 
 
 async def test_a_worker_that_still_opens_keeps_the_session_open() -> None:
-    may_begin = anyio.Event()
-
-    class Slow(SessionRunHook):
-        async def begin(self) -> None:
-            await may_begin.wait()
-
+    slow = Slow()
     raw = ScriptedSession()
     creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
 
     async def late() -> None:
-        async with MonitoredSession([Slow()], creator) as session:
+        async with MonitoredSession([slow], creator) as session:
             assert session.raw_session() is raw
             assert session.global_step.value == 1
 
@@ -57,7 +62,7 @@ async def test_a_worker_that_still_opens_keeps_the_session_open() -> None:
             await settle()
             await session.run([])
         assert not raw.is_closed
-        may_begin.set()
+        slow.may_begin.set()
     assert raw.is_closed
 
 
@@ -83,12 +88,7 @@ async def test_workers_begin_one_after_another() -> None:
 
 
 async def test_a_worker_cancelled_while_it_queues_to_open_lets_the_next_open() -> None:
-    may_begin = anyio.Event()
-
-    class Slow(SessionRunHook):
-        async def begin(self) -> None:
-            await may_begin.wait()
-
+    slow = Slow()
     raw = ScriptedSession()
     creator = SharedSessionCreator(ScriptedSessionCreator([raw]))
     opened = []
@@ -98,7 +98,7 @@ async def test_a_worker_cancelled_while_it_queues_to_open_lets_the_next_open() -
             opened.append(name)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(worker, [Slow()], "first")
+        group.start_soon(worker, [slow], "first")
         await settle()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as inner:
@@ -107,7 +107,7 @@ async def test_a_worker_cancelled_while_it_queues_to_open_lets_the_next_open() -
                 group.start_soon(worker, [], "third")
                 await settle()
                 scope.cancel()
-        may_begin.set()
+        slow.may_begin.set()
     assert sorted(opened) == ["first", "third"]  # once both have begun, either may be first
     assert raw.is_closed
 

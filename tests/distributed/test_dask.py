@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from asynchooks import (
 )
 from asynchooks.distributed import DaskCluster, SourceState
 
+from ..support.helpers import in_task
 from .processes import ROOT, Scheduler, a_scheduler, elsewhere, gathered, own_host
 from .sessions import Join, step, train, train_here, wait_until
 
@@ -50,17 +52,12 @@ async def test_two_trainings_by_different_names_do_not_meet(
 
 
 async def test_a_waiter_goes_on_when_another_process_publishes(join: Join) -> None:
-    reached = []
-    async with join() as waiting, join() as moving, anyio.create_task_group() as group:
-
-        async def wait() -> None:
-            reached.append(await waiting.global_step.wait_for(5))
-
-        group.start_soon(wait)
-        await wait_until(moving, "num_waiting", 1)
-        moving.publish_soon(4)
-        assert await moving.publish(5) == 5
-    assert reached == [5]
+    async with join() as waiting, join() as moving:
+        async with in_task(waiting.global_step.wait_for, 5) as box:
+            await wait_until(moving, "num_waiting", 1)
+            moving.publish_soon(4)
+            assert await moving.publish(5) == 5
+    assert box.value == 5
 
 
 async def test_a_later_cluster_continues_a_training_until_it_is_forgotten(join: Join) -> None:
@@ -106,16 +103,12 @@ async def test_a_cancelled_waiter_leaves_nothing_behind(join: Join) -> None:
 
 async def test_waits_end_when_the_cluster_is_closed(join: Join) -> None:
     cluster = await join().open()
-    async with anyio.create_task_group() as group:
-
-        async def wait() -> None:
-            with pytest.raises(StepUnreachableError, match="can no longer come"):
-                await cluster.global_step.wait_for(10)
-
-        group.start_soon(wait)
+    async with in_task(cluster.global_step.wait_for, 10) as box:
         await wait_until(cluster, "num_waiting", 1)
         await cluster.aclose()
     await cluster.aclose()
+    assert isinstance(box.error, StepUnreachableError)
+    assert "can no longer come" in str(box.error)
     assert cluster.global_step.statistics().source is SourceState.CLOSED
     with pytest.raises(StepUnreachableError, match="gets no more news"):
         await cluster.advance()
@@ -146,28 +139,21 @@ async def test_three_processes_of_four_sessions_stop_exactly(
         assert (await cluster.statistics())["num_held"] == 0
 
 
-async def test_slow_and_fast_processes_stop_exactly(
-    scheduler: Scheduler, pool: ProcessPoolExecutor, anyio_backend: str, training: str
-) -> None:
+@pytest.mark.parametrize(
+    ("last_steps", "num_sessions", "are_slow"),
+    [((120, 120, 120), 4, (False, True, True)), ((None, None, 100), 2, (True, True, True))],
+    ids=["slow and fast", "two set no limit"],
+)
+async def test_unequal_processes_stop_exactly(
+    scheduler: Scheduler, pool: ProcessPoolExecutor, anyio_backend: str, training: str,
+    last_steps: Any, num_sessions: int, are_slow: Any,
+) -> None:  # fmt: skip
+    options = zip(last_steps, [num_sessions] * 3, are_slow, strict=True)
     found = await gathered(
-        *(
-            elsewhere(pool, anyio_backend, train, scheduler.address, training, 120, 4, is_slow)
-            for is_slow in (False, True, True)
-        )
-    )
-    assert sum(num_runs for num_runs, _ in found) == 120
-
-
-async def test_a_limit_stops_processes_that_set_none(
-    scheduler: Scheduler, pool: ProcessPoolExecutor, anyio_backend: str, training: str
-) -> None:
-    found = await gathered(
-        *(
-            elsewhere(pool, anyio_backend, train, scheduler.address, training, last_step, 2, True)
-            for last_step in (None, None, 100)
-        )
-    )
-    assert sum(num_runs for num_runs, _ in found) == 100
+        *(elsewhere(pool, anyio_backend, train, scheduler.address, training, *each)
+          for each in options)
+    )  # fmt: skip
+    assert sum(num_runs for num_runs, _ in found) == last_steps[-1]
 
 
 async def test_workers_start_when_other_processes_have_come_far_enough(
@@ -207,14 +193,8 @@ async def test_joining_a_training_that_has_ended_logs_a_warning(
         return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
     async def run_to(last_step: int) -> int:
-        num_runs = 0
         async with join() as cluster:
-            hooks = [StopAtStepHook(last_step=last_step)]
-            async with MonitoredSession(hooks, cluster.session_creator(step)) as session:
-                while not session.should_stop():
-                    await session.run("loss")
-                    num_runs += 1
-        return num_runs
+            return await train_here(cluster, last_step)
 
     assert await run_to(3) == 3
     assert warnings() == []
@@ -409,66 +389,59 @@ async def _hold_a_ticket(address: str, training: str, lease_secs: float) -> None
             await session.run("loss")
 
 
-def hold_a_ticket(address: str, training: str, lease_secs: float = 30.0) -> None:
+def hold_a_ticket(address: str, training: str, lease_secs: float) -> None:
     anyio.run(_hold_a_ticket, address, training, lease_secs)
+
+
+@asynccontextmanager
+async def holder_of_a_ticket(
+    scheduler: Scheduler, training: str, lease_secs: float = 30.0
+) -> AsyncIterator[tuple[DaskCluster, int]]:
+    """Another process, by its id, with a ticket that it keeps; killed at the end."""
+    args = (scheduler.address, training, lease_secs)
+    process = multiprocessing.get_context("spawn").Process(target=hold_a_ticket, args=args)
+    process.start()
+    assert process.pid is not None
+    async with DaskCluster(scheduler.address, training) as cluster:
+        await wait_until(cluster, "num_held", 1)
+        yield cluster, process.pid
+    process.kill()
+    process.join()
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_tickets_of_a_killed_process_are_run_by_others_at_once(
     scheduler: Scheduler, training: str
 ) -> None:
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=hold_a_ticket, args=(scheduler.address, training))
-    process.start()
-    async with DaskCluster(scheduler.address, training) as cluster:
-        await wait_until(cluster, "num_held", 1)
-        async with anyio.create_task_group() as group:
-            found = []
-
-            async def one() -> None:
-                found.append(await train_here(cluster, 10))
-
-            group.start_soon(one)
+    async with holder_of_a_ticket(scheduler, training) as (cluster, process):
+        async with in_task(train_here, cluster, 10) as box:
             await wait_until(cluster, "step", 9)  # the last one belongs to the other
             await wait_until(cluster, "num_wanting", 1)
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
             with anyio.fail_after(20):  # before its lease ends
                 await cluster.global_step.wait_for(10)
-    assert found == [10]
-    process.join()
+    assert box.value == 10
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_process_that_is_silent_for_its_lease_loses_its_tickets(
     scheduler: Scheduler, training: str
 ) -> None:
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=hold_a_ticket, args=(scheduler.address, training, 1.0))
-    process.start()
-    async with DaskCluster(scheduler.address, training) as cluster:
-        await wait_until(cluster, "num_held", 1)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
+    async with holder_of_a_ticket(scheduler, training, 1.0) as (cluster, process):
+        os.kill(process, signal.SIGSTOP)
         await wait_until(cluster, "num_processes", 1)
         assert await train_here(cluster, 10) == 10
-    process.kill()
-    process.join()
 
 
 async def test_waits_end_when_the_client_is_closed(scheduler: Scheduler, training: str) -> None:
     client = Client(scheduler.address, set_as_default=False)
     cluster = DaskCluster(client, training, heartbeat_secs=0.3)
-    async with cluster, anyio.create_task_group() as group:
-
-        async def wait() -> None:
-            with pytest.raises(StepUnreachableError, match="can no longer come"):
-                await cluster.global_step.wait_for(10)
-
-        group.start_soon(wait)
+    async with cluster, in_task(cluster.global_step.wait_for, 10) as box:
         await wait_until(cluster, "num_waiting", 1)
         # as other code in the process may do it
         await anyio.to_thread.run_sync(client.close)
+    assert isinstance(box.error, StepUnreachableError)
+    assert "can no longer come" in str(box.error)
     with pytest.raises(StepUnreachableError, match="client is closed"):
         await cluster.advance()
 
@@ -666,29 +639,21 @@ def configured(security: Any, tmp_path: Path) -> Iterator[None]:
         yield
 
 
-async def train_to_10(cluster: DaskCluster) -> int:
-    """The step at which a training of 10 steps stops."""
-    async with cluster:
-        creator = cluster.session_creator(lambda: {"loss": 0.0})
-        async with MonitoredSession([StopAtStepHook(last_step=10)], creator) as session:
-            while not session.should_stop():
-                await session.run("loss")
-        return session.global_step.value
-
-
 @pytest.mark.usefixtures("configured")
 async def test_certificates_of_the_configuration_are_used_for_an_address(
     tls_cluster: Any, training: str
 ) -> None:
     assert tls_cluster.scheduler_address.startswith("tls://")
-    assert await train_to_10(DaskCluster(tls_cluster.scheduler_address, training)) == 10
+    async with DaskCluster(tls_cluster.scheduler_address, training) as cluster:
+        assert await train_here(cluster, 10) == cluster.global_step.value == 10
 
 
 async def test_certificates_of_a_client_are_used(
     tls_cluster: Any, security: Any, training: str
 ) -> None:
     with distributed.Client(tls_cluster, security=security, set_as_default=False) as client:
-        assert await train_to_10(DaskCluster(client, training)) == 10
+        async with DaskCluster(client, training) as cluster:
+            assert await train_here(cluster, 10) == cluster.global_step.value == 10
 
 
 async def test_without_certificates_the_error_names_what_is_missing(tls_cluster: Any) -> None:

@@ -16,10 +16,10 @@ from asynchooks.distributed.parameter_server._host import Host
 from asynchooks.distributed.parameter_server._messages import News, Report
 from asynchooks.protocols import Synchronous
 
-from ..support.helpers import settle
+from ..support.helpers import in_task, settle
 from .clusters import addresses
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 INFINITE = float("inf")
 
@@ -51,7 +51,6 @@ async def pushed_by(host: Host, process: str, worker: int, number: int, wait: in
     return ending
 
 
-@pytest.mark.anyio
 async def test_an_end_is_sent_again_until_it_was_received() -> None:
     server = host()
     state, _ = await server.connect("a")
@@ -66,48 +65,31 @@ async def test_an_end_is_sent_again_until_it_was_received() -> None:
     assert await count(server, "waits") == 0
 
 
-@pytest.mark.anyio
 async def test_the_last_of_two_requests_for_news_is_the_one_that_is_answered() -> None:
     server = host()
     state, _ = await server.connect("a")
-    first: list[News] = []
-    async with anyio.create_task_group() as group:
-
-        async def ask(number: int) -> None:
-            first.append((await server.events(report("a", number, state)))[1])
-
-        group.start_soon(ask, 1)
-        await settle()
-        assert (first, await count(server, "blocked_requests")) == ([], 1)
-        group.start_soon(ask, 2)
-        await settle()
-        assert (len(first), await count(server, "blocked_requests")) == (1, 1)
-        await server.close_server(report("a", 3, state))
-    assert len(first) == 2
+    async with in_task(server.events, report("a", 1, state)) as first:
+        assert not first.value
+        assert await count(server, "blocked_requests") == 1
+        async with in_task(server.events, report("a", 2, state)) as last:
+            assert first.value
+            assert not last.value
+            assert await count(server, "blocked_requests") == 1
+            await server.close_server(report("a", 3, state))
+    assert last.value
 
 
-@pytest.mark.anyio
 async def test_the_end_of_a_wait_answers_the_blocked_request() -> None:
     server = host()
     state, _ = await server.connect("a")
     assert await pushed_by(server, "a", 0, 1, wait=7) is None
-    found: list[News] = []
-    async with anyio.create_task_group() as group:
-
-        async def ask() -> None:
-            found.append((await server.events(report("a", 2, state)))[1])
-
-        group.start_soon(ask)
-        await settle()
-        assert found == []
-        assert (await pushed_by(server, "b", 1, 1, wait=9)).error is None
-        with anyio.fail_after(5):
-            while not found:
-                await settle()
-    assert [each.wait for each in found[0].endings] == [7]
+    with anyio.fail_after(5):
+        async with in_task(server.events, report("a", 2, state)) as box:
+            assert not box.value
+            assert (await pushed_by(server, "b", 1, 1, wait=9)).error is None
+    assert [each.wait for each in box.value[1].endings] == [7]
 
 
-@pytest.mark.anyio
 async def test_a_request_that_a_disconnect_has_overtaken_does_nothing() -> None:
     server = host()
     state, _ = await server.connect("a")
@@ -120,7 +102,6 @@ async def test_a_request_that_a_disconnect_has_overtaken_does_nothing() -> None:
     assert await count(server, "processes") == 1  # that which looks
 
 
-@pytest.mark.anyio
 async def test_an_older_report_does_not_overrule_a_newer_one() -> None:
     server = host()
     await server.connect("a")
@@ -132,7 +113,6 @@ async def test_an_older_report_does_not_overrule_a_newer_one() -> None:
     assert state.limit is None
 
 
-@pytest.mark.anyio
 async def test_a_released_wait_ends_at_once() -> None:
     server = host()
     await server.connect("a")
@@ -143,7 +123,6 @@ async def test_a_released_wait_ends_at_once() -> None:
     assert await count(server, "waits") == 0
 
 
-@pytest.mark.anyio
 async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too() -> None:
     server = host()
     await server.connect("a", "tcp://127.0.0.1:1")
@@ -159,7 +138,6 @@ async def test_workers_of_a_dask_worker_that_is_gone_leave_if_it_is_silent_too()
     assert await count(server, "processes_away") == 1
 
 
-@pytest.mark.anyio
 async def test_the_scheduler_knows_which_workers_are_gone(client: Any) -> None:
     nowhere = "tcp://127.0.0.1:1"
     address = client.scheduler.address
@@ -168,7 +146,6 @@ async def test_the_scheduler_knows_which_workers_are_gone(client: Any) -> None:
         assert await gone_workers(own, [], 20.0) == set()
 
 
-@pytest.mark.anyio
 async def test_workers_of_a_silent_process_leave_and_one_that_takes_its_place_is_present() -> None:
     server = host(lease_secs=0.2)
     await server.connect("a")

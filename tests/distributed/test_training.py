@@ -160,28 +160,6 @@ def test_no_ticket_is_granted_before_all_have_reported_runs_without_one() -> Non
     assert asker.member.granted == 1
 
 
-def test_near_the_limit_no_process_gets_more_than_a_share() -> None:
-    training = Training("a")
-    processes = [Process(training, str(each)) for each in range(4)]
-    for each in processes:
-        each.send(acts=False, limit=16)
-    for each in processes:
-        each.send(acts=False, limit=16, num_wanted=64)
-    assert [each.member.granted for each in processes] == [2, 1, 1, 1]
-
-
-def test_tickets_of_a_process_that_dies_go_to_waiting_processes() -> None:
-    training = Training("a")
-    dying, waiting = Process(training, "dying"), Process(training, "waiting")
-    for each in (dying, waiting):
-        each.send(acts=False, limit=1)
-    dying.send(acts=False, limit=1, num_wanted=1)
-    waiting.send(acts=False, limit=1, num_wanted=1)
-    assert waiting.member.granted == 0
-    training.table.leave(dying.member)
-    assert waiting.member.granted == 1
-
-
 def test_late_runs_of_a_process_that_was_given_up_count_only_where_there_is_room() -> None:
     training = Training("a")
     late, other = Process(training, "late"), Process(training, "other")

@@ -562,11 +562,9 @@ def test_unread_runs_and_those_after_them_teach_no_stride(where: str) -> None:
     step, counter = counting()
     counter.run(where)
     counter.step_now += 5
-    ticket = take_ticket(step)
-    step.admission.settle(ticket, counter.step_now)  # 6 more than the last value known
+    step.admission.settle(take_ticket(step), counter.step_now)  # 6 more than the last value known
     assert step.statistics().stride is None
-    ticket = take_ticket(step)
-    step.admission.settle(ticket, 8)
+    step.admission.settle(take_ticket(step), 8)
     assert step.statistics().stride == 2
 
 
@@ -592,7 +590,7 @@ async def test_a_waiter_is_woken_by_an_unread_run_after_it(where: str) -> None:
     async with in_task(step.wait_for, 2) as box:
         counter.run(where)
         await settle()
-        assert box.value is None
+        assert not box.value
         counter.run(where)
     assert (box.value, counter.num_reads) == (2, 2)
 
@@ -732,8 +730,7 @@ def test_advances_count_one_each_whatever_order_they_end_in() -> None:
     step.admission.settle(second, ADVANCED)
     step.admission.settle(first, ADVANCED)
     assert (step.value, step.statistics().stride) == (2, None)
-    third = take_ticket(step)
-    step.admission.settle(third, ADVANCED)
+    step.admission.settle(take_ticket(step), ADVANCED)
     assert (step.value, step.statistics().stride) == (3, 1)
 
 

@@ -223,16 +223,6 @@ async def test_a_cancelled_asker_passes_its_ticket_on() -> None:
     assert step.statistics().tickets == 0
 
 
-async def test_a_stop_ends_the_wait_for_a_ticket() -> None:
-    step, stop = GlobalStep(), Stop()
-    step.raise_limit(5)
-    await step.admission.take_ticket()
-    async with in_task(step.admission.take_ticket, stop) as box:
-        stop.set()
-    assert isinstance(box.error, StopTraining)
-    assert step.statistics().tasks_waiting_for_ticket == 0
-
-
 async def test_exclusive_lets_runs_finish_and_none_begin() -> None:
     step, log = GlobalStep(), []
 
@@ -335,7 +325,7 @@ async def test_a_closed_gate_grants_no_run_until_the_last_worker_has_closed(
     with pytest.raises(StopTraining, match="all workers were stopped, and the model is final"):
         step.admission.take_ticket_nowait()
     async with in_task(step.take_exclusive) as box:
-        assert box.value is None, "a run is under way"
+        assert not box.value, "a run is under way"
         step.admission.settle(under_way, 1)
     box.value()
     with pytest.raises(StopTraining):
@@ -398,8 +388,7 @@ def test_statistics_say_all_that_is_under_way() -> None:
     step = GlobalStep(4, num_workers=3)
     step.open_worker()
     step.raise_limit(9)
-    ticket = take_ticket(step)
-    step.admission.settle(ticket, 6)
+    step.admission.settle(take_ticket(step), 6)
     step.admission.take_ticket_nowait()
     statistics = step.statistics()
     assert (statistics.value, statistics.epoch, statistics.limit) == (6, 0, 9)

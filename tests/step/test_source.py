@@ -50,8 +50,7 @@ def test_the_demand_is_that_of_the_moment() -> None:
     assert step.grant(3, epoch=0)
     assert asker.answer is Answer.GRANTED
     assert step.demand() == Demand(10, 10, 0, 2, 1, 1, 1, 0)
-    ticket = take_ticket(step)
-    step.admission.settle(ticket, 1)
+    step.admission.settle(take_ticket(step), 1)
     assert step.demand() == Demand(10, 10, 0, 1, 1, 2, 1, 0)
     step.restart(7)
     assert step.demand() == Demand(10, 10, 0, 0, 1, 2, 1, 1, num_lost=0), "its run is still out"
@@ -242,9 +241,12 @@ def test_everything_may_come_from_another_thread() -> None:
     assert source.looks() > 0
 
 
-async def test_a_stop_ends_the_wait_for_tickets() -> None:
-    step, _ = fed(limit=10)
-    stop = Stop()
+@pytest.mark.parametrize("is_fed", [False, True])
+async def test_a_stop_ends_the_wait_for_a_ticket(is_fed: bool) -> None:
+    step, stop = fed(limit=10)[0] if is_fed else GlobalStep(), Stop()
+    if not is_fed:
+        step.raise_limit(5)
+        take_ticket(step)
     async with in_task(step.admission.take_ticket, stop) as box:
         stop.set()
     assert isinstance(box.error, StopTraining)
