@@ -325,29 +325,26 @@ async def test_no_warning_when_all_workers_here_wait_for_other_processes(
 
 async def test_many_waits_are_one_blocked_request_and_none_leaves_meanwhile(client: Any) -> None:
     num_workers = 40
-    async with native(client) as own:
-        async with (
-            host_parameter_server(
-                own, np.ones(2), Synchronous(), num_workers=num_workers
-            ) as server,
-            anyio.create_task_group() as group,
-        ):
+    async with (
+        hosted(client, Synchronous(), num_workers) as server,
+        anyio.create_task_group() as group,
+    ):
 
-            async def work(worker: int) -> None:
-                await server.begin_step(worker)
-                parameters, version = await server.pull(worker)
-                await server.push(worker, parameters, version)
-                await server.end_step(worker)
+        async def work(worker: int) -> None:
+            await server.begin_step(worker)
+            parameters, version = await server.pull(worker)
+            await server.push(worker, parameters, version)
+            await server.end_step(worker)
 
-            for worker in range(num_workers - 1):
-                group.start_soon(work, worker)
-            before = await until(server, waits=num_workers - 1)
-            await anyio.sleep(0.3)
-            after = await server.statistics()
-            assert after.blocked_requests == 1
-            assert after.requests == before.requests + 1
-            await work(num_workers - 1)
-        assert server.version == 1
+        for worker in range(num_workers - 1):
+            group.start_soon(work, worker)
+        before = await until(server, waits=num_workers - 1)
+        await anyio.sleep(0.3)
+        after = await server.statistics()
+        assert after.blocked_requests == 1
+        assert after.requests == before.requests + 1
+        await work(num_workers - 1)
+    assert server.version == 1
 
 
 async def test_a_cancelled_wait_leaves_at_once_and_leaves_nothing_behind(client: Any) -> None:
@@ -428,19 +425,15 @@ async def test_a_wait_ends_with_its_session(client: Any) -> None:
 
 
 async def test_a_limit_ends_the_waits_that_are_under_way(client: Any) -> None:
-    async with native(client) as own:
-        async with (
-            host_parameter_server(own, np.ones(2), KAsync(2), num_workers=3) as server,
-            anyio.create_task_group() as group,
-        ):
-            await server.push(0, np.ones(2), 0)
-            await server.push(1, np.ones(2), 0)
-            await server.push(0, np.ones(2), 1)
-            group.start_soon(is_stopped, server.begin_step(0))
-            await until(server, waits=1)
-            server.global_step.raise_limit(1)
-            assert await is_stopped(server.begin_step(2))
-        assert server.version == 1
+    async with hosted(client, KAsync(2), 3) as server, anyio.create_task_group() as group:
+        await server.push(0, np.ones(2), 0)
+        await server.push(1, np.ones(2), 0)
+        await server.push(0, np.ones(2), 1)
+        group.start_soon(is_stopped, server.begin_step(0))
+        await until(server, waits=1)
+        server.global_step.raise_limit(1)
+        assert await is_stopped(server.begin_step(2))
+    assert server.version == 1
 
 
 async def test_a_computation_is_abandoned_when_another_process_makes_the_update(
