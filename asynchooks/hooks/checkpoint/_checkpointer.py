@@ -122,6 +122,7 @@ class Checkpointer:
         self.results: Any = _NO_RUN  # of the last run, for the metric
         self.due_step: int | None = None  # of a save that is being made because it is due
         self.saved_step: int | None = None
+        self.is_just_restored = False  # the raw session's model, by this hook
         self.is_closed = False
         self.writer = BackgroundWriter(self._engine, self._on_failed_write)
 
@@ -136,6 +137,7 @@ class Checkpointer:
         async with self._lock:
             await self.writer.wait_idle()  # what is being written is the newest
             await self._move_bad_aside()
+            self.is_just_restored = False
             self.saved_step, self._restored_metric = None, {}
             try:
                 restored = await raw.call_alone(lambda: self.form.restore(raw))
@@ -159,7 +161,7 @@ class Checkpointer:
             load_hooks(self.hooks, facts.hooks)
         self._began_at = self._engine.now() - facts.seconds
         if restored.is_model:
-            self.saved_step = facts.step
+            self.is_just_restored, self.saved_step = True, facts.step
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""

@@ -232,7 +232,7 @@ class CheckpointSaverHook(SessionRunHook):
         if self._is_by_hand:
             await self._restore_by_hand(session)
         await checkpointer.describe(session, coord)
-        if checkpointer.saved_step is None:  # else it was just restored
+        if not checkpointer.is_just_restored:
             await checkpointer.save(session, may_stop=False)
 
     async def _restore_by_hand(self, session: Any) -> None:
