@@ -202,8 +202,9 @@ async def test_a_turn_yields_only_when_its_share_is_used_up(
         for _ in range(10):
             await engine.turn()
         assert others == before
-        clock += 2 * PASS_SECS
-        await engine.turn()
+        for _ in range(2):  # trio runs the tasks of one pass in any order
+            clock += 2 * PASS_SECS
+            await engine.turn()
         assert others > before
         group.cancel_scope.cancel()
 
