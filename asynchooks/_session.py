@@ -523,9 +523,7 @@ class MonitoredSession(AsyncOnly):
             self._phase.check_open("__aexit__")
         if exc is not None and error is None:
             self._stops.note(self.stop_reason)
-            op = getattr(
-                exc, "op", None
-            )  # TensorFlow's message holds the stack of where it was made
+            op = getattr(exc, "op", None)  # TensorFlow's message holds the stack of its making
             why = (str(exc) or repr(exc)) if op is None else f"the input ended in {op.name!r}"
             self._stops.note(StopReason("the block", why))
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end

@@ -103,3 +103,8 @@ def test_a_long_value_is_cut_to_one_line() -> None:
         _check.path("path", images, "a path")
     assert len(str(raised.value)) < 300
     assert "\n" not in str(raised.value)
+
+
+def test_a_value_in_one_line_is_quoted_as_it_is() -> None:
+    with pytest.raises(TypeError, match=r"^steps is 'a  b'; give an integer$"):
+        _check.integer("steps", "a  b")

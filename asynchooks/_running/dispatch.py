@@ -301,9 +301,8 @@ class HookList:
         with _Blaming(self):
             for call in self._calls("after_create_session"):
                 await self._call(call, raw.exposed, coord)
-                if _needs(
-                    call.hook, "uses_default_graph"
-                ):  # the hooks after it count from the step
+                # the hooks after it count from the step
+                if _needs(call.hook, "uses_default_graph"):
                     await raw.take_up_step()
         self.current = None
 
@@ -437,7 +436,8 @@ class HookList:
             try:
                 call.method()
             except Exception as error:
-                logger.error("%s failed: %r", call, error)
+                where = "A dropped session: " if moment == "on_drop" else ""
+                logger.error("%s%s failed: %r", where, call, error)
 
     def _to_leave(self, moment: str) -> list[HookCall]:
         """The calls to hooks that have begun: one that was refused in its begin holds nothing."""
@@ -459,8 +459,12 @@ class HookList:
         if call.is_async:
             return await call.method(*args)
         results: list[Any] = []
-        kind = call.moment, call.place
-        pending = self.call_plain(lambda: results.append(call.method(*args)), kind, False)
+
+        def call_it() -> Any:
+            results.append(call.method(*args))
+            return results[0] if isinstance(results[0], Awaitable) else None  # closed if too late
+
+        pending = self.call_plain(call_it, (call.moment, call.place), False)
         if pending is not None:
             await pending
         return await results[0] if isinstance(results[0], Awaitable) else results[0]

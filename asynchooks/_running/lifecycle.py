@@ -152,7 +152,7 @@ class SessionLifecycle:
         if not is_nested:
             await self._drop_lost()
         raw = await self.create()
-        if self.stops.is_to_stop:
+        if self.stops.is_asked_by_hook or self.stops.is_to_stop:
             raise self.stops.refusal()
         return raw
 
@@ -350,9 +350,11 @@ class SessionLifecycle:
             coord.detach()
             until = self.engine.now() + self._grace_secs
             await coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
-            if coord.error is not None and not is_preemption(coord.error):
+            # an error of a side task of the session leaves at the end, after all hooks' `end`
+            error = None if coord.error is self.stops.task_error else coord.error
+            if error is not None and not is_preemption(error):
                 self._break()
-                raise coord.error
+                raise error
         self.enter(State.ABSENT)
         self._leave_call_lock()
         self._lost = self.raw or self._lost

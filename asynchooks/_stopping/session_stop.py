@@ -50,7 +50,8 @@ class SessionStop(CoordinatorOwner):
 
     __slots__ = (
         "_tasks", "coord", "error", "handle", "input", "is_asked", "is_asked_by_hook", "is_ending",
-        "is_for_all", "is_over", "ready", "reason", "recovery", "run_stop", "stop", "worker",
+        "is_for_all", "is_over", "ready", "reason", "recovery", "run_stop", "stop", "task_error",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
@@ -70,6 +71,7 @@ class SessionStop(CoordinatorOwner):
         self.is_ending = False  # no further run begins
         self.is_over = False
         self.error: BaseException | None = None  # the first of the caller's and the side tasks'
+        self.task_error: BaseException | None = None  # the first of the session's own side tasks
         self.reason: StopReason | None = None  # the first request to stop
         self._tasks: SideTasks | None = None
         self.input: SessionInput | None = None  # of loops in the block; closed at the end
@@ -101,6 +103,11 @@ class SessionStop(CoordinatorOwner):
         self.stop.set()
         self.run_stop.set()
         self._stop_coord(error, reason)
+
+    def _fail(self, error: BaseException, reason: StopReason) -> None:
+        """A side task has failed."""
+        self.task_error = self.task_error or error
+        self.request(error, reason)
 
     def _stop_coord(self, error: BaseException | None, reason: StopReason | None) -> None:
         """A preemption that came in another way says nothing of the coordinator's raw session."""
@@ -238,7 +245,7 @@ class SessionStop(CoordinatorOwner):
         """The side tasks of the session, which outlive a lost raw session."""
         if self._tasks is None:
             self._tasks = SideTasks(
-                self.stop, self.in_session_context, self.request,
+                self.stop, self.in_session_context, self._fail,
                 lambda: self.is_over, lambda: self.is_ending,
             )  # fmt: skip
         return self._tasks

@@ -81,7 +81,8 @@ class Metric:
 
     def at(self, step: int) -> float | None:
         """The value at this step of the present session; None if another one was evaluated last."""
-        return self() if self._results.are_of(step) else None
+        newest = self.newest()  # first: it raises where there is no such result
+        return newest[1] if newest is not None and self._results.are_of(step) else None
 
     def of(self, results: Mapping[str, float]) -> float | None:
         """The value in results of one evaluation; None if it gave none. MetricError: it is NaN."""

@@ -76,6 +76,15 @@ def test_a_value_belongs_to_the_step_that_was_evaluated_and_to_no_other() -> Non
     assert MetricReader("loss").at(4) is None
 
 
+def test_a_result_that_no_evaluation_gave_is_an_error_at_any_step() -> None:
+    results = Results("eval")
+    results.add(5, {"accuracy": 0.9})
+    metric = Metric(results, "acuracy", "the hook")
+    for step in (5, 6):
+        with pytest.raises(MetricError, match="gave no 'acuracy' at step 5, but 'accuracy'"):
+            metric.at(step)
+
+
 def test_a_metric_says_of_which_evaluations_it_is() -> None:
     evaluation = EvaluationHook(evaluate, every_n_steps=5, name="test")
     expected = "EvaluationHook(evaluate=evaluate, every_n_steps=5, name='test').metric('loss')"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Awaitable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from asynchooks import (
@@ -173,3 +175,36 @@ async def test_a_method_with_a_yield_in_it_is_refused() -> None:
         words = rf"{moment} of hooks\[1\], a {type(hook).__name__}, holds a `yield`"
         with pytest.raises(TypeError, match=words):
             MonitoredSession([RecordingHook("a"), hook], counting_creator())
+
+
+async def test_a_coroutine_that_a_plain_end_returns_too_late_is_closed(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    class ReturnsLate(SessionRunHook):
+        def end(self, session: Any) -> Any:
+            async def more() -> None: ...
+
+            threads.append(threading.current_thread())
+            has_begun.set()
+            may_return.wait(30)
+            return more()
+
+    threads: list[threading.Thread] = []
+    has_begun, may_return = threading.Event(), threading.Event()
+    creator = FunctionSessionCreator(dict)
+
+    async def train() -> None:
+        with scope:
+            async with MonitoredSession([ReturnsLate()], creator, 0, step_runner="thread"):
+                pass
+
+    scope = anyio.CancelScope()
+    async with anyio.create_task_group() as group:
+        group.start_soon(train)
+        await anyio.to_thread.run_sync(has_begun.wait, 30)
+        scope.cancel()
+    assert scope.cancelled_caught
+    may_return.set()
+    await anyio.to_thread.run_sync(threads[0].join)
+    gc.collect()
+    assert [str(each.message) for each in recwarn if "never awaited" in str(each.message)] == []

@@ -24,6 +24,7 @@ from asynchooks import (
     SharedSessionCreator,
     StepContext,
     StopAtStepHook,
+    StopTraining,
 )
 from asynchooks._errors import leave_as_itself
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
@@ -490,3 +491,81 @@ async def test_exclusive_waits_for_a_step_that_outlives_its_raw_session(how: str
             model.go_on()
             async with loses.global_step.exclusive():
                 assert loses.global_step.value == 2
+
+
+async def test_a_side_tasks_error_leaves_after_the_ends_of_hooks_of_a_lost_session() -> None:
+    async def fail() -> None:
+        raise ValueError("the side task")
+
+    async def lost_after_the_failure() -> Any:
+        while not session.should_stop():
+            await anyio.lowlevel.checkpoint()
+        raise LOST
+
+    hook = RecordingHook("a")
+    with pytest.raises(ValueError, match="the side task"):
+        async with MonitoredSession(
+            [hook], FunctionSessionCreator(lost_after_the_failure), recovery=AT_ONCE
+        ) as session:
+            session.start_soon(fail)
+            with pytest.raises(StopTraining):
+                await session.run([])
+    assert [moment for _, moment in hook.log][-2:] == ["end", "on_error"]
+
+
+async def test_a_side_tasks_error_costs_no_end_where_another_worker_loses_the_session() -> None:
+    is_lost = False
+
+    async def fail() -> None:
+        raise ValueError("the side task")
+
+    def step() -> dict[str, float]:
+        nonlocal is_lost
+        if is_lost:
+            is_lost = False
+            raise LOST
+        return {"loss": 0.0}
+
+    async def other() -> None:
+        nonlocal is_lost
+        async with MonitoredSession([], creator, recovery=AT_ONCE) as session:
+            has_opened.set()
+            await has_failed.wait()
+            is_lost = True
+            await session.run([])
+            is_recovered.set()
+            await has_ended.wait()
+
+    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    has_opened, has_failed, is_recovered, has_ended = (anyio.Event() for _ in range(4))
+    hook = RecordingHook("a")
+    async with anyio.create_task_group() as group:
+        group.start_soon(other)
+        await has_opened.wait()
+        with pytest.raises(ValueError, match="the side task"):
+            async with MonitoredSession([hook], creator, recovery=AT_ONCE) as session:
+                await session.run([])
+                session.start_soon(fail)
+                while not session.should_stop():
+                    await anyio.lowlevel.checkpoint()
+                has_failed.set()
+                await is_recovered.wait()
+        has_ended.set()
+    assert [moment for _, moment in hook.log][-2:] == ["end", "on_error"]
+
+
+async def test_a_stop_by_a_hook_refuses_runs_in_a_step_fn_also_after_a_preemption() -> None:
+    class Stops(KeepsCoord):
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            run_context.request_stop("enough")
+
+    async def two_runs(step_context: StepContext) -> None:
+        await step_context.run_with_hooks([])
+        hook.coord.request_stop(LOST)
+        with pytest.raises(StopTraining):
+            await step_context.run_with_hooks([])
+
+    hook = Stops()
+    async with MonitoredSession([hook], counting_creator(), recovery=AT_ONCE) as session:
+        await session.run_step_fn(two_runs)
+        assert session.global_step.value == 1

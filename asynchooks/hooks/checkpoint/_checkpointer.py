@@ -110,7 +110,7 @@ class Checkpointer:
         self._turn = Lock("a checkpoint")
         self._lock = Lock("the files of a checkpoint")
         self._session: Any = None  # the raw one, as hooks see it
-        self._coord: Coordinator  # there from the session on
+        self._coord: Coordinator | None = None  # also where the hook is called without one
         # of which model, from which step on, checkpoints are moved aside: to look reads the files
         self._moved: tuple[RawSession, int] | None = None
         self._patience_secs: float | None = None  # the default
@@ -334,7 +334,7 @@ class Checkpointer:
         return await self.listeners.after_save(session, step)
 
     async def _write_in_background(self, write: _Write, may_stop: bool) -> None:
-        if await write() and may_stop:
+        if await write() and may_stop and self._coord is not None:
             reason = StopReason("CheckpointSaverHook", "a CheckpointSaverListener asked for it")
             self._coord.request_stop(reason=reason)
 
@@ -342,8 +342,9 @@ class Checkpointer:
         self.saved_step = None  # the end tries again
         add_note(error, "in a checkpoint that was written in the background")
         logger.error("A checkpoint could not be written: %r", error)
-        reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
-        self._coord.request_stop(reason=reason)
+        if self._coord is not None:
+            reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
+            self._coord.request_stop(reason=reason)
 
     async def save_hooks_late(self, at_end: bytes | None = None) -> None:
         """Save the hooks' states where the model was saved before all hooks had seen the step."""

@@ -123,7 +123,8 @@ class ProcessIds:
             self._refuses[process_id] = False
         except (OSError, UnicodeError) as error:  # of all but a refusal nothing is known
             self._refuses[process_id] = isinstance(error, ConnectionRefusedError)
-        self._probing.discard(process_id)
+        finally:
+            self._probing.discard(process_id)
 
     def _task(self, process_id: int) -> str:
         """The name of its task; "" if it is unknown."""

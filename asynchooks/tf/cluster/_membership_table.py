@@ -143,8 +143,9 @@ class MembershipTable:
         Returns int64, shape (4,): a notification and the slot, -1 if there is none left.
         """
 
-        def take(slots: Any, request: Any) -> tuple[Any, Any]:
+        def take(request: Any) -> Any:
             process_id, every = tf.unstack(request, 2)
+            slots = self._read(self._slots)
             process_ids = slots[1:, PROCESS_ID]
             score = 2 * _equals(process_ids, process_id) + _equals(process_ids, 0)
             slot = tf.argmax(score)
@@ -154,17 +155,17 @@ class MembershipTable:
             taken = tf.tensor_scatter_nd_update(slots, [[slot + 1]], [row])
             taken = _with_value(taken, 0, NUM_TAKEN, tf.maximum(slots[0, NUM_TAKEN], slot + 1))
             taken = tf.where(is_free, taken, slots)
-            clear = raw.ResourceScatterUpdate(
-                resource=self._thresholds,
-                indices=tf.boolean_mask([slot], [is_free]),
-                updates=tf.boolean_mask([tf.constant(NEVER, tf.int64)], [is_free]),
-            )
             index = tf.where(is_free, slot, tf.constant(-1, tf.int64))
+            with tf.control_dependencies([self._assign(self._slots, taken)]):
+                clear = raw.ResourceScatterUpdate(
+                    resource=self._thresholds,
+                    indices=tf.boolean_mask([slot], [is_free]),
+                    updates=tf.boolean_mask([tf.constant(NEVER, tf.int64)], [is_free]),
+                )
             with tf.control_dependencies([clear]):
-                notification = self._notification(self._read_step(), taken[0])
-            return taken, tf.concat([notification, [index]], 0)
+                return tf.concat([self._notification(self._read_step(), taken[0]), [index]], 0)
 
-        return self._changed(request, take)
+        return self._locked(request, take)
 
     def take(self, request: Any) -> Any:
         """Ask for credits: (slot, process id, runs wanted, steps held, steps of one run, limit).
@@ -239,12 +240,15 @@ class MembershipTable:
         may be behind.
         """
 
-        def begin(slots: Any, known: Any) -> tuple[Any, Any]:
+        def begin(known: Any) -> Any:
+            slots = self._read(self._slots)
             epoch = tf.maximum(tf.maximum(slots[0, EPOCH], known) + 1, _microseconds())
             begun = _with_value(slots, 0, EPOCH, epoch)
-            return begun, self._notification(self._read_step(), begun[0])
+            # the step is read once the epoch is there: a later one is announced by its own run
+            with tf.control_dependencies([self._assign(self._slots, begun)]):
+                return self._notification(self._read_step(), begun[0])
 
-        return self._then_notify_all(self._changed(request, begin), num_taken)
+        return self._then_notify_all(self._locked(request, begin), num_taken)
 
     def announce_ready(self) -> Any:
         """Record that the chief has initialised the model."""
