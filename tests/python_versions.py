@@ -1,7 +1,7 @@
 """The quick tests on every supported version of Python that is installed here.
 
     python -m tests.python_versions
-    python -m tests.python_versions --only 3.13 --environments /tmp/environments -- tests/step -x
+    python -m tests.python_versions --only 3.13 --environments ../environments -- tests/step -x
 
 For each version it makes a virtual environment, installs the package with the extra "test" and
 runs `python -m pytest` there, with the arguments after `--`. A requirement that cannot be
