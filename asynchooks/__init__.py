@@ -47,7 +47,14 @@ from ._errors import (
     StepUnreachableError,
     StopTraining,
 )
-from ._hook import FinishPhase, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from ._hook import (
+    FinishPhase,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    TensorFlowHook,
+)
 from ._later import later
 from ._running.step_context import StepContext
 from ._session import MonitoredSession
@@ -83,6 +90,7 @@ if TYPE_CHECKING:
     from .hooks import EarlyStoppingHook as EarlyStoppingHook
     from .hooks import Evaluate as Evaluate
     from .hooks import EvaluationHook as EvaluationHook
+    from .hooks import EventWriter as EventWriter
     from .hooks import FeedFnHook as FeedFnHook
     from .hooks import FeedHook as FeedHook
     from .hooks import FinalOpsHook as FinalOpsHook
@@ -98,6 +106,7 @@ if TYPE_CHECKING:
     from .hooks import StepCounterHook as StepCounterHook
     from .hooks import StopAtStepHook as StopAtStepHook
     from .hooks import SummarySaverHook as SummarySaverHook
+    from .hooks import SummaryWriter as SummaryWriter
     from .hooks import TimeLimitHook as TimeLimitHook
     from .hooks import WhenBusy as WhenBusy
     from .tf import ChiefSessionCreator as ChiefSessionCreator
@@ -164,6 +173,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "EarlyStoppingHook",
     "Evaluate",
     "EvaluationHook",
+    "EventWriter",
     "FeedError",
     "FeedFnHook",
     "FeedHook",
@@ -218,6 +228,8 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StopReason",
     "StopTraining",
     "SummarySaverHook",
+    "SummaryWriter",
+    "TensorFlowHook",
     "TimeLimitHook",
     "WhenBusy",
 ]

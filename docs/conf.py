@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow is imported for its reference
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
 from asynchooks import __version__
 
 project = "asynchooks"
@@ -13,11 +20,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "docstrings",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
+# type variables: a signature shows them, no page describes them
+nitpick_ignore_regex = [(r"py:(class|obj)", r"(asynchooks\..*\.)?(T|Key|Made|Batched)")]
 
-# Markdown: targets of all headings down to the third level can be linked to
+# Markdown: headings down to the third level can be linked to
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
@@ -26,8 +36,25 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 60
 
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+# an overridden moment of a hook is not described once more
+autodoc_inherit_docstrings = False
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+# inventories of a few names each, as the build has no network
+HERE = Path(__file__).parent
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3/", str(HERE / "_inventories" / "python.txt")),
+    "anyio": ("https://anyio.readthedocs.io/en/stable/", str(HERE / "_inventories" / "anyio.txt")),
+    "numpy": ("https://numpy.org/doc/stable/", str(HERE / "_inventories" / "numpy.txt")),
+    "tensorflow": (
+        "https://www.tensorflow.org/",
+        str(HERE / "_inventories" / "tensorflow.txt"),
+    ),
+    "matplotlib": ("https://matplotlib.org/stable/", str(HERE / "_inventories" / "matplotlib.txt")),
+}
 
 html_theme = "furo"
 html_title = "asynchooks"

@@ -555,8 +555,8 @@ class GlobalStep:
             source: what grants, if another one may have taken its place by now.
 
         Returns:
-            Whether it did: not for another epoch, nor a lower limit or none, nor from a source
-            that feeds the step no more, and never more back than there is.
+            True if it took them. It takes none of another epoch, with a lower limit or no limit,
+            or from a source that no longer feeds the step, and gives back no more than there is.
         """
         with self.admission.change() as gate:
             if not gate.needs_credits or gate.limit is None or epoch != gate.epoch:

@@ -18,11 +18,13 @@ from ._prefetch import prefetch
 from ._repeat import repeat
 from ._select import interleave, shard, take
 from ._shuffle import shuffle
+from ._sources import Source
 from ._stage import Stage
 from ._statistics import StageStatistics
 
 __all__ = [
     "Batches",
+    "Source",
     "Stage",
     "StageStatistics",
     "batch",

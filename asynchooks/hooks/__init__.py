@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
     from ._step_counter import StepCounterHook as StepCounterHook
     from ._stop_at_step import StopAtStepHook as StopAtStepHook
+    from ._summaries import EventWriter as EventWriter
+    from ._summaries import SummaryWriter as SummaryWriter
     from ._summary_saver import SummarySaverHook as SummarySaverHook
     from ._waiter import GlobalStepWaiterHook as GlobalStepWaiterHook
     from .checkpoint._background import WhenBusy as WhenBusy
@@ -34,6 +36,7 @@ _PLACES = {
     "EarlyStoppingHook": "_early_stopping",
     "Evaluate": "_evaluation",
     "EvaluationHook": "_evaluation",
+    "EventWriter": "_summaries",
     "FeedFnHook": "_feed_fn",
     "FeedHook": "_feed",
     "FinalOpsHook": "_final_ops",
@@ -49,6 +52,7 @@ _PLACES = {
     "StepCounterHook": "_step_counter",
     "StopAtStepHook": "_stop_at_step",
     "SummarySaverHook": "_summary_saver",
+    "SummaryWriter": "_summaries",
     "TimeLimitHook": "guards._time_limit",
     "WhenBusy": "checkpoint._background",
 }

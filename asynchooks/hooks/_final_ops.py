@@ -24,7 +24,8 @@ class FinalOpsHook(SessionRunHook):
         final_ops_feed_dict: what to feed then; for graphs only.
 
     Raises:
-        OutOfRangeError: at the end: the ops read an input that has ended; a warning explains it.
+        tf.errors.OutOfRangeError: at the end: the ops read an input that has ended; a warning
+            explains it.
         ValueError: when opening: a feed_dict was given for a step function.
 
     Source: TensorFlow's `tf.compat.v1.train.FinalOpsHook`.

@@ -7,6 +7,7 @@
 Programs that wait through asynchooks only do the same on every backend, for the same seed.
 """
 
+from .._engine.base import EngineTask
 from .._errors import (
     DeadlockError,
     DeterminismError,
@@ -35,9 +36,11 @@ from .delays._distributions import (
     parse_delay,
 )
 from .delays._phases import Phases
+from .kernel._kernel import Event, Recording
 from .output._perfetto import write_trace
 from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
 from .output._report import Report, WorkerReport
+from .output._timeline import Push, Span, Timeline
 
 __all__ = [
     "Cluster",
@@ -47,6 +50,8 @@ __all__ = [
     "Delay",
     "DeterminismError",
     "Empirical",
+    "EngineTask",
+    "Event",
     "Exponential",
     "Failure",
     "ForeignAwaitError",
@@ -58,13 +63,17 @@ __all__ = [
     "PerWorker",
     "Phases",
     "Preemption",
+    "Push",
     "Queue",
+    "Recording",
     "Report",
     "ShiftedExponential",
     "Simulation",
     "SimulationError",
     "Slowdown",
+    "Span",
     "Stragglers",
+    "Timeline",
     "Uniform",
     "Weibull",
     "Worker",

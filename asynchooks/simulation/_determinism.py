@@ -37,7 +37,8 @@ def check_determinism(
         options: further ones of `Simulation`.
 
     Returns:
-        The digest of the events, the same in every process: compare it with a stored one.
+        The digest of the events. It is the same in every process, so you can compare it with a
+        stored one.
 
     Raises:
         TypeError, ValueError: an argument does not fit.

@@ -12,6 +12,7 @@ from ..._engine.current import current_engine
 from ..._engine.real_time import OldObjects
 from ..._step.global_step import GlobalStep
 from ..._step.source import SourceState
+from ...backends._creator import SessionCreator
 from ...backends._function import StepFunction
 from ._session import DaskSessionCreator
 from ._source import Action, DaskSource
@@ -185,7 +186,7 @@ class DaskCluster(AsyncOnly):
 
     def session_creator(
         self, step_fn: StepFunction, *, initial_step: int = 0, thread_safe: bool = False
-    ) -> DaskSessionCreator:
+    ) -> SessionCreator:
         """A creator of sessions on a function, as `FunctionSessionCreator`: sync or async."""
         return DaskSessionCreator(
             lambda: self.source, self._step, step_fn,
