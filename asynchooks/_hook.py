@@ -111,6 +111,14 @@ class SessionRunValues(NamedTuple):
 
     `options` and `run_metadata` are the run's own, merged over all hooks (None for function
     sessions).
+
+    Example:
+        class PrintLoss(SessionRunHook):
+            async def before_run(self, run_context):
+                return SessionRunArgs({"loss": "loss"})
+
+            async def after_run(self, run_context, run_values):
+                print(run_values.results["loss"])  # nested as the fetches
     """
 
     results: Any
@@ -119,7 +127,17 @@ class SessionRunValues(NamedTuple):
 
 
 class FinishPhase(IntEnum):
-    """When `run_context.finish_with` has a function called, after every `after_run` of a run."""
+    """When `run_context.finish_with` has a function called, after every `after_run` of a run.
+
+    Example:
+        class Checked(SessionRunHook):
+            async def after_run(self, run_context, run_values):
+                # after evaluations, and before the step is saved
+                run_context.finish_with(self.decide, phase=FinishPhase.DECIDE)
+
+            async def decide(self):
+                ...
+    """
 
     EVALUATE = 0
     """First: what looks at the model as the run has left it."""
@@ -503,7 +521,12 @@ def _get(hook: Any, path: str) -> Any:
 
 
 class TensorFlowHook(Protocol):
-    """A hook that derives from `tf.compat.v1.train.SessionRunHook`, for type checkers."""
+    """A hook that derives from `tf.compat.v1.train.SessionRunHook`, for type checkers.
+
+    Example:
+        def session_for(hook: SessionRunHook | TensorFlowHook) -> MonitoredSession:
+            return MonitoredSession([hook], creator)
+    """
 
     def begin(self) -> Any: ...
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
+import itertools
 import math
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,28 +17,22 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import checkpoints, data, protocols, testing
+from asynchooks import checkpoints, data, protocols, simulation, testing
 from asynchooks.backends._raw_session import RawSession
 
 pytestmark = pytest.mark.anyio
 
-NAMES = [name for name in asynchooks.__all__ if inspect.isclass(getattr(asynchooks, name))]
-CLASSES = [getattr(asynchooks, name) for name in NAMES]
-CLASSES += [getattr(testing, name) for name in testing.__all__]
-CLASSES += [
-    getattr(checkpoints, name) for name in checkpoints.__all__ if name not in asynchooks.__all__
-]
-CLASSES += [getattr(protocols, name) for name in protocols.__all__]
-CLASSES = [each for each in [*CLASSES, data.Batches] if inspect.isclass(each)]
-
-# made by the library for its users, or told apart by one sentence
-WITHOUT_EXAMPLE = {
-    "Checkpoint", "Evaluate", "FinishPhase", "GlobalStepStatistics", "Mode", "OnFailure", "OnStall",
-    "Outcome", "Pushed", "SessionRunValues", "Snapshot", "StateDict", "StepContext", "WhenBusy",
-}  # fmt: skip
+MODULES = (asynchooks, testing, checkpoints, data, protocols, simulation)
+NAMES = {name: getattr(module, name) for module in MODULES for name in module.__all__}
+# classes and functions; an alias of types, and a mark, need no example
+PUBLIC = {
+    name: public
+    for name, public in NAMES.items()
+    if inspect.isclass(public) or inspect.isroutine(public)
+}
 
 
-def example_of(public: type) -> str:
+def example_of(public: Any) -> str:
     lines = inspect.cleandoc(public.__doc__ or "").splitlines()
     if "Example:" not in lines:
         return ""
@@ -43,11 +41,41 @@ def example_of(public: type) -> str:
     return textwrap.dedent("\n".join(rest[:end])).strip()
 
 
-@pytest.mark.parametrize("public", CLASSES, ids=lambda public: public.__name__)
-def test_every_public_class_has_an_example(public: type) -> None:
-    is_error = issubclass(public, BaseException)
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_class_and_function_has_an_example(name: str) -> None:
+    public = PUBLIC[name]
+    is_error = inspect.isclass(public) and issubclass(public, BaseException)
     assert public.__doc__
-    assert is_error or public.__name__ in WITHOUT_EXAMPLE or example_of(public)
+    assert is_error or example_of(public)
+
+
+def described(public: type) -> str:
+    """A class's docstring and those that stand below its fields."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(public))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts = [public.__doc__ or ""]
+    for field, after in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            texts.append(field.target.id)
+    return "\n".join(texts)
+
+
+RECORDS = {
+    name: public
+    for name, public in PUBLIC.items()
+    if dataclasses.is_dataclass(public) or hasattr(public, "_fields")
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_field_is_described(name: str) -> None:
+    public = RECORDS[name]
+    names = getattr(public, "_fields", None) or [
+        each.name for each in dataclasses.fields(public) if not each.name.startswith("_")
+    ]
+    text = described(public)
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
 class Model:
@@ -75,12 +103,13 @@ class Echo(RawSession):
         """Nothing to free."""
 
 
-@pytest.mark.parametrize(
-    "public", [each for each in CLASSES if example_of(each)], ids=lambda public: public.__name__
-)
-async def test_the_example_runs(
-    public: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+WITH_EXAMPLE = [name for name in PUBLIC if example_of(PUBLIC[name])]
+IN_VIRTUAL_TIME = [name for name in WITH_EXAMPLE if name in simulation.__all__]
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_EXAMPLE if name not in IN_VIRTUAL_TIME])
+async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = PUBLIC[name]
     monkeypatch.chdir(tmp_path)
 
     async def worker(index: int, creator: Any) -> None:
@@ -92,11 +121,7 @@ async def test_the_example_runs(
 
     coordinators = iter([False, True, True])
     namespace: dict[str, Any] = {
-        **{name: getattr(asynchooks, name) for name in asynchooks.__all__},
-        **{name: getattr(testing, name) for name in testing.__all__},
-        **{name: getattr(checkpoints, name) for name in checkpoints.__all__},
-        **{name: getattr(data, name) for name in data.__all__},
-        **{name: getattr(protocols, name) for name in protocols.__all__},
+        **NAMES,
         "anyio": anyio,
         "math": math,
         "np": np,
@@ -126,6 +151,18 @@ async def test_the_example_runs(
     exec(f"async def example():\n{body}\n", namespace)
     with anyio.fail_after(10):
         await namespace["example"]()
+
+
+@pytest.mark.parametrize("name", IN_VIRTUAL_TIME)
+def test_the_example_in_virtual_time_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = example_of(PUBLIC[name])
+    if "plot" in name:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    names = {"simulation": asynchooks.simulation.Simulation(backend="turbo")}
+    exec(example, {**NAMES, "math": math, "np": np, **names})
 
 
 def test_the_example_of_the_tensorflow_creator_is_there() -> None:

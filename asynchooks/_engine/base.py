@@ -118,7 +118,18 @@ class ShieldedScope(Protocol):
 
 
 class EngineTask(ABC):
-    """A task started by an engine."""
+    """A task started by an engine.
+
+    Example:
+        simulation = Simulation(backend="turbo")
+
+        async def main():
+            task = simulation.start(simulation.sleep, 2.0)
+            assert await task.wait()
+            return simulation.now
+
+        assert simulation.run(main) == 2.0
+    """
 
     @abstractmethod
     def cancel(self) -> None:

@@ -19,6 +19,16 @@ class StepContext:
     """One execution of a step_fn. The session makes it and drops it afterwards.
 
     Source: TensorFlow's `MonitoredSession.StepContext`.
+
+    Example:
+        async def step_fn(step_context):
+            loss = await step_context.run_with_hooks("loss")
+            if loss < 0.1:
+                step_context.request_stop()
+            return loss
+
+        async with MonitoredSession([], creator) as session:
+            assert await session.run_step_fn(step_fn) == 0.5
     """
 
     __slots__ = ("_run_with_hooks", "_session")

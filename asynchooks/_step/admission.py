@@ -32,18 +32,35 @@ LOST = Sentinel("LOST")
 
 @dataclass(frozen=True)
 class GlobalStepStatistics:
-    """What a `GlobalStep` holds at one moment; all counts, in steps or tasks."""
+    """What a `GlobalStep` holds at one moment; all counts, in steps or tasks.
+
+    Example:
+        async with MonitoredSession([StopAtStepHook(last_step=3)], creator) as session:
+            await session.run("loss")
+            statistics = session.global_step.statistics()
+            assert (statistics.value, statistics.limit) == (1, 3)
+    """
 
     value: int
+    """The step."""
     epoch: int
+    """How often the step has gone back, by a restore."""
     limit: int | None
+    """The step that no run may lead beyond; None without a limit."""
     stride: int | None
+    """By how much one run moves the step, at most; None before it is known."""
     tickets: int
+    """Runs under way that need a ticket."""
     tasks_waiting_for_step: int
+    """Tasks in `wait_for`."""
     tasks_waiting_for_ticket: int
+    """Runs that wait to begin."""
     is_exclusive: bool
+    """Whether an exclusive block is open, or waits to be."""
     workers_opened: int
+    """Sessions that have been opened, ever."""
     workers_open: int
+    """Sessions that are open."""
     source: SourceState | None
     """Whether updates of other processes arrive; None where no other process moves the step."""
 

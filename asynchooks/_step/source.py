@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 
 class SourceState(Enum):
-    """Whether updates of other processes arrive."""
+    """Whether updates of other processes arrive.
+
+    Example:
+        step = GlobalStep(multi_process=True)
+        step.set_source_state(SourceState.LOST)
+        assert step.statistics().source is SourceState.LOST
+    """
 
     LIVE = "live"
     """They do."""
@@ -22,7 +28,12 @@ class SourceState(Enum):
 
 
 class Demand(NamedTuple):
-    """What the tasks of this process need from other processes, at one moment."""
+    """What the tasks of this process need from other processes, at one moment.
+
+    Example:
+        step = GlobalStep(multi_process=True)
+        assert step.demand().next_step == float("inf")  # no task waits
+    """
 
     next_step: float
     """The lowest step that is waited for, or the limit where tickets need credits; infinite if

@@ -37,6 +37,14 @@ class OnFailure(Enum):
     """What an error in a side task leads to; a `Restart` is the third choice.
 
     What is no Exception always stops: an exit, or the cancellation of something that it awaited.
+
+    Example:
+        async def report():
+            raise ConnectionError("the dashboard is away")
+
+        async with MonitoredSession([], creator) as session:
+            session.start_soon(report, on_failure=OnFailure.LOG)  # training goes on
+            await session.run("loss")
     """
 
     STOP = auto()

@@ -36,6 +36,17 @@ class Checkpoint:
         seconds: seconds of training until then, >= 0.
         metric: what `Retention.keep_best` compares, or None.
         num_bytes: bytes of all files but the manifest.
+
+    Example:
+        hook = CheckpointSaverHook("ckpt", save_steps=1, saver=saver)
+        async with MonitoredSession([hook], creator) as session:
+            await session.run("loss")
+
+        directory = CheckpointDirectory("ckpt")
+        directory.open()
+        newest = directory.newest_intact()
+        directory.close()
+        assert newest.step == 1
     """
 
     path: str

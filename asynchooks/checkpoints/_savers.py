@@ -70,7 +70,21 @@ class SnapshotSaver(Saver, Protocol):
 
 @runtime_checkable
 class StateDict(Protocol):
-    """An object with its state as one nested dict, as PyTorch's modules."""
+    """An object with its state as one nested dict, as PyTorch's modules.
+
+    Example:
+        class Counter:
+            def __init__(self):
+                self.count = 0
+
+            def state_dict(self):
+                return {"count": self.count}
+
+            def load_state_dict(self, state):
+                self.count = state["count"]
+
+        saver = StateDictSaver(counter=Counter())
+    """
 
     def state_dict(self) -> Any: ...
 
@@ -251,7 +265,11 @@ class StateDictSaver:
 
 
 def check_saver(saver: object) -> None:
-    """Raise TypeError, with what to wrap it in, unless it is a saver."""
+    """Raise TypeError, with what to wrap it in, unless it is a saver.
+
+    Example:
+        check_saver(StateDictSaver(weights={"w": np.zeros(3)}))  # raises nothing
+    """
     hint = _hint(saver)
     if hint is None and not isinstance(saver, type) and isinstance(saver, Saver):
         return

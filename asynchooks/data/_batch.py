@@ -81,6 +81,10 @@ def batch(
     Raises:
         TypeError, ValueError: an argument is not what it should be.
         InputStructureError: out of the iteration: items do not fit together (names the item).
+
+    Example:
+        sizes = [len(images) async for images in batch(records, 40)]
+        assert sizes == [40, 24]
     """
     batch_size = check.integer("batch_size", batch_size, least=1)
     check.instance("drop_remainder", drop_remainder, bool, "True or False")

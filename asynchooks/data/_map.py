@@ -57,6 +57,13 @@ def map_concurrent(
         BaseException: what `fn` raised that is no Exception, such as KeyboardInterrupt or
             asyncio.CancelledError; results that are not ready then, also of items before it, are
             given up, as code that raises these wants to leave.
+
+    Example:
+        async def fetch(index):
+            return 10 * index  # a request, say
+
+        async with map_concurrent(fetch, range(4), concurrency=2) as results:
+            assert [result async for result in results] == [0, 10, 20, 30]
     """
     check.function("fn", fn, "a function that takes an item")
     concurrency = check.integer("concurrency", concurrency, least=1)

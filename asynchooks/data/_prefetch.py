@@ -30,7 +30,10 @@ def prefetch(source: Source[T], buffer_size: int) -> Stage[T]:
         buffer_size: items, >= 1, that it holds at most, with the one that is being read.
 
     Example:
-        async with prefetch(batch(read_files(), 32), 2) as batches:
+        async with (
+            MonitoredSession([], creator) as session,
+            prefetch(batch(records, 32), 2) as batches,
+        ):
             async for images in batches:
                 await session.run("loss", {"images": images})
     """

@@ -26,6 +26,9 @@ def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
         TypeError: the source can be read once only.
         InputError: out of the iteration: the source is empty, and there is no last pass; or a later
             pass is empty, as that of a function which returns the same iterator again.
+
+    Example:
+        assert [item async for item in repeat([1, 2], num_epochs=2)] == [1, 2, 1, 2]
     """
     if num_epochs is not None:
         num_epochs = check.integer("num_epochs", num_epochs, least=0)

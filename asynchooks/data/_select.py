@@ -18,6 +18,9 @@ def take(source: Source[T], count: int) -> Stage[T]:
     Args:
         source: see `asynchooks.data`.
         count: >= 0.
+
+    Example:
+        assert [item async for item in take(range(100), 3)] == [0, 1, 2]
     """
     count = check.integer("count", count, least=0)
     return Take(stage_of(source), count)
@@ -30,6 +33,9 @@ def shard(source: Source[T], num_shards: int, index: int) -> Stage[T]:
         source: see `asynchooks.data`.
         num_shards: >= 1.
         index: in [0, num_shards).
+
+    Example:
+        assert [item async for item in shard(range(6), num_shards=3, index=1)] == [1, 4]
     """
     num_shards = check.integer("num_shards", num_shards, least=1)
     index = check.integer("index", index, least=0)
@@ -50,6 +56,9 @@ def interleave(sources: Iterable[Any]) -> Stage[Any]:
 
     Args:
         sources: as in `asynchooks.data`; at least one.
+
+    Example:
+        assert [item async for item in interleave([[1, 3, 5], [2, 4]])] == [1, 2, 3, 4, 5]
     """
     if not isinstance(sources, Iterable):
         raise TypeError(f"interleave got {sources!r}; give several sources: interleave([a, b])")

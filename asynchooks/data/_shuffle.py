@@ -27,6 +27,10 @@ def shuffle(source: Source[T], buffer_size: int, seed: int) -> Stage[T]:
         source: see `asynchooks.data`.
         buffer_size: items, >= 1; at 1 the order stays.
         seed: any integer; the same seed gives the same order.
+
+    Example:
+        order = [item async for item in shuffle(range(100), buffer_size=100, seed=7)]
+        assert sorted(order) == list(range(100))
     """
     buffer_size = check.integer("buffer_size", buffer_size, least=1)
     return Shuffle(stage_of(source), buffer_size, check.integer("seed", seed))

@@ -45,6 +45,11 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     Several tasks may take items from one stage: each item goes to one of them. Cancelling one
     loses no item of a stage that runs tasks; elsewhere the cancellation enters the source, and
     what that does with it (a generator ends) is seen by all.
+
+    Example:
+        async with prefetch(batch(records, 32), 2) as batches:
+            shapes = [images.shape async for images in batches]
+        assert shapes == [(32, 3), (32, 3)]
     """
 
     _in_with = "stage"

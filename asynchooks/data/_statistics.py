@@ -15,6 +15,12 @@ class StageStatistics:
 
     Of two stages side by side, the slower one waits little and blocks much; "data wait" of
     training is `consumer_wait_secs` of the last stage.
+
+    Example:
+        async with prefetch(batch(records, 32), 2) as batches:
+            async for images in batches:
+                pass
+        assert batches.statistics().num_items == 2
     """
 
     stage: str
@@ -34,6 +40,7 @@ class StageStatistics:
     buffer_size: int
     """Items that it holds at most; 0 without a buffer."""
     sources: tuple[StageStatistics, ...]
+    """Those of the stages that it reads."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines(""))

@@ -25,7 +25,14 @@ logger = logging.getLogger("asynchooks")
 
 
 class Evaluate(Enum):
-    """Whether training goes on while `EvaluationHook` evaluates."""
+    """Whether training goes on while `EvaluationHook` evaluates.
+
+    Example:
+        def evaluate(session, step):
+            return {"accuracy": 0.9}
+
+        hook = EvaluationHook(evaluate, every_n_steps=100, mode=Evaluate.EXCLUSIVE)
+    """
 
     CONCURRENT = auto()
     """Training goes on, and the weights may move meanwhile.

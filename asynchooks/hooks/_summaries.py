@@ -24,7 +24,21 @@ _GRACE_SECS = 30.0
 
 
 class SummaryWriter(Protocol):
-    """Writes summaries: TensorFlow's `FileWriter` is one."""
+    """Writes summaries: TensorFlow's `FileWriter` is one.
+
+    Example:
+        class Kept:  # in a list
+            def __init__(self):
+                self.rates = []
+
+            def add_summary(self, summary, global_step):
+                self.rates.append((global_step, summary))
+
+            def flush(self):
+                pass
+
+        hook = StepCounterHook(every_n_steps=10, summary_writer=Kept())
+    """
 
     def add_summary(self, summary: Any, global_step: int) -> None: ...
 
@@ -32,7 +46,24 @@ class SummaryWriter(Protocol):
 
 
 class EventWriter(SummaryWriter, Protocol):
-    """Writes the start of a session, too: TensorFlow's `FileWriter` is one."""
+    """Writes the start of a session, too: TensorFlow's `FileWriter` is one.
+
+    Example:
+        class Kept:  # in a list
+            def __init__(self):
+                self.summaries, self.num_sessions = [], 0
+
+            def add_summary(self, summary, global_step):
+                self.summaries.append((global_step, summary))
+
+            def add_session_log(self, session_log, global_step):
+                self.num_sessions += 1
+
+            def flush(self):
+                pass
+
+        hook = SummarySaverHook(save_steps=10, summary_op="loss", summary_writer=Kept())
+    """
 
     def add_session_log(self, session_log: Any, global_step: int) -> None: ...
 

@@ -15,6 +15,11 @@ class Snapshot(NamedTuple):
 
     The arrays are the server's own, for reading only: it never changes them, an update makes new
     ones.
+
+    Example:
+        server = ParameterServer(np.zeros(3), Asynchronous(), num_workers=1, learning_rate=0.1)
+        snapshot = server.pull(0)
+        assert snapshot.version == 0 and snapshot.parameters.shape == (3,)
     """
 
     parameters: Any
@@ -22,7 +27,14 @@ class Snapshot(NamedTuple):
 
 
 class Outcome(Enum):
-    """What a push did with its gradient."""
+    """What a push did with its gradient.
+
+    Example:
+        server = ParameterServer(np.zeros(3), Asynchronous(), num_workers=1, learning_rate=0.1)
+        snapshot = server.pull(0)
+        pushed = server.push(0, np.ones(3), snapshot.version)
+        assert pushed.outcome is Outcome.APPLIED
+    """
 
     APPLIED = "applied"
     """It made an update, with those that were collected before."""
@@ -37,6 +49,12 @@ class Pushed(NamedTuple):
 
     `staleness` is the number of updates between the pull and the update that the gradient is part
     of, or that it came too late for. It is below 0 for a version that a restore has undone.
+
+    Example:
+        server = ParameterServer(np.zeros(3), Asynchronous(), num_workers=1, learning_rate=0.1)
+        snapshot = server.pull(0)
+        pushed = server.push(0, np.ones(3), snapshot.version)
+        assert pushed.is_applied and pushed.staleness == 0
     """
 
     outcome: Outcome

@@ -247,6 +247,9 @@ def parse_protocol(text: str, num_workers: int) -> Protocol:
     Raises:
         TypeError: it is no string.
         ValueError: it is none of these (lists them).
+
+    Example:
+        assert repr(parse_protocol("ssp:3", num_workers=8)) == "StaleSynchronous(staleness=3)"
     """
     check.instance("text", text, str, "the name of a protocol, such as 'async'")
     try:

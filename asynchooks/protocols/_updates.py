@@ -24,6 +24,10 @@ def staleness_aware(rate: float) -> Callable[[int], float]:
 
     Args:
         rate: of a gradient that is not stale, finite, >= 0.
+
+    Example:
+        rate = staleness_aware(0.1)
+        assert (rate(0), rate(1), rate(4)) == (0.1, 0.1, 0.025)
     """
     rate = checked_rate("rate", rate)
     return lambda staleness: rate / max(1, staleness)

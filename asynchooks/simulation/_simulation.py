@@ -253,6 +253,14 @@ def current_simulation() -> Simulation:
 
     Raises:
         SimulationError: it runs in real time.
+
+    Example:
+        simulation = Simulation(backend="turbo")
+
+        async def main():
+            assert current_simulation() is simulation
+
+        simulation.run(main)
     """
     simulation = _running.get()
     if simulation is None:
@@ -261,7 +269,20 @@ def current_simulation() -> Simulation:
 
 
 def at_step(global_step: GlobalStep, step: int) -> Callable[[], bool]:
-    """For `until`: whether the global step has been reached."""
+    """For `until`: whether the global step has been reached.
+
+    Example:
+        simulation = Simulation(backend="turbo")
+        step = GlobalStep()
+
+        async def count():
+            while True:
+                await simulation.sleep(1.0)
+                step.publish(step.value + 1)
+
+        simulation.run(count, until=at_step(step, 5))
+        assert simulation.now == 5.0
+    """
     return _AtStep(global_step, step)
 
 

@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.anyio, pytest.mark.tensorflow]
 
-NAMES = [name for name in asynchooks.tf.__all__ if name not in ("Scaffold", "in_graph")]
+NAMES = [name for name in asynchooks.tf.__all__ if name != "Scaffold"]
 
 
 class UploadMetrics(SessionRunHook):

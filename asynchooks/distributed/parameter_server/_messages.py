@@ -13,7 +13,14 @@ from .._membership import State
 
 
 class ServerAddress(NamedTuple):
-    """Where a parameter server is: give it to the processes that train with it."""
+    """Where a parameter server is: give it to the processes that train with it.
+
+    Example:
+        async with host_parameter_server(
+            client, np.zeros(3), Asynchronous(), num_workers=4
+        ) as server:
+            address = server.address  # send it to the processes that train
+    """
 
     worker: str
     """The address of the Dask worker that it lives on, such as "tcp://127.0.0.1:40001"."""
@@ -64,7 +71,12 @@ Answer = tuple[State, Any]
 
 @dataclass(frozen=True)
 class HostStatistics:
-    """Counts of a parameter server that many processes share, at one moment."""
+    """Counts of a parameter server that many processes share, at one moment.
+
+    Example:
+        async with RemoteParameterServer(address) as server:
+            statistics = await server.statistics()
+    """
 
     version: int
     processes: int

@@ -16,7 +16,13 @@ Write = Callable[[], Awaitable[object]]
 
 
 class WhenBusy(Enum):
-    """What a save does that is due while an earlier one is still being written."""
+    """What a save does that is due while an earlier one is still being written.
+
+    Example:
+        hook = CheckpointSaverHook(
+            "ckpt", save_secs=10, saver=saver, background=True, when_busy=WhenBusy.SKIP
+        )
+    """
 
     WAIT = auto()
     """It waits, and this worker with it: nothing is left out."""

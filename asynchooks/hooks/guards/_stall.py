@@ -28,7 +28,11 @@ _HEAD_START, _SHORTEST_SECS, _LONGEST_SECS = 0.1, 0.25, 1.0
 
 
 class OnStall(Enum):
-    """What a stall leads to, apart from the stacks in the log."""
+    """What a stall leads to, apart from the stacks in the log.
+
+    Example:
+        hook = StallHook(secs=60.0, on_stall=OnStall.LOG)  # and training goes on
+    """
 
     STOP = auto()
     """All workers of the model stop; a StallError leaves the session."""

@@ -392,7 +392,14 @@ class Cluster:
 
 
 class Failure(ABC):
-    """A failure of some workers or all. You make it and give it to a cluster."""
+    """A failure of some workers or all. You make it and give it to a cluster.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        failures = [Slowdown(at=5.0, secs=10.0, factor=4.0, workers=[0])]
+        cluster = simulation.cluster(4, compute=Exponential(1.0), failures=failures)
+        assert cluster.run(updates=100).updates == 100
+    """
 
     workers: Collection[int] | None
     repeats_for_ever: ClassVar[bool] = False

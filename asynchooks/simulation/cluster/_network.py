@@ -16,6 +16,16 @@ class Queue:
 
     You make it through `Simulation.queue`, and call `serve` from any task. The request of a task
     that is cancelled is served all the same: it is under way.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+
+        async def main():
+            queue = simulation.queue(Constant(2.0))
+            await queue.serve()
+            return simulation.now
+
+        assert simulation.run(main) == 2.0
     """
 
     __slots__ = ("_free_at", "_kernel", "_service", "num_served", "secs_busy", "secs_queued")

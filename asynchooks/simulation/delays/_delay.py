@@ -35,9 +35,8 @@ class Delay(ABC):
     file.
 
     Example:
-        streams = Streams(seed=1)
-        compute = streams.delays(0, "compute", Exponential(2.0))
-        secs = compute.next()
+        secs = Exponential(2.0).sample(np.random.default_rng(seed=1), 3)
+        assert secs.shape == (3,)
     """
 
     __slots__ = ()

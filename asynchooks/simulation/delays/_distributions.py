@@ -412,6 +412,9 @@ def parse_delay(text: str) -> Delay:
         TypeError: it is no string.
         ValueError: it is the text of no delay (lists them).
         OSError: the file of an empirical delay cannot be read.
+
+    Example:
+        assert parse_delay("exponential:2.0") == Exponential(2.0)
     """
     instance("a delay", text, str, 'a string, as in "exponential:1.0"')
     kind, _, rest = text.partition(":")

@@ -124,7 +124,18 @@ class KernelTask(EngineTask):
 
 
 class Event(NamedTuple):
-    """One event: its time, and what happened, as text."""
+    """One event: its time, and what happened, as text.
+
+    Example:
+        simulation = Simulation(backend="turbo", keep_trace=True)
+
+        async def main():
+            await simulation.sleep(3.5)
+            simulation.note("done")
+
+        simulation.run(main)
+        assert simulation.trace.events[-1].time == 3.5
+    """
 
     time: float
     what: str
@@ -135,7 +146,17 @@ class Event(NamedTuple):
 
 @dataclass(repr=False, eq=False, slots=True)
 class Recording:
-    """Every entry that fired, and what the program noted, in order. The kernel writes it."""
+    """All `events` that happened, and what the program noted, in order. The kernel writes it.
+
+    Example:
+        simulation = Simulation(backend="turbo", keep_trace=True)
+
+        async def main():
+            await simulation.sleep(3.5)
+
+        simulation.run(main)
+        assert len(simulation.trace.digest()) == 64
+    """
 
     events: list[Event] = field(default_factory=list)
 

@@ -44,6 +44,12 @@ def write_trace(path: str | os.PathLike[str], report: Report) -> None:
     Raises:
         ValueError: the cluster kept no timeline.
         OSError: the file cannot be written.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
+        report = cluster.run(updates=100)
+        write_trace("training.json", report)  # open it in ui.perfetto.dev
     """
     timeline = timeline_of(report)
     lines = _events(report, timeline)

@@ -49,6 +49,11 @@ def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> Non
         ImportError: matplotlib is not installed.
         ValueError: there is no report, or the path has another ending.
         OSError: the file cannot be written.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        report = simulation.cluster(4, compute=Exponential(1.0)).run(updates=100)
+        plot_reports("report.svg", [report])
     """
     if not reports:
         raise ValueError("reports is empty; give at least one, as Cluster.run returns it")
@@ -76,6 +81,15 @@ def plot_staleness(axes: Axes, reports: Sequence[Report]) -> None:
     """Draw which share of the gradients had which staleness when they took part in an update.
 
     Several reports are drawn as lines, on a logarithmic axis: those that wait have all in one bar.
+
+    Example:
+        from matplotlib.figure import Figure
+
+        simulation = Simulation(seed=7, backend="turbo")
+        report = simulation.cluster(4, compute=Exponential(1.0)).run(updates=100)
+        figure = Figure()
+        plot_staleness(figure.add_subplot(), [report])
+        figure.savefig("staleness.png")
     """
     largest = max((max(each.staleness, default=0) for each in reports), default=0)
     width = math.ceil((largest + 1) / _MOST_BARS)
@@ -101,6 +115,15 @@ def plot_losses(axes: Axes, reports: Sequence[Report]) -> None:
 
     An axis is logarithmic where it spans much: losses more than a factor of ten, or the times that
     the trainings took more than one of twenty.
+
+    Example:
+        from matplotlib.figure import Figure
+
+        simulation = Simulation(seed=7, backend="turbo")
+        report = simulation.cluster(4, compute=Exponential(1.0)).run(updates=100)
+        figure = Figure()
+        plot_losses(figure.add_subplot(), [report])
+        figure.savefig("losses.png")
     """
     seen = []
     for report in reports:
@@ -138,6 +161,15 @@ def plot_timeline(
 
     Raises:
         ValueError: the cluster kept no timeline, or the window is empty.
+
+    Example:
+        from matplotlib.figure import Figure
+
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
+        figure = Figure()
+        plot_timeline(figure.add_subplot(), cluster.run(updates=100), window=(0.0, 10.0))
+        figure.savefig("timeline.png")
     """
     spans = [each for each in timeline_of(report).spans if each.worker < num_workers]
     shown = min(num_workers, report.num_workers)

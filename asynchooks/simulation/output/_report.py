@@ -23,9 +23,19 @@ SPENT = {
 class WorkerReport:
     """The results of one worker; all times in virtual seconds.
 
-    `secs_lost` went into computations that were discarded, `secs_waited` into waiting for others,
-    as the protocol says; in `secs_idle` its program did something else, or had ended. Work under
-    way counts once it is done.
+    `gradients` is the number of those that it computed. `staleness` counts, by staleness, those
+    that took part in an update. Its time went into computing (`secs_computed`), pulling
+    (`secs_pulled`), pushing (`secs_pushed`) and crashes or pauses (`secs_down`). `secs_lost` went
+    into computations that were discarded, `secs_waited` into waiting for others, as the protocol
+    says. In `secs_idle` its program did something else, or had ended. Work under way counts once
+    it is done. `worker` is its number.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, protocol=StaleSynchronous(3), compute=Exponential(1.0))
+        report = cluster.run(updates=100)
+        busy = [worker.secs_computed for worker in report.workers]
+        assert len(busy) == 4
     """
 
     worker: int
@@ -49,7 +59,16 @@ class Report:
     training to the last update, if their number was given and has been made; else to its end.
     `applied`, `discarded`, `staleness` and `updates` are those of the server: gradients that a
     restore of its state has undone count in `undone` only, whatever their outcome was. `timeline`
-    is what every worker did when, if the cluster kept it.
+    is what every worker did when, if the cluster kept it. `losses` are those of `Cluster.run`'s
+    `loss`: (virtual seconds, updates, loss). `protocol` is the protocol's repr, `num_workers` the
+    number of `workers`.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, protocol=StaleSynchronous(3), compute=Exponential(1.0))
+        report = cluster.run(updates=100)
+        assert report.updates == 100
+        assert len(report.workers) == 4
     """
 
     protocol: str

@@ -19,7 +19,13 @@ class Span(NamedTuple):
     """What a worker did from one moment to another, in virtual seconds.
 
     `kind` is "compute", "lost" (a discarded computation), "wait" (for others), "pull", "push",
-    "served" (in the server's queue, and by it) or "down".
+    "served" (in the server's queue, and by it) or "down". It lasted from `begin` to `end`.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
+        report = cluster.run(updates=100)
+        assert {span.worker for span in report.timeline.spans} == {0, 1, 2, 3}
     """
 
     worker: int
@@ -29,7 +35,21 @@ class Span(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A gradient that arrived at the server: worker, time, outcome, and the version afterwards."""
+    """A gradient that arrived at the server.
+
+    Args:
+        worker: its number.
+        time: when it arrived, in virtual seconds.
+        outcome: the value of its `Outcome`, such as "applied".
+        staleness: updates between its pull and its push.
+        version: the server's, afterwards.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
+        report = cluster.run(updates=100)
+        assert report.timeline.pushes[0].version == 1
+    """
 
     worker: int
     time: float
@@ -40,7 +60,17 @@ class Push(NamedTuple):
 
 @dataclass(repr=False, eq=False, slots=True)
 class Timeline:
-    """Spans and pushes in order of their ends, if they are kept. The cluster writes it."""
+    """Spans and pushes in order of their ends, if they are kept. The cluster writes it.
+
+    Args:
+        is_kept: whether the cluster keeps them (`keep_timeline`).
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(4, compute=Exponential(1.0), keep_timeline=True)
+        report = cluster.run(updates=100)
+        assert any(span.kind == "compute" for span in report.timeline.spans)
+    """
 
     is_kept: bool = True
     spans: list[Span] = field(default_factory=list)

@@ -26,6 +26,15 @@ async def in_graph(graph: tf.Graph, fn: Callable[..., Any], *args: Any) -> Any:
 
     Raises:
         GraphStackError: `fn` itself held a default graph across an `await`.
+
+    Example:
+        async def build():
+            variable = tf.compat.v1.get_variable("w", initializer=0.0)
+            await anyio.lowlevel.checkpoint()
+            return variable.graph
+
+        graph = tf.Graph()
+        assert await in_graph(graph, build) is graph
     """
     return await Driven(_call(fn, args), graph, lambda: f"{fn!r}")
 
