@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,38 +120,38 @@ class Drawing:
 
 def moments() -> str:
     """When a session calls its hooks."""
-    drawing = Drawing(900, 348, "The moments of a hook")
-    drawing.text(24, 32, "async with MonitoredSession(hooks, creator) as session:", is_code=True)
+    drawing = Drawing(760, 344, "The moments of a hook")
+    drawing.text(20, 32, "async with MonitoredSession(hooks, creator) as session:", is_code=True)
     hooks, raw, error = 70, 172, 262
-    for y, name in ((hooks + 24, "hooks"), (raw + 24, "raw session"), (error + 24, "on an error")):
-        drawing.text(24, y, name, colour=SOFT)
+    for y, name in ((hooks + 23, "hooks"), (raw + 23, "raw session"), (error + 23, "on an error")):
+        drawing.text(20, y, name, colour=SOFT, size=12)
 
     def moment(x: float, width: float, name: str, *, y: float = hooks, bad: bool = False) -> None:
         fill, edge = (PALE_RED, RED) if bad else (PALE_BLUE, BLUE)
-        drawing.box(x, y, width, 38, name, fill=fill, edge=edge, is_code=True)
+        drawing.box(x, y, width, 38, name, fill=fill, edge=edge, is_code=True, size=11)
 
-    drawing.box(356, 50, 296, 176, fill="#eef1f6", edge=EDGE)
-    drawing.text(504, 242, "for each session.run(...)", colour=SOFT, anchor="middle", size=12)
-    moment(112, 62, "begin")
-    moment(196, 146, "after_create_session")
-    moment(368, 92, "before_run")
-    moment(550, 90, "after_run")
-    moment(668, 52, "end")
-    moment(784, 92, "after_close")
-    drawing.box(186, raw, 584, 38, fill=PALE_GREEN, edge=GREEN)
-    drawing.box(464, raw, 82, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff")
-    drawing.text(192, raw + 54, "created, restored", colour=SOFT, size=11)
-    drawing.text(768, raw + 54, "closed", colour=SOFT, size=11, anchor="end")
-    drawing.text(694, hooks + 54, "clean end only", colour=SOFT, size=11, anchor="middle")
-    drawing.line(460, hooks + 38, 480, raw - 2, is_arrow=True)
-    drawing.line(532, raw, 552, hooks + 40, is_arrow=True)
-    drawing.line(504, 248, 504, error - 2, colour=RED, is_arrow=True)
-    moment(468, 92, "on_error", y=error, bad=True)
-    drawing.text(566, error + 16, "last hook first; then side tasks stop,", colour=SOFT, size=11)
-    drawing.text(566, error + 31, "and the raw session is closed", colour=SOFT, size=11)
-    drawing.line(770, error + 12, 828, hooks + 42, colour=RED, is_arrow=True)
+    drawing.box(316, 52, 240, 174, fill="#eef1f6", edge=EDGE)
+    drawing.text(436, 242, "for each session.run(...)", colour=SOFT, anchor="middle", size=12)
+    moment(98, 52, "begin")
+    moment(160, 144, "after_create_session")
+    moment(324, 80, "before_run")
+    moment(476, 72, "after_run")
+    moment(568, 40, "end")
+    moment(656, 84, "after_close")
+    drawing.box(154, raw, 492, 38, fill=PALE_GREEN, edge=GREEN)
+    drawing.box(402, raw, 72, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff")
+    drawing.text(160, raw + 54, "created, restored", colour=SOFT, size=11)
+    drawing.text(644, raw + 54, "closed", colour=SOFT, size=11, anchor="end")
+    drawing.text(588, hooks + 54, "clean end only", colour=SOFT, size=11, anchor="middle")
+    drawing.line(392, hooks + 39, 418, raw - 1, is_arrow=True)
+    drawing.line(458, raw - 1, 484, hooks + 40, is_arrow=True)
+    drawing.line(436, 248, 436, error - 1, colour=RED, is_arrow=True)
+    moment(400, 72, "on_error", y=error, bad=True)
+    drawing.text(480, error + 16, "last hook first; then side tasks stop,", colour=SOFT, size=11)
+    drawing.text(480, error + 31, "and the raw session is closed", colour=SOFT, size=11)
+    drawing.line(680, error + 12, 698, hooks + 40, colour=RED, is_arrow=True)
     drawing.text(
-        24, 330, "Each box is a coroutine that a hook may define. All hooks are called at each "
+        20, 326, "A box is a coroutine that a hook may define. All hooks are called at each "
         "moment, in the order of the list.", colour=SOFT, size=12,
     )  # fmt: skip
     return drawing.svg()
@@ -212,11 +213,13 @@ def trained(num_workers: int, first_step: int, last_step: int, delay: Delay) -> 
 
 def exact_stop() -> str:
     """Four workers near a limit of 200, by the real gate."""
-    limit, num_workers, since = 200, 4, 6.0
+    limit, num_workers = 200, 4
     runs = trained(num_workers, 184, limit, Uniform(0.8, 2.4))
-    end = max(each.ended for each in runs) + 0.6
-    drawing = Drawing(900, 330, "Four workers stop exactly at step 200")
-    left, scale = 110, 760 / (end - since)
+    over = max(each.ended for each in runs)
+    since, end = over - 7.0, over + 0.5
+    drawing = Drawing(760, 322, "Four workers stop exactly at step 200")
+    left, width = 92, 648
+    scale = width / (end - since)
 
     def x(secs: float) -> float:
         return left + (max(secs, since) - since) * scale
@@ -224,13 +227,13 @@ def exact_stop() -> str:
     for worker in range(num_workers):
         y = 52 + 46 * worker
         drawing.text(24, y + 21, f"worker {worker}", colour=SOFT)
-        drawing.line(left, y + 16, left + 760, y + 16, colour=GRID)
+        drawing.line(left, y + 16, left + width, y + 16, colour=GRID)
         for run in (each for each in runs if each.worker == worker):
             is_refused = run.step == 0
-            granted = end - 0.6 if is_refused else run.began
+            granted = over if is_refused else run.began
             if granted > run.asked and granted > since:
-                width = x(granted) - x(run.asked)
-                drawing.box(x(run.asked), y + 4, width, 24, fill=PALE_YELLOW, edge=YELLOW)
+                secs = x(granted) - x(run.asked)
+                drawing.box(x(run.asked), y + 4, secs, 24, fill=PALE_YELLOW, edge=YELLOW)
             if is_refused:
                 drawing.box(x(granted) - 4, y + 2, 8, 28, fill=RED, edge="", radius=2)
             elif run.ended > since:
@@ -239,15 +242,15 @@ def exact_stop() -> str:
     y = 52 + 46 * num_workers + 22
     made = [each for each in runs if each.step and each.ended > since]
     drawing.text(24, y + 5, "step", colour=SOFT)
-    drawing.line(left, y, left + 760, y, colour=SOFT, width=1)
+    drawing.line(left, y, left + width, y, colour=SOFT, width=1)
     for run in made:
         drawing.line(x(run.ended), y - 4, x(run.ended), y + 4, colour=SOFT)
         if run.step % 4 == 0 or run.step == limit - 1:
             drawing.text(x(run.ended), y + 20, str(run.step), size=11, anchor="middle")
     legend(drawing, 24, 308, [
-        (PALE_BLUE, BLUE, "a run, and the step that it makes"),
-        (PALE_YELLOW, YELLOW, "waits: the run could lead beyond 200"),
-        (RED, RED, "refused: the block ends cleanly"),
+        (PALE_BLUE, BLUE, "a run and its step"),
+        (PALE_YELLOW, YELLOW, "waits near the limit"),
+        (RED, RED, "refused: the block ends"),
     ])  # fmt: skip
     drawing.text(24, 30, "StopAtStepHook(last_step=200)", is_code=True)
     return drawing.svg()
@@ -263,13 +266,13 @@ def legend(drawing: Drawing, x: float, y: float, entries: list[tuple[str, str, s
 
 def workers() -> str:
     """Three workers on one event loop, which begin one after the other."""
-    starts, num_steps, unit = [0, 4, 9], 18, 41
-    drawing = Drawing(900, 300, "Three workers on one event loop")
-    left, turn, owners = 116, 0, list[int]()
-    while len(owners) < num_steps:  # those that have begun take turns
-        present = [worker for worker, start in enumerate(starts) if start <= len(owners)]
-        owners.append(present[turn % len(present)])
-        turn += 1
+    starts, num_steps, unit = [0, 4, 9], 18, 35
+    drawing = Drawing(760, 292, "Three workers on one event loop")
+    left, owners, turns = 104, list[int](), deque[int]()
+    for step in range(num_steps):
+        turns.extendleft(worker for worker, start in enumerate(starts) if start == step)
+        owners.append(turns[0])  # one that was woken is the next
+        turns.rotate(-1)
     drawing.text(
         24, 30, "One event loop: one step at a time, and no thread for a worker that waits."
     )
@@ -279,11 +282,9 @@ def workers() -> str:
         drawing.text(24, y + 23, f"worker {worker}", colour=SOFT)
         drawing.line(left, y + 18, left + unit * num_steps, y + 18, colour=GRID)
         if start:
-            text = f"await global_step.wait_for({start})"
+            text = f"await wait_for({start})"
             box = left, y + 6, unit * start - 3, 24
-            drawing.box(*box, fill=PALE_YELLOW, edge=YELLOW)
-            size = min(11.0, box[2] / len(text) / 0.62)
-            drawing.text(left + box[2] / 2, y + 22, text, size=size, anchor="middle", is_code=True)
+            drawing.box(*box, text, fill=PALE_YELLOW, edge=YELLOW, size=11, is_code=True)
         for place in (place for place, owner in enumerate(owners) if owner == worker):
             fill, edge = colours[worker]
             drawing.box(left + unit * place, y, unit - 3, 36, str(place + 1), fill=fill, edge=edge)
@@ -293,8 +294,8 @@ def workers() -> str:
         fill = colours[owner][1]
         drawing.box(left + unit * place, y, unit - 3, 32, fill=fill, edge="", radius=2)
     drawing.text(
-        24, 272, "The numbers are global steps. Worker 1 is woken by step 4, worker 2 by step 9; a "
-        "worker that was woken runs before the next step.", colour=SOFT, size=12,
+        24, 268, "The numbers are global steps. Step 4 wakes worker 1, step 9 wakes worker 2; "
+        "a woken worker runs next.", colour=SOFT, size=12,
     )  # fmt: skip
     return drawing.svg()
 
@@ -320,8 +321,8 @@ def trace() -> str:
     """What six simulated workers did when, as a viewer of traces shows it."""
     report, end = simulated_trace(), 14.0
     assert report.timeline is not None
-    drawing = Drawing(900, 330, "A trace of six simulated workers")
-    left, scale, top = 104, 772 / end, 34
+    drawing = Drawing(760, 330, "A trace of six simulated workers")
+    left, scale, top = 92, 648 / end, 34
     for secs in range(0, int(end) + 1, 2):
         drawing.line(left + secs * scale, top, left + secs * scale, 286, colour=GRID)
         drawing.text(left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT)
@@ -354,7 +355,7 @@ ROOM = re.compile(r"^    (\S(?: ?\S)*)  +(\S.*)$", re.MULTILINE)
 def rooms() -> str:
     """The rooms of the package, from its own docstring."""
     rows = ROOM.findall(asynchooks.__doc__ or "")
-    drawing = Drawing(900, 58 + 40 * len(rows) + 34, "The rooms of the package")
+    drawing = Drawing(760, 58 + 40 * len(rows) + 34, "The rooms of the package")
     drawing.text(24, 32, "Each room imports only what stands below it, or to the right of it.")
     fills = [
         ("#e6dff5", PURPLE), (PALE_YELLOW, YELLOW), (PALE_BLUE, BLUE), (PALE_GREEN, GREEN),
@@ -367,7 +368,7 @@ def rooms() -> str:
             width = 22 + 7.6 * len(name)
             drawing.box(x, y, width, 30, name, fill=fill, edge=edge, is_code=True)
             x += width + 8
-        drawing.text(408, y + 20, what, size=12.5, colour=SOFT)
+        drawing.text(372, y + 20, what, size=11.5, colour=SOFT)
     y = 50 + 40 * len(rows) + 16
     drawing.text(
         24, y, "A reader starts in _session.py: MonitoredSession.run.", colour=SOFT, size=12
@@ -426,7 +427,7 @@ def loss_by_protocol() -> str:
         "path.simplify": False,
     }  # fmt: skip
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(8.4, 3.9), layout="constrained", facecolor=CARD)
+        figure = Figure(figsize=(7.8, 3.7), layout="constrained", facecolor=CARD)
         axes = figure.subplots()
         axes.set_facecolor(CARD)
         for name, (rate, report) in losses().items():
