@@ -38,7 +38,7 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     cells = [each for each in notebook["cells"] if each["cell_type"] == "code"]
     assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
-    lines = "".join(line for each in cells for line in each["source"]).splitlines()
+    lines = [line.rstrip("\n") for each in cells for line in each["source"]]
     assert max(map(len, lines)) <= 84
 
 
