@@ -1,7 +1,7 @@
-"""The code of the README and of the site's pages, run, with what it prints.
+"""The code of the README and of the site's pages, run, with what it prints; their links and words.
 
 All Python blocks of a page run in order, in one namespace, in a directory of their own; a text
-block straight after one is its exact output. Comments on a page's first lines are its options:
+block straight after one is its exact output. Comments on lines of their own are a page's options:
 `<!-- tests: faults -->` is a marker, `<!-- needs: torch, jax -->` what has to be installed.
 """
 
@@ -11,19 +11,36 @@ import contextlib
 import gc
 import importlib.util
 import io
+import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from asynchooks.cli import main
+
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.M | re.S)
+COMMAND = re.compile(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", re.M | re.S)
 SCRIPT = re.compile(r"# (\S+), for: asynchooks (launch .*)\n")
 OPTION = re.compile(r"^<!-- (tests|needs): (.*) -->$", re.M)
+FENCED = re.compile(r"^( *)(```+|:::+).*?^\1\2[`:]*$", re.M | re.S)
+LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
+FORBIDDEN = re.compile(r"\b(whoever|nobody|somebody|anew)\b", re.I)
+MAX_WORDS = 35
+
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts),
+]
 
 
 class Block(NamedTuple):
@@ -32,6 +49,15 @@ class Block(NamedTuple):
     line: int
     code: str
     output: str | None
+
+
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def find_blocks(text: str) -> list[Block]:
@@ -47,16 +73,78 @@ def options(text: str) -> dict[str, list[str]]:
 
 def pages() -> list[object]:
     found = []
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        if "_build" in path.parts or not find_blocks(text):
+    for path in PAGES:
+        text = read(path)
+        if not find_blocks(text):
             continue
         marks = [getattr(pytest.mark, name) for name in options(text).get("tests", [])]
         if "tensorflow" in "".join(block.code for block in find_blocks(text)):
             marks.append(pytest.mark.tensorflow)
-        name = path.relative_to(ROOT).as_posix()
-        found.append(pytest.param(path, id=name, marks=[*marks, pytest.mark.timeout(300)]))
+        marks.append(pytest.mark.timeout(300))
+        found.append(pytest.param(path, id=name_of(path), marks=marks))
     return found
+
+
+def commands() -> list[object]:
+    return [
+        pytest.param(
+            *found,
+            id=f"{name_of(path)}-{found[0].split()[1]}",
+            marks=[pytest.mark.faults] if found[0].startswith("asynchooks launch") else [],
+        )
+        for path in PAGES
+        for found in COMMAND.findall(read(path))
+    ]
+
+
+def prose(text: str) -> str:
+    """The page without blocks of code; pieces of code within a line are one word."""
+    text = re.sub(r"<!--.*?-->", "", FENCED.sub("", text), flags=re.S)
+    return re.sub(r"`[^`\n]+`", "code", text)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of paragraphs and lists, without headings and tables, links as their text."""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose(text))
+    text = re.sub(r"^(#.*|\|.*)$", "", text, flags=re.M)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        yield from re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What links may name after `#`: headings as GitHub and MyST write them."""
+    found: list[str] = []
+    for heading in HEADING.findall(FENCED.sub("", read(path))):
+        text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found.append(re.sub(r"[^\w\- ]", "", text).replace(" ", "-"))
+    repeated = {f"{each}-{found[:i].count(each)}" for i, each in enumerate(found)}
+    return frozenset(found) | repeated
+
+
+def broken_links(path: Path) -> Iterator[str]:
+    for link in LINK.findall(prose(read(path))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not target.exists() or not target.is_relative_to(ROOT):
+            yield link
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield link
+
+
+@contextlib.contextmanager
+def own_logging() -> Iterator[None]:
+    """Forget the handlers that a page's code installs: they write to what a test captured."""
+    loggers = [logging.getLogger(), logging.getLogger("asynchooks")]
+    before = [(each, each.level, list(each.handlers)) for each in loggers]
+    try:
+        yield
+    finally:
+        for logger, level, handlers in before:
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
 
 
 def check_launched(block: Block, name: str, command: str) -> None:
@@ -78,7 +166,7 @@ def check_launched(block: Block, name: str, command: str) -> None:
 def test_page_prints_what_it_shows(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = path.read_text(encoding="utf-8")
+    text = read(path)
     for package in options(text).get("needs", []):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -89,17 +177,53 @@ def test_page_prints_what_it_shows(
     gc.collect()
     gc.freeze()
     try:
-        for block in find_blocks(text):
-            script = SCRIPT.match(block.code)
-            if script is not None:
-                check_launched(block, *script.groups())
-                continue
-            printed = io.StringIO()
-            # empty lines in front: an error then names the page's own line
-            code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
-            with contextlib.redirect_stdout(printed):
-                exec(code, namespace)
-            if block.output is not None:
-                assert printed.getvalue() == block.output, f"line {block.line}"
+        with own_logging():
+            for block in find_blocks(text):
+                script = SCRIPT.match(block.code)
+                if script is not None:
+                    check_launched(block, *script.groups())
+                    continue
+                printed = io.StringIO()
+                # empty lines in front: an error then names the page's own line
+                code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
+                with contextlib.redirect_stdout(printed):
+                    exec(code, namespace)
+                if block.output is not None:
+                    assert printed.getvalue() == block.output, f"line {block.line}"
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(("command", "output"), commands())
+def test_command_prints_what_the_page_shows(
+    command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("rich")
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)[1:]) == 0
+    # the table fills its lines with spaces
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == output.splitlines()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
+    assert list(broken_links(path)) == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_page_is_in_plain_words(path: Path) -> None:
+    if not path.exists():
+        pytest.skip(f"there is no {path.name}")
+    lines = read(path).splitlines()
+    assert [line for line in lines if FORBIDDEN.search(line)] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.name == "README.md" or "tutorial" in path.parts],
+    ids=name_of,
+)
+def test_sentences_are_short(path: Path) -> None:
+    assert [each for each in sentences(read(path)) if len(each.split()) > MAX_WORDS] == []
