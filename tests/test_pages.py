@@ -33,6 +33,7 @@ SCRIPT = re.compile(r"# (\S+), for: asynchooks (launch .*)\n")
 OPTION = re.compile(r"^<!-- (tests|needs): (.*) -->$", re.M)
 FENCED = re.compile(r"^( *)(```+|:::+).*?^\1\2[`:]*$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
+TARGET = re.compile(r"^\[[^\]]+\]: (\S+)$", re.M)
 HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
 FORBIDDEN = re.compile(r"\b(whoever|nobody|somebody|anew)\b", re.I)
 MAX_WORDS = 35
@@ -105,7 +106,7 @@ def prose(text: str) -> str:
 
 def sentences(text: str) -> Iterator[str]:
     """The sentences of paragraphs and lists, without headings and tables, links as their text."""
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose(text))
+    text = re.sub(r"!?\[([^\]]*)\](\([^)]*\)|\[[^\]]*\])", r"\1", TARGET.sub("", prose(text)))
     text = re.sub(r"^(#.*|\|.*)$", "", text, flags=re.M)
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
         yield from re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
@@ -123,14 +124,16 @@ def anchors(path: Path) -> frozenset[str]:
 
 
 def broken_links(path: Path) -> Iterator[str]:
-    for link in LINK.findall(prose(read(path))):
+    text = prose(read(path))
+    for link in LINK.findall(text) + TARGET.findall(text):
         if re.match(r"[a-z]+:", link):
             continue
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path
-        if not target.exists() or not target.is_relative_to(ROOT):
-            yield link
-        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+        is_there = target.exists() and target.is_relative_to(ROOT)
+        if is_there and anchor and target.suffix == ".md":
+            is_there = anchor in anchors(target)
+        if not is_there:
             yield link
 
 
@@ -177,19 +180,19 @@ def test_page_prints_what_it_shows(
     gc.collect()
     gc.freeze()
     try:
-        with own_logging():
+        # one stream for all blocks: a handler of logs that one installs serves the later ones, too
+        with own_logging(), contextlib.redirect_stdout(io.StringIO()) as printed:
             for block in find_blocks(text):
                 script = SCRIPT.match(block.code)
                 if script is not None:
                     check_launched(block, *script.groups())
                     continue
-                printed = io.StringIO()
+                begin = printed.tell()
                 # empty lines in front: an error then names the page's own line
                 code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
-                with contextlib.redirect_stdout(printed):
-                    exec(code, namespace)
+                exec(code, namespace)
                 if block.output is not None:
-                    assert printed.getvalue() == block.output, f"line {block.line}"
+                    assert printed.getvalue()[begin:] == block.output, f"line {block.line}"
     finally:
         gc.unfreeze()
 

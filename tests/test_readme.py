@@ -5,11 +5,12 @@ Its code, links and words are tested with those of the other pages, in test_page
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from .test_pages import BLOCK
+from .test_pages import BLOCK, TARGET, prose
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,6 +34,15 @@ def test_first_screen_holds_a_complete_example_with_its_output() -> None:
     assert found is not None
     assert found[2] is not None
     assert README.count("\n", 0, found.end()) <= FIRST_SCREEN
+
+
+def test_each_link_has_a_target_in_the_list_at_the_end() -> None:
+    text = prose(README)
+    used = re.findall(r"\[([^\]]+)\](?:\[([^\]]+)\])?", TARGET.sub("", text))
+    defined = re.findall(r"^\[([^\]]+)\]: ", text, re.M)
+    assert {" ".join((label or shown).lower().split()) for shown, label in used} == {
+        each.lower() for each in defined
+    }
 
 
 @pytest.mark.parametrize("command", [QUICKSTART_COMMAND, TEST_COMMAND])
