@@ -4,6 +4,9 @@ The variables and the global step live on the ps. Each process that trains build
 itself and lends one session, on its own server, to its workers. The workers of all processes take
 turns to join, and training stops exactly at LAST_STEP, wherever the last step is made. TF_CONFIG
 tells each process which task it is: `asynchooks launch` sets it on one machine, you on several.
+
+Each process that trains prints at which steps its workers began and how many they ran; the chief
+prints the accuracy, too. The chief's log shows the workers that wait, and the speed.
 """
 
 from __future__ import annotations

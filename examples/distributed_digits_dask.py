@@ -5,6 +5,8 @@ network and pushes it. Worker i joins at step int(K * log(i + 1)), and training 
 the last step. It runs on the cluster at DASK_SCHEDULER_ADDRESS with ASYNCHOOKS_NUM_WORKERS Dask
 workers, which `asynchooks launch --engine dask --workers 3 --workers-per-process 4` sets, or starts
 one on this machine.
+
+It prints the number of sessions, the steps of each session by process, and the accuracy.
 """
 
 from __future__ import annotations
@@ -102,6 +104,7 @@ async def main(protocol_name: str, last_step: int, k: float, num_processes: int)
         places = await client.nthreads()  # by Dask worker: one session for each of its threads
         ends = [0, *accumulate(places.values())]
         protocol = parse_protocol(protocol_name, ends[-1])
+        print(f"{ends[-1]} sessions in {len(places)} processes train by {protocol}", flush=True)
         server = await stack.enter_async_context(host_parameter_server(
             client, first, protocol, num_workers=ends[-1], learning_rate=staleness_aware(0.4)
         ))  # fmt: skip

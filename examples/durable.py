@@ -4,6 +4,9 @@ A softmax regression in NumPy learns real handwritten digits. Checkpoints are wr
 steps, evaluation runs between them, and training ends when the accuracy no longer gets better,
 with the best weights. Started again, it goes on from the newest intact checkpoint, data position
 and all. Remove the directory to start from scratch.
+
+It prints where the checkpoints are, the step at which training begins, a line for each evaluation,
+why training stopped, and the accuracy of the best weights.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ async def main(directory: str, last_step: int) -> None:
     model = Softmax()
 
     async def evaluate(session: Any, step: int) -> dict[str, float]:
-        return {"accuracy": model.accuracy(test_x, test_y)}
+        value = model.accuracy(test_x, test_y)
+        print(f"step {step:4d}: test accuracy {value:.4f}", flush=True)
+        return {"accuracy": value}
 
     evaluation = ah.EvaluationHook(evaluate, every_n_steps=100, mode=ah.Evaluate.EXCLUSIVE)
     accuracy = evaluation.metric("accuracy")
@@ -92,8 +97,9 @@ async def main(directory: str, last_step: int) -> None:
             metric=accuracy,
         ),
     ]
+    print(f"checkpoints are kept in {directory!r}; interrupt it, and start it again", flush=True)
     async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(model.step)) as session:
-        print(f"training begins at step {session.global_step.value}")
+        print(f"training begins at step {session.global_step.value}", flush=True)
         while not session.should_stop():
             await session.run("loss")
     print(f"stopped by {session.stop_reason}")

@@ -3,6 +3,8 @@
 Workers that all begin at once push as many gradients of one and the same start, and the parameters
 overshoot. Here each waits by GlobalStepWaiterHook, as in real training; only time is simulated. A
 quadratic with noise is trained.
+
+It prints a row for each K: when all workers train, the highest and the last loss, and the time.
 """
 
 from __future__ import annotations
@@ -51,13 +53,15 @@ def train(k: float, seed: int, backend: Any) -> tuple[Report, list[float]]:
 
 
 def main(seed: int, backend: str) -> None:
+    print(f"{NUM_WORKERS} workers make {UPDATES} updates in virtual time, for each K", flush=True)
     print("  K   all workers train after   highest loss   last loss   virtual seconds")
     for k in (0.0, 20.0, 80.0, 160.0):
         report, begun = train(k, seed, backend)
         losses = [value for _, _, value in report.losses]
         print(
             f"{k:3.0f} {max(begun):21.1f} s {max(losses):16.2f} {np.mean(losses[-100:]):11.3f} "
-            f"{report.secs:17.1f}"
+            f"{report.secs:17.1f}",
+            flush=True,
         )
     print("A gradual start takes its time, and keeps the first steps from overshooting.")
 

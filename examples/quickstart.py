@@ -2,6 +2,9 @@
 
 They share one TensorFlow session. Worker i joins when the global step is int(K * log(i + 1));
 until then it is suspended in an `await`: nothing polls. Training stops exactly at LAST_STEP.
+
+The log shows the workers that wait, and the speed. At the end it prints where each worker started,
+how many steps it ran, and the accuracy on digits that were not trained on.
 """
 
 from __future__ import annotations
@@ -91,6 +94,7 @@ async def main(seed: int = 0) -> list[Report]:
                 feeds = {model.pixels: pixels[rows], model.labels: labels[rows]}
                 await session.run(model.train_op, feeds)
 
+    print(f"{NUM_WORKERS} workers train one network, to step {LAST_STEP}", flush=True)
     begun = time.perf_counter()
     async with anyio.create_task_group() as group:
         for i in range(NUM_WORKERS):

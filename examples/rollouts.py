@@ -4,6 +4,9 @@ The game is a corridor of ten cells: walk from the left end to the right one wit
 play with the newest policy and send whole episodes; the learner takes them in batches and improves
 the policy (REINFORCE, in NumPy). Every move of an actor waits, as for a game server; the learner
 goes on meanwhile. With --crash one actor fails: training stops at once, and its error leaves.
+
+The log shows the return and the length of episodes, and what share of the time the learner waited.
+At the end it prints the moves of the last episodes; the shortest way has 9.
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ async def main(last_step: int, crash: bool) -> None:
         ah.DataWaitHook(source, every_n_steps=50),
     ]
     outputs: dict[str, float] = {}
+    print(f"{NUM_ACTORS} actors play while one learner makes {last_step} steps", flush=True)
     async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(policy.learn)) as session:
         for seed in range(NUM_ACTORS):
             actor = Actor(policy, seed, 40 if crash and seed == 3 else None)

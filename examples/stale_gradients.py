@@ -3,6 +3,8 @@
 P workers train asynchronously on a quadratic in virtual time, with exponential times. In the mean
 their parameters move as those of one worker with momentum 1 - 1/P and the learning rate / P.
 Source: Mitliagkas et al. 2016, "Asynchrony begets Momentum, with an Application to Deep Learning".
+
+It prints two rows for each number of workers: the simulated path, and that with momentum.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def with_momentum(num_workers: int) -> list[float]:
 
 
 def main(seed: int) -> None:
+    print(f"the mean of {RUNS} simulated runs beside one worker with momentum", flush=True)
     print("workers  momentum  x after updates:" + "".join(f"{each:8d}" for each in SHOWN))
     for num_workers in (1, 4, 8):
         momentum = 1 - 1 / num_workers
@@ -50,7 +53,7 @@ def main(seed: int) -> None:
         paths["momentum"] = with_momentum(num_workers)
         for name, values in paths.items():
             cells = "".join(f"{values[each]:8.3f}" for each in SHOWN)
-            print(f"{num_workers:7d} {momentum:9.3f}  {name:16s}{cells}")
+            print(f"{num_workers:7d} {momentum:9.3f}  {name:16s}{cells}", flush=True)
     print("The more workers, the more momentum: their mean path is that of one worker with it.")
 
 

@@ -4,6 +4,9 @@ The pipeline shuffles handwritten digits, moves them about at random, and batche
 that tf.data has for it. It is made outside of the graph, in TensorFlow's eager mode; the session
 gets what comes out of it. Interrupted and started again, training goes on with the next batch:
 the position in the data is saved with the model.
+
+It prints the step at which training begins, and the accuracy; the log shows the loss, and what
+share of the time training waited for data.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ async def main(last_step: int, directory: str) -> None:
         ]
         creator = ah.ChiefSessionCreator(checkpoint_dir=directory)
         async with ah.MonitoredSession(hooks, creator) as session:
+            print(f"training begins at step {session.global_step.value}", flush=True)
             while not session.should_stop():
                 await session.run(train_op)
             feed = {names["image"]: tests[..., None], names["label"]: test_labels}

@@ -2,6 +2,9 @@
 
 Each worker computes real gradients, in about a second of virtual time each; now and then one
 straggles. All protocols are given the same virtual time.
+
+It prints a row for each protocol as soon as it has run: updates, staleness, the share of time that
+workers waited, and the loss. With --plot it draws the losses.
 """
 
 from __future__ import annotations
@@ -58,15 +61,19 @@ def draw(reports: dict[str, Report], path: str) -> None:
 
 
 def main(secs: float, seed: int, plot: str | None) -> None:
-    print("protocol     updates  updates/s  mean staleness  waited   loss")
-    reports = {name: train(name, rate, secs, seed) for name, rate in PROTOCOLS}
-    for name, report in reports.items():
+    print(f"{NUM_WORKERS} workers, {secs:g} virtual seconds for each protocol", flush=True)
+    print("protocol     updates  updates/s  mean staleness  waited   loss", flush=True)
+    reports = {}
+    for name, rate in PROTOCOLS:
+        report = reports[name] = train(name, rate, secs, seed)
         row = report.summary_row()
-        print(f"{name:10s} {report.updates:9d} {report.updates_per_second:10.1f}", end=" ")
-        print(f"{report.mean_staleness:15.1f} {row['share_waited']:7.0%} {row['loss']:6.3f}")
-    print("Who waits for the slowest of many makes few updates; who never waits, stale ones.")
+        shown = f"{name:10s} {report.updates:9d} {report.updates_per_second:10.1f}"
+        shown += f" {report.mean_staleness:15.1f} {row['share_waited']:7.0%} {row['loss']:6.3f}"
+        print(shown, flush=True)
+    print("Waiting for the slowest of many means few updates; never waiting, stale gradients.")
     if plot is not None:
         draw(reports, plot)
+        print(f"the losses are drawn in {plot}")
 
 
 if __name__ == "__main__":

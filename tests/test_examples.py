@@ -93,11 +93,86 @@ def test_the_durable_example_resumes_and_ends_as_an_uninterrupted_one(
     first = run_example("durable.py", str(tmp_path / "parts"), "--last-step", "250", *options)
     rest = run_example("durable.py", str(tmp_path / "parts"), *options)
 
-    assert whole.startswith("training begins at step 0\nstopped by EarlyStoppingHook")
+    assert "interrupt it, and start it again\ntraining begins at step 0\nstep  100: " in whole
     assert "stopped by the limit: global_step is at 250 of 250\n" in first
-    assert rest.startswith("training begins at step 250\n")
-    assert rest.splitlines()[1:] == whole.splitlines()[1:]
+    assert "\ntraining begins at step 250\nstep  300: " in rest
+    # evaluations of the first part come before; from there on both print the same
+    assert rest.splitlines()[2:] == whole.splitlines()[4:]
+    assert "\nstopped by EarlyStoppingHook: no better than " in whole
     assert float(whole.rpartition(" ")[2]) >= 0.95
+
+
+def test_every_example_is_in_the_readme_of_the_examples() -> None:
+    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    names = [path.name for path in sorted((ROOT / "examples").glob("*.py"))]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_four_workers_train_one_pytorch_module_and_stop_early(backend: str, tmp_path: Path) -> None:
+    for module in ("torch", "sklearn"):
+        pytest.importorskip(module)
+    directory, options = str(tmp_path / "digits"), ("--backend", backend)
+
+    first = run_example("pytorch_digits.py", directory, "--last-step", "120", *options)
+    rest = run_example("pytorch_digits.py", directory, *options)
+
+    assert "\ntraining begins at step 0\nstep   50: " in first
+    assert "\nstopped by the limit: global_step is at 120 of 120\n" in first
+    assert "\ntraining begins at step 120\n" in rest
+    assert "\nstopped by EarlyStoppingHook: no better than " in rest
+    counts = re.search(r"^the workers ran \[(.*)\] steps$", first, re.MULTILINE)
+    assert counts is not None, first
+    assert sum(int(each) for each in counts[1].split(", ")) == 120
+    assert all(int(each) > 0 for each in counts[1].split(", "))
+    end = re.search(r"^test accuracy ([\d.]+), with the weights of step \d+$", rest, re.MULTILINE)
+    assert end is not None, rest
+    assert float(end[1]) >= 0.95
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_jax_learns_digits_and_resumes_with_the_same_bits(backend: str, tmp_path: Path) -> None:
+    for module in ("jax", "sklearn"):
+        pytest.importorskip(module)
+    options = ("--backend", backend)
+
+    whole = run_example("jax_digits.py", str(tmp_path / "whole"), *options)
+    first = run_example("jax_digits.py", str(tmp_path / "parts"), "--last-step", "250", *options)
+    rest = run_example("jax_digits.py", str(tmp_path / "parts"), *options)
+
+    assert "\ntraining begins at step 0\nstep  100: " in first
+    assert "\ntraining begins at step 250\n" in rest
+    assert rest.splitlines()[2:] == whole.splitlines()[4:]
+    end = re.search(r"^test accuracy ([\d.]+) after 1000 steps$", whole, re.MULTILINE)
+    assert end is not None, whole
+    assert float(end[1]) >= 0.95
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_successive_halving_finds_a_good_setting_with_few_steps(backend: str) -> None:
+    pytest.importorskip("sklearn")
+
+    printed = run_example("successive_halving.py", "--backend", backend)
+
+    rungs = re.findall(r"^at step +(\d+) (\d+) of (\d+) go on; the best: ", printed, re.MULTILINE)
+    assert rungs == [("50", "9", "27"), ("150", "3", "9")]
+    end = re.search(
+        r"^the winner: .*, accuracy ([\d.]+)\n(\d+) steps, instead", printed, re.MULTILINE
+    )
+    assert end is not None, printed
+    assert float(end[1]) >= 0.95
+    assert int(end[2]) == 18 * 50 + 6 * 150 + 3 * 450
+    rows = re.findall(
+        r"^ +(\d) +(waits|goes on) +([\d.]+) +([\d.]+) +(\d+) ", printed, re.MULTILINE
+    )
+    assert [(int(eta), rule) for eta, rule, *_ in rows] == [
+        (eta, rule) for eta in (2, 3, 9) for rule in ("waits", "goes on")
+    ]
+    hours = [float(row[2]) for row in rows]
+    steps = [int(row[4]) for row in rows]
+    for k in (0, 2, 4):  # what does not wait ends sooner, or makes more steps
+        assert hours[k + 1] <= hours[k]
+        assert steps[k + 1] >= steps[k]
 
 
 @pytest.mark.tensorflow
@@ -109,7 +184,7 @@ def test_shards_over_http_are_fetched_again_and_train_a_model(backend: str) -> N
     printed = run_example("http_shards.py", "--epochs", "8", "--backend", backend)
 
     # every row of every epoch, although the server refused and cut: 8 * 1797 = 224 * 64 + 40
-    assert re.match(r"prefetch: 225 items, 7,475,520 bytes; ", printed), printed
+    assert "\nprefetch: 225 items, 7,475,520 bytes; " in printed
     end = re.search(r"225 steps, training accuracy ([\d.]+) over the last 20", printed)
     assert end is not None, printed
     assert float(end[1]) >= 0.9
