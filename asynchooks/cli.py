@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 from ._cli import launch, simulate
 from ._errors import SimulationError
-from ._version import version
+from ._version import __version__
 
 INTERRUPTED = 130
 """A shell's exit code of a process that Ctrl-C ended: 128 and the number of the signal."""
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(
         prog="asynchooks", description="Monitored training sessions and hooks for async/await."
     )
-    parser.add_argument("--version", action="version", version=f"asynchooks {version()}")
+    parser.add_argument("--version", action="version", version=f"asynchooks {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.SUMMARY, description=module.DESCRIPTION)

@@ -12,13 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import asynchooks
 from asynchooks._cli import launch as launch_command
 from asynchooks.cli import main
 from asynchooks.protocols import StaleSynchronous
@@ -340,7 +340,7 @@ def test_on_a_terminal_progress_is_shown_and_ctrl_c_ends_it_with_130(backend: st
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert capsys.readouterr().out == f"asynchooks {version('asynchooks')}\n"
+    assert capsys.readouterr().out == f"asynchooks {asynchooks.__version__}\n"
 
 
 @pytest.fixture

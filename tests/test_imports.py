@@ -7,7 +7,6 @@ import importlib
 import re
 import subprocess
 import sys
-import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -153,11 +152,6 @@ def test_dir_of_asynchooks_shows_what_is_public() -> None:
 def test_the_package_for_tensorflow_is_an_attribute_too() -> None:
     pytest.importorskip("tensorflow")
     assert dir(asynchooks.tf) == sorted(asynchooks.tf.__all__)
-
-
-def test_the_version_is_that_of_the_project() -> None:
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    assert asynchooks.__version__ == project["version"]
 
 
 def test_every_public_name_is_there_and_documented() -> None:

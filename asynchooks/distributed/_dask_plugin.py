@@ -15,7 +15,7 @@ from typing import Any
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from .._version import version as own_version
+from .._version import __version__
 from ._membership import Member
 from .dask._training import Training, request_of
 
@@ -52,9 +52,8 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask has no types
         request: dict[str, Any],
     ) -> Any:
         """Serve one process until its connection ends."""
-        here = own_version()
-        if version != here:
-            await comm.write({"version": here})
+        if version != __version__:
+            await comm.write({"version": __version__})
             return Status.dont_reply
         state = self.trainings.get(training)
         if state is None:
@@ -62,7 +61,7 @@ class StepPlugin(SchedulerPlugin):  # type: ignore[misc]  # Dask has no types
         news = asyncio.Event()
         member = state.join(Member(uid, news.set, lease_secs / interval_secs), request_of(request))
         try:
-            await comm.write({"version": here, **state.news(member)})
+            await comm.write({"version": __version__, **state.news(member)})
             async with asyncio.TaskGroup() as group:
                 group.create_task(_send_news(comm, state, member, news))
                 group.create_task(_watch(comm, member, interval_secs))

@@ -19,7 +19,7 @@ from distributed.comm import connect
 from ..._engine.current import now
 from ..._errors import StepUnreachableError
 from ..._step.source import SourceState
-from ..._version import version
+from ..._version import __version__
 from .._dask_plugin import FOLLOW, STATISTICS, StepPlugin
 from ._loop import running_loop
 from ._source import Action, DaskSource
@@ -178,7 +178,7 @@ class DaskStream:
             {
                 "op": FOLLOW,
                 "training": self._training,
-                "version": version(),
+                "version": __version__,
                 "uid": self._source.uid,
                 "interval_secs": self._interval_secs,
                 "lease_secs": self._lease_secs,
@@ -196,9 +196,9 @@ class DaskStream:
                 "plugins from clients, start it with `dask scheduler --preload "
                 "asynchooks.distributed._dask_plugin`"
             ) from refusal
-        if welcome["version"] != version():
+        if welcome["version"] != __version__:
             raise RuntimeError(
-                f"{where} runs asynchooks {welcome['version']}, this process {version()}; "
+                f"{where} runs asynchooks {welcome['version']}, this process {__version__}; "
                 "install the same version in both places and start the scheduler again"
             )
 

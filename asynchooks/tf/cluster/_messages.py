@@ -21,7 +21,7 @@ from ..._engine.base import Slot
 from ..._engine.current import current_engine
 from ..._engine.threads import Outcome, run_blocking
 from ..._errors import ClusterError
-from ..._version import version
+from ..._version import __version__
 from ..graph._default_graph import run_in_graph
 from ._heartbeat import Heartbeat
 from ._spec import differences
@@ -159,10 +159,10 @@ def _compare(name: str, ps: str, addresses: dict[str, str], found: dict[str, Any
         )
     if there != ps:
         raise ClusterError(f"{name} found {there} at {addresses[ps]}; start {ps} there")
-    if found.get("version") != version():
+    if found.get("version") != __version__:
         raise ClusterError(
             f"{ps} at {addresses[ps]} runs asynchooks {found.get('version')}, {name} "
-            f"{version()}; install the same version for both"
+            f"{__version__}; install the same version for both"
         )
 
 

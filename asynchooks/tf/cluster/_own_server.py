@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from ..._errors import ClusterError
-from ..._version import version
+from ..._version import __version__
 from ._messages import write_task
 from ._spec import split_address
 
@@ -49,7 +49,7 @@ class Servers:
         Raises ClusterError if it cannot listen there.
         """
         address = addresses[name]
-        task = {"task": name, "cluster": addresses, "version": version()}
+        task = {"task": name, "cluster": addresses, "version": __version__}
         text = json.dumps(task, sort_keys=True)
         key = (os.getpid(), address)
         with cls._guard:
