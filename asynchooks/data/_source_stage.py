@@ -44,7 +44,20 @@ class Passes:
 
     def __init__(self) -> None:
         self.first: OwnState | None = None
+        self._unread: OwnState | None = None  # a position that was loaded, and not read from yet
         self._last: Any = None
+
+    def load(self, state: OwnState | None) -> None:
+        self._unread = state
+
+    def take_unread(self, saved: OwnState | None) -> Any:
+        """The state with which a pass is begun and left, before one begins from `saved`; or None.
+
+        A pass that was restored behind its last item, as `take` may do, reads nothing, and the
+        source goes on from there in the next pass.
+        """
+        unread, self._unread = self._unread, None
+        return unread.value if unread is not None and saved is None else None
 
     def begin(
         self, loaded: OwnState | None, current: Callable[[], Any], is_whole: bool = True

@@ -177,6 +177,10 @@ class AsyncSource(SourceStage):
         if self._stateful is None:
             return self._source.__aiter__()
         saved = self._position.saved
+        unread = self._passes.take_unread(saved)
+        if unread is not None:
+            self._stateful.load_state_dict(unread)
+            self._source.__aiter__()  # nothing of it runs before its first item
         if saved is not None:
             self._is_at_beginning = saved.begins
             self._stateful.load_state_dict(saved.value)
@@ -295,6 +299,7 @@ class AsyncSource(SourceStage):
             self._position.begin = self._num_to_pass = saved_count(state["items"])
         else:
             self._position.saved = OwnState.decoded(state)
+            self._passes.load(self._position.saved)
 
     def __repr__(self) -> str:
         return repr(self._source)

@@ -78,6 +78,7 @@ class ThreadSource(SourceStage):
         super()._load(state)
         if "state" not in state and not (self._position.begin or any(self._epoch)):
             self._position.saved = self._opener.passes.first  # it may have moved since
+        self._opener.passes.load(self._position.saved)
 
     def __repr__(self) -> str:
         return repr(self._opener)
@@ -93,6 +94,11 @@ class _Reading(SourcePosition):
 
     def open(self) -> Opened:
         saved = self.saved
+        unread = self._opener.passes.take_unread(saved)
+        if unread is not None:
+            close = getattr(self._opener.open(0, unread).iterator, "close", None)
+            if callable(close):
+                close()
         opened = self._opener.open(self.begin, None if saved is None else saved.value)
         for place in range(opened.num_to_pass):
             if next(opened.iterator, self) is self:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio.lowlevel
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from asynchooks import FeedHook, InputError, InputStateError, MonitoredSession, PreemptionError
@@ -68,6 +68,20 @@ async def _whole(recipe: Recipe) -> list[Any]:
         raise
 
 
+@pytest.mark.parametrize("make", [Epochs, AsyncEpochs])
+async def test_a_restore_where_take_ended_a_pass_begins_the_next_pass(
+    make: type[Epochs],
+) -> None:
+    def passes_of_two() -> Stage[int]:
+        return take(repeat(take(make(4, "at iter"), 2)), 7)
+
+    whole = await read_all(passes_of_two())
+    assert whole == [0, 1, 10, 11, 20, 21, 30]
+    for first in range(8):
+        lives = [(passes_of_two(), first), (passes_of_two(), 8)]
+        assert await read_in_lives(*lives, reads_ahead=False) == whole
+
+
 @prop
 @given(
     recipe=recipes,
@@ -75,6 +89,14 @@ async def _whole(recipe: Recipe) -> list[Any]:
     second=st.integers(0, 10),
     variation=st.integers(0, 3),
     trim_every=st.sampled_from([1, 3, 256]),
+)
+@example(
+    # a pass that ends by `take`, and whose source goes on from there in the next
+    recipe=("take", ("repeat", ("take", ("leaf", "stateful, the same again", 2), 1), None), 2),
+    first=0,
+    second=1,
+    variation=0,
+    trim_every=256,
 )
 async def test_first_items_and_those_after_each_restore_are_the_whole(
     recipe: Recipe, first: int, second: int, variation: int, trim_every: int
