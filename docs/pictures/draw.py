@@ -142,14 +142,14 @@ def moments() -> str:
     drawing.box(402, raw, 72, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff")
     drawing.text(160, raw + 54, "created, restored", colour=SOFT, size=11)
     drawing.text(644, raw + 54, "closed", colour=SOFT, size=11, anchor="end")
-    drawing.text(588, hooks + 54, "clean end only", colour=SOFT, size=11, anchor="middle")
+    drawing.text(562, hooks + 54, "clean end only", colour=SOFT, size=11)
     drawing.line(392, hooks + 39, 418, raw - 1, is_arrow=True)
     drawing.line(458, raw - 1, 484, hooks + 40, is_arrow=True)
     drawing.line(436, 248, 436, error - 1, colour=RED, is_arrow=True)
     moment(400, 72, "on_error", y=error, bad=True)
     drawing.text(480, error + 16, "last hook first; then side tasks stop,", colour=SOFT, size=11)
     drawing.text(480, error + 31, "and the raw session is closed", colour=SOFT, size=11)
-    drawing.line(680, error + 12, 698, hooks + 40, colour=RED, is_arrow=True)
+    drawing.line(706, error + 30, 699, hooks + 40, colour=RED, is_arrow=True)
     drawing.text(
         20, 326, "A box is a coroutine that a hook may define. All hooks are called at each "
         "moment, in the order of the list.", colour=SOFT, size=12,
@@ -249,7 +249,7 @@ def exact_stop() -> str:
             drawing.text(x(run.ended), y + 20, str(run.step), size=11, anchor="middle")
     legend(drawing, 24, 308, [
         (PALE_BLUE, BLUE, "a run and its step"),
-        (PALE_YELLOW, YELLOW, "waits near the limit"),
+        (PALE_YELLOW, YELLOW, "waits for a ticket"),
         (RED, RED, "refused: the block ends"),
     ])  # fmt: skip
     drawing.text(24, 30, "StopAtStepHook(last_step=200)", is_code=True)
@@ -325,7 +325,8 @@ def trace() -> str:
     left, scale, top = 92, 648 / end, 34
     for secs in range(0, int(end) + 1, 2):
         drawing.line(left + secs * scale, top, left + secs * scale, 286, colour=GRID)
-        drawing.text(left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT)
+        if secs < end:
+            drawing.text(left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT)
     drawing.text(24, top + 27, "versions", size=12, colour=SOFT)
     applied = [push for push in report.timeline.pushes if push.outcome == "applied"]
     for place, push in enumerate(applied):
