@@ -149,7 +149,8 @@ def moments() -> str:
     moment(400, 72, "on_error", y=error, bad=True)
     drawing.text(480, error + 16, "last hook first; then side tasks stop,", colour=SOFT, size=11)
     drawing.text(480, error + 31, "and the raw session is closed", colour=SOFT, size=11)
-    drawing.line(706, error + 30, 699, hooks + 40, colour=RED, is_arrow=True)
+    drawing.line(690, error + 12, 712, error + 12, colour=RED)
+    drawing.line(712, error + 12, 712, hooks + 40, colour=RED, is_arrow=True)
     drawing.text(
         20, 326, "A box is a coroutine that a hook may define. All hooks are called at each "
         "moment, in the order of the list.", colour=SOFT, size=12,
