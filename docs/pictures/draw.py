@@ -422,7 +422,7 @@ def loss_by_protocol() -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    settings = {
+    settings: Any = {
         "svg.hashsalt": "asynchooks", "svg.fonttype": "none", "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"], "font.size": 10, "text.color": INK,
         "axes.labelcolor": INK, "axes.edgecolor": GREY, "xtick.color": SOFT, "ytick.color": SOFT,
