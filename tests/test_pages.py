@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +72,7 @@ def options(text: str) -> dict[str, list[str]]:
     return {key: values.split(", ") for key, values in OPTION.findall(text)}
 
 
-def pages() -> list[object]:
+def pages() -> Sequence[object]:
     found = []
     for path in PAGES:
         text = read(path)
@@ -86,7 +86,7 @@ def pages() -> list[object]:
     return found
 
 
-def commands() -> list[object]:
+def commands() -> Sequence[object]:
     return [
         pytest.param(
             *found,
