@@ -65,9 +65,11 @@ def update(state: Any, pixels: Any, labels: Any) -> tuple[Any, Any]:
     return {"params": params, "mean": mean, "square": square, "count": count, "key": key}, loss
 
 
-@jax.jit
-def accuracy(params: Any, pixels: Any, labels: Any) -> Any:
+def share_right(params: Any, pixels: Any, labels: Any) -> Any:
     return (scores(params, pixels).argmax(axis=1) == labels).mean()
+
+
+accuracy = jax.jit(share_right)
 
 
 class Training:

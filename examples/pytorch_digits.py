@@ -116,6 +116,8 @@ async def main(directory: str, last_step: int) -> None:
         async with ah.MonitoredSession(hooks, creator) as session:
             if i == 0:
                 print(f"training begins at step {session.global_step.value}", flush=True)
+                for other in range(1, NUM_WORKERS):  # the checkpoint is restored by now
+                    group.start_soon(worker, other)
             while not session.should_stop():
                 await session.run("loss")
                 num_steps[i] += 1
@@ -125,8 +127,7 @@ async def main(directory: str, last_step: int) -> None:
     print(f"{NUM_WORKERS} workers train one module on {len(train_y)} digits", flush=True)
     print(f"checkpoints are kept in {directory!r}; interrupt it, and start it again")
     async with anyio.create_task_group() as group:
-        for i in range(NUM_WORKERS):
-            group.start_soon(worker, i)
+        group.start_soon(worker, 0)
     print(f"the workers ran {num_steps} steps")
     print(f"test accuracy {training.accuracy():.4f}, with the weights of step {stopping.best_step}")
 
