@@ -7,7 +7,7 @@ the loss on held-out digits, and the sessions of all but the best third are aske
 Then the same search runs in virtual time, as if each trial had a machine of its own, some of them
 slow. A table compares plans: how many trials a rung keeps, and whether it waits for all of them.
 
-It prints who goes on at each rung, the winner with its accuracy, and the table of plans.
+It prints how many go on at each rung, the winner with its accuracy, and the table of plans.
 """
 
 from __future__ import annotations
