@@ -6,7 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow is imported for its reference
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "3"
+)  # TensorFlow is imported for its reference
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 from asynchooks import __version__
@@ -25,7 +27,9 @@ extensions = [
 exclude_patterns = ["_build"]
 nitpicky = True
 # type variables: a signature shows them, no page describes them
-nitpick_ignore_regex = [(r"py:(class|obj)", r"(asynchooks\..*\.)?(T|Key|Made|Batched)")]
+nitpick_ignore_regex = [
+    (r"py:(class|obj)", r"(asynchooks\..*\.)?(T|Key|Made|Batched)")
+]
 
 # Markdown: headings down to the third level can be linked to
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -46,14 +50,26 @@ napoleon_numpy_docstring = False
 # inventories of a few names each, as the build has no network
 HERE = Path(__file__).parent
 intersphinx_mapping = {
-    "python": ("https://docs.python.org/3/", str(HERE / "_inventories" / "python.txt")),
-    "anyio": ("https://anyio.readthedocs.io/en/stable/", str(HERE / "_inventories" / "anyio.txt")),
-    "numpy": ("https://numpy.org/doc/stable/", str(HERE / "_inventories" / "numpy.txt")),
+    "python": (
+        "https://docs.python.org/3/",
+        str(HERE / "_inventories" / "python.txt"),
+    ),
+    "anyio": (
+        "https://anyio.readthedocs.io/en/stable/",
+        str(HERE / "_inventories" / "anyio.txt"),
+    ),
+    "numpy": (
+        "https://numpy.org/doc/stable/",
+        str(HERE / "_inventories" / "numpy.txt"),
+    ),
     "tensorflow": (
         "https://www.tensorflow.org/",
         str(HERE / "_inventories" / "tensorflow.txt"),
     ),
-    "matplotlib": ("https://matplotlib.org/stable/", str(HERE / "_inventories" / "matplotlib.txt")),
+    "matplotlib": (
+        "https://matplotlib.org/stable/",
+        str(HERE / "_inventories" / "matplotlib.txt"),
+    ),
 }
 
 html_theme = "furo"

@@ -1,4 +1,4 @@
-"""The pictures of the site: `python docs/pictures/draw.py [directory]` draws them anew.
+"""The pictures of the site: `python docs/pictures/draw.py [directory]` draws them.
 
 Diagrams are SVG text written here; plots are matplotlib's. What shows a run is drawn from a real
 one, in virtual time. The same code draws the same bytes: tests/test_pictures.py compares them. All
@@ -45,7 +45,12 @@ INK, SOFT = "#1d2433", "#5a6475"
 BLUE, GREEN, YELLOW, RED, PURPLE, GREY = (
     "#3b7dd8", "#2a9d5c", "#f2c14e", "#d1495b", "#7a5cc0", "#8a94a6",
 )  # fmt: skip
-PALE_BLUE, PALE_GREEN, PALE_YELLOW, PALE_RED = "#dce9fb", "#d9f0e3", "#fdf1d0", "#fadfe3"
+PALE_BLUE, PALE_GREEN, PALE_YELLOW, PALE_RED = (
+    "#dce9fb",
+    "#d9f0e3",
+    "#fdf1d0",
+    "#fadfe3",
+)
 FONT = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 MONO = "ui-monospace, Menlo, Consolas, monospace"
 
@@ -84,7 +89,14 @@ class Drawing:
         )
         if text:
             middle = x + width / 2, y + height / 2 + 0.35 * size
-            self.text(*middle, text, size=size, colour=colour, anchor="middle", is_code=is_code)
+            self.text(
+                *middle,
+                text,
+                size=size,
+                colour=colour,
+                anchor="middle",
+                is_code=is_code,
+            )
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, *, colour: str = SOFT,
@@ -121,17 +133,32 @@ class Drawing:
 def moments() -> str:
     """When a session calls its hooks."""
     drawing = Drawing(760, 344, "The moments of a hook")
-    drawing.text(20, 32, "async with MonitoredSession(hooks, creator) as session:", is_code=True)
+    drawing.text(
+        20,
+        32,
+        "async with MonitoredSession(hooks, creator) as session:",
+        is_code=True,
+    )
     hooks, raw, error = 70, 172, 262
-    for y, name in ((hooks + 23, "hooks"), (raw + 23, "raw session"), (error + 23, "on an error")):
+    for y, name in (
+        (hooks + 23, "hooks"),
+        (raw + 23, "raw session"),
+        (error + 23, "on an error"),
+    ):
         drawing.text(20, y, name, colour=SOFT, size=12)
 
-    def moment(x: float, width: float, name: str, *, y: float = hooks, bad: bool = False) -> None:
+    def moment(
+        x: float, width: float, name: str, *, y: float = hooks, bad: bool = False
+    ) -> None:
         fill, edge = (PALE_RED, RED) if bad else (PALE_BLUE, BLUE)
-        drawing.box(x, y, width, 38, name, fill=fill, edge=edge, is_code=True, size=11)
+        drawing.box(
+            x, y, width, 38, name, fill=fill, edge=edge, is_code=True, size=11
+        )
 
     drawing.box(316, 52, 240, 174, fill="#eef1f6", edge=EDGE)
-    drawing.text(436, 242, "for each session.run(...)", colour=SOFT, anchor="middle", size=12)
+    drawing.text(
+        436, 242, "for each session.run(...)", colour=SOFT, anchor="middle", size=12
+    )
     moment(98, 52, "begin")
     moment(160, 144, "after_create_session")
     moment(324, 80, "before_run")
@@ -139,7 +166,9 @@ def moments() -> str:
     moment(568, 40, "end")
     moment(656, 84, "after_close")
     drawing.box(154, raw, 492, 38, fill=PALE_GREEN, edge=GREEN)
-    drawing.box(402, raw, 72, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff")
+    drawing.box(
+        402, raw, 72, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff"
+    )
     drawing.text(160, raw + 54, "created, restored", colour=SOFT, size=11)
     drawing.text(644, raw + 54, "closed", colour=SOFT, size=11, anchor="end")
     drawing.text(562, hooks + 54, "clean end only", colour=SOFT, size=11)
@@ -147,8 +176,16 @@ def moments() -> str:
     drawing.line(458, raw - 1, 484, hooks + 40, is_arrow=True)
     drawing.line(436, 248, 436, error - 1, colour=RED, is_arrow=True)
     moment(400, 72, "on_error", y=error, bad=True)
-    drawing.text(480, error + 16, "last hook first; then side tasks stop,", colour=SOFT, size=11)
-    drawing.text(480, error + 31, "and the raw session is closed", colour=SOFT, size=11)
+    drawing.text(
+        480,
+        error + 16,
+        "last hook first; then side tasks stop,",
+        colour=SOFT,
+        size=11,
+    )
+    drawing.text(
+        480, error + 31, "and the raw session is closed", colour=SOFT, size=11
+    )
     drawing.line(690, error + 12, 712, error + 12, colour=RED)
     drawing.line(712, error + 12, 712, hooks + 40, colour=RED, is_arrow=True)
     drawing.text(
@@ -172,17 +209,24 @@ class Run:
 class NoteAsked(SessionRunHook):
     """Stands last and notes when a worker asks for its step."""
 
-    def __init__(self, worker: int, now: Callable[[], float], runs: list[Run]) -> None:
+    def __init__(
+        self, worker: int, now: Callable[[], float], runs: list[Run]
+    ) -> None:
         self.worker, self._now, self._runs = worker, now, runs
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         self._runs.append(Run(self.worker, self._now()))
 
 
-def trained(num_workers: int, first_step: int, last_step: int, delay: Delay) -> list[Run]:
+def trained(
+    num_workers: int, first_step: int, last_step: int, delay: Delay
+) -> list[Run]:
     """All runs of workers that share a model and a limit, in virtual time."""
     simulation, runs = Simulation(seed=7, backend="turbo"), list[Run]()
-    times = [simulation.streams.delays(each, "step", delay) for each in range(num_workers)]
+    times = [
+        simulation.streams.delays(each, "step", delay)
+        for each in range(num_workers)
+    ]
     num_done = first_step
 
     async def step(worker: int) -> dict[str, int]:
@@ -204,7 +248,10 @@ def trained(num_workers: int, first_step: int, last_step: int, delay: Delay) -> 
     async def main() -> None:
         one = FunctionSessionCreator(step, initial_step=first_step)
         creator = SharedSessionCreator(one, num_workers=num_workers)
-        tasks = [simulation.start(train, worker, creator) for worker in range(num_workers)]
+        tasks = [
+            simulation.start(train, worker, creator)
+            for worker in range(num_workers)
+        ]
         for task in tasks:
             await task.wait()
 
@@ -234,12 +281,18 @@ def exact_stop() -> str:
             granted = over if is_refused else run.began
             if granted > run.asked and granted > since:
                 secs = x(granted) - x(run.asked)
-                drawing.box(x(run.asked), y + 4, secs, 24, fill=PALE_YELLOW, edge=YELLOW)
+                drawing.box(
+                    x(run.asked), y + 4, secs, 24, fill=PALE_YELLOW, edge=YELLOW
+                )
             if is_refused:
-                drawing.box(x(granted) - 4, y + 2, 8, 28, fill=RED, edge="", radius=2)
+                drawing.box(
+                    x(granted) - 4, y + 2, 8, 28, fill=RED, edge="", radius=2
+                )
             elif run.ended > since:
                 box = x(run.began), y, x(run.ended) - x(run.began), 32
-                drawing.box(*box, str(run.step) if box[2] > 26 else "", fill=PALE_BLUE)
+                drawing.box(
+                    *box, str(run.step) if box[2] > 26 else "", fill=PALE_BLUE
+                )
     y = 52 + 46 * num_workers + 22
     made = [each for each in runs if each.step and each.ended > since]
     drawing.text(24, y + 5, "step", colour=SOFT)
@@ -247,7 +300,9 @@ def exact_stop() -> str:
     for run in made:
         drawing.line(x(run.ended), y - 4, x(run.ended), y + 4, colour=SOFT)
         if run.step % 4 == 0 or run.step == limit - 1:
-            drawing.text(x(run.ended), y + 20, str(run.step), size=11, anchor="middle")
+            drawing.text(
+                x(run.ended), y + 20, str(run.step), size=11, anchor="middle"
+            )
     legend(drawing, 24, 308, [
         (PALE_BLUE, BLUE, "a run and its step"),
         (PALE_YELLOW, YELLOW, "waits for a ticket"),
@@ -257,7 +312,9 @@ def exact_stop() -> str:
     return drawing.svg()
 
 
-def legend(drawing: Drawing, x: float, y: float, entries: list[tuple[str, str, str]]) -> None:
+def legend(
+    drawing: Drawing, x: float, y: float, entries: list[tuple[str, str, str]]
+) -> None:
     """Coloured boxes and what they mean, in one line."""
     for fill, edge, text in entries:
         drawing.box(x, y - 10, 14, 12, fill=fill, edge=edge, radius=2)
@@ -271,11 +328,15 @@ def workers() -> str:
     drawing = Drawing(760, 292, "Three workers on one event loop")
     left, owners, turns = 104, list[int](), deque[int]()
     for step in range(num_steps):
-        turns.extendleft(worker for worker, start in enumerate(starts) if start == step)
+        turns.extendleft(
+            worker for worker, start in enumerate(starts) if start == step
+        )
         owners.append(turns[0])  # one that was woken is the next
         turns.rotate(-1)
     drawing.text(
-        24, 30, "One event loop: one step at a time, and no thread for a worker that waits."
+        24,
+        30,
+        "One event loop: one step at a time, and no thread for a worker that waits.",
     )
     colours = [(PALE_BLUE, BLUE), (PALE_GREEN, GREEN), ("#e6dff5", PURPLE)]
     for worker, start in enumerate(starts):
@@ -285,15 +346,29 @@ def workers() -> str:
         if start:
             text = f"await wait_for({start})"
             box = left, y + 6, unit * start - 3, 24
-            drawing.box(*box, text, fill=PALE_YELLOW, edge=YELLOW, size=11, is_code=True)
-        for place in (place for place, owner in enumerate(owners) if owner == worker):
+            drawing.box(
+                *box, text, fill=PALE_YELLOW, edge=YELLOW, size=11, is_code=True
+            )
+        for place in (
+            place for place, owner in enumerate(owners) if owner == worker
+        ):
             fill, edge = colours[worker]
-            drawing.box(left + unit * place, y, unit - 3, 36, str(place + 1), fill=fill, edge=edge)
+            drawing.box(
+                left + unit * place,
+                y,
+                unit - 3,
+                36,
+                str(place + 1),
+                fill=fill,
+                edge=edge,
+            )
     y = 206
     drawing.text(24, y + 21, "event loop", colour=SOFT)
     for place, owner in enumerate(owners):
         fill = colours[owner][1]
-        drawing.box(left + unit * place, y, unit - 3, 32, fill=fill, edge="", radius=2)
+        drawing.box(
+            left + unit * place, y, unit - 3, 32, fill=fill, edge="", radius=2
+        )
     drawing.text(
         24, 268, "The numbers are global steps. Step 4 wakes worker 1, step 9 wakes worker 2; "
         "a woken worker runs next.", colour=SOFT, size=12,
@@ -325,9 +400,13 @@ def trace() -> str:
     drawing = Drawing(760, 330, "A trace of six simulated workers")
     left, scale, top = 92, 648 / end, 34
     for secs in range(0, int(end) + 1, 2):
-        drawing.line(left + secs * scale, top, left + secs * scale, 286, colour=GRID)
+        drawing.line(
+            left + secs * scale, top, left + secs * scale, 286, colour=GRID
+        )
         if secs < end:
-            drawing.text(left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT)
+            drawing.text(
+                left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT
+            )
     drawing.text(24, top + 27, "versions", size=12, colour=SOFT)
     applied = [push for push in report.timeline.pushes if push.outcome == "applied"]
     for place, push in enumerate(applied):
@@ -335,18 +414,38 @@ def trace() -> str:
         x, width = left + push.time * scale, (until - push.time) * scale
         fill = (GREY, "#a9b2c1")[place % 2]
         text = str(push.version) if width > 9 * len(str(push.version)) else ""
-        drawing.box(x, top + 12, width, 22, text, fill=fill, edge="", size=10, radius=0)
+        drawing.box(
+            x, top + 12, width, 22, text, fill=fill, edge="", size=10, radius=0
+        )
     for worker in range(report.num_workers):
-        drawing.text(24, top + 63 + 34 * worker, f"worker {worker}", size=12, colour=SOFT)
+        drawing.text(
+            24, top + 63 + 34 * worker, f"worker {worker}", size=12, colour=SOFT
+        )
     for span in report.timeline.spans:
         x, width = left + span.begin * scale, (span.end - span.begin) * scale
         fill, colour = KINDS[span.kind]
         text = span.kind if width > 7.2 * len(span.kind) else ""
         y = top + 46 + 34 * span.worker
-        drawing.box(x, y, width, 26, text, fill=fill, edge=CARD, size=11, colour=colour, radius=1)
+        drawing.box(
+            x,
+            y,
+            width,
+            26,
+            text,
+            fill=fill,
+            edge=CARD,
+            size=11,
+            colour=colour,
+            radius=1,
+        )
     names = ("pull", "compute", "push", "wait", "lost", "down")
     shown = {span.kind for span in report.timeline.spans}
-    legend(drawing, 24, 312, [(KINDS[n][0], KINDS[n][0], n) for n in names if n in shown])
+    legend(
+        drawing,
+        24,
+        312,
+        [(KINDS[n][0], KINDS[n][0], n) for n in names if n in shown],
+    )
     return drawing.svg()
 
 
@@ -358,7 +457,11 @@ def rooms() -> str:
     """The rooms of the package, from its own docstring."""
     rows = ROOM.findall(asynchooks.__doc__ or "")
     drawing = Drawing(760, 58 + 40 * len(rows) + 34, "The rooms of the package")
-    drawing.text(24, 32, "Each room imports only what stands below it, or to the right of it.")
+    drawing.text(
+        24,
+        32,
+        "Each room imports only what stands below it, or to the right of it.",
+    )
     fills = [
         ("#e6dff5", PURPLE), (PALE_YELLOW, YELLOW), (PALE_BLUE, BLUE), (PALE_GREEN, GREEN),
     ]  # fmt: skip
@@ -373,7 +476,11 @@ def rooms() -> str:
         drawing.text(372, y + 20, what, size=11.5, colour=SOFT)
     y = 50 + 40 * len(rows) + 16
     drawing.text(
-        24, y, "A reader starts in _session.py: MonitoredSession.run.", colour=SOFT, size=12
+        24,
+        y,
+        "A reader starts in _session.py: MonitoredSession.run.",
+        colour=SOFT,
+        size=12,
     )
     return drawing.svg()
 
@@ -407,7 +514,9 @@ def losses() -> dict[str, tuple[float, Report]]:
             parameters=np.zeros(16), learning_rate=rate,
         )  # fmt: skip
         every = 16 if name in ("async", "ssp:3") else 1
-        return cluster.run(gradient=gradient, until=SECS, loss=loss, loss_every=every)
+        return cluster.run(
+            gradient=gradient, until=SECS, loss=loss, loss_every=every
+        )
 
     found = {}
     with np.errstate(over="ignore", invalid="ignore"):  # the largest rates diverge
@@ -438,7 +547,9 @@ def loss_by_protocol() -> str:
             # steps: the parameters stand still between two updates
             axes.plot(*zip(*points, strict=True), label=label, color=PROTOCOLS[name],
                       linewidth=1.6, drawstyle="steps-post")  # fmt: skip
-        axes.set(xlabel="virtual seconds", ylabel="loss", yscale="log", xlim=(0, SECS))
+        axes.set(
+            xlabel="virtual seconds", ylabel="loss", yscale="log", xlim=(0, SECS)
+        )
         axes.grid(color=GRID, linewidth=0.8)
         axes.legend(frameon=False, loc="upper right")
         file = io.StringIO()
@@ -448,9 +559,9 @@ def loss_by_protocol() -> str:
 
 def with_generic_font(svg: str) -> str:
     """The page's sans-serif font in place of matplotlib's own."""
-    return svg.replace("'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial").replace(
-        "DejaVu Sans", "system-ui"
-    )
+    return svg.replace(
+        "'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial"
+    ).replace("DejaVu Sans", "system-ui")
 
 
 PICTURES: dict[str, Callable[[], str]] = {
