@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +21,9 @@ from typing import Any
 import pytest
 
 import asynchooks
+from asynchooks import cli
 from asynchooks._cli import launch as launch_command
-from asynchooks.cli import main
+from asynchooks.cli import COMMANDS, Command, main
 from asynchooks.protocols import StaleSynchronous
 from asynchooks.simulation import Constant, Exponential, Simulation
 
@@ -277,29 +280,130 @@ def test_a_disk_that_is_full_at_the_end_exits_with_1_and_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.fixture
+def help_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
+    """What `asynchooks COMMAND --help` prints, with each paragraph on one line."""
+
+    def of(command: str) -> str:
+        monkeypatch.setenv("COLUMNS", "5000")
+        with pytest.raises(SystemExit) as left:
+            main([*command.split(), "--help"])
+        assert left.value.code == 0
+        printed, errors = capsys.readouterr()
+        assert errors == ""
+        return printed
+
+    return of
+
+
 @pytest.mark.parametrize(
-    ("command", "texts"),
+    ("command", "text"),
     [
-        ("simulate", ["least-squares problem"]),
-        (
-            "launch",
-            [
-                "TF_CONFIG",
-                "DASK_SCHEDULER_ADDRESS",
-                "ASYNCHOOKS_NUM_WORKERS",
-                "Set by hand, these make the same script run on several machines",
-            ],
-        ),
+        ("", "Run `asynchooks COMMAND --help` for the options of a command"),
+        ("simulate", "least-squares problem"),
+        ("launch", "TF_CONFIG says which task it is"),
+        ("launch", "DASK_SCHEDULER_ADDRESS, which distributed.Client() reads"),
+        ("launch", "ASYNCHOOKS_NUM_WORKERS is the number of workers"),
+        ("launch", "Set these variables by hand to run the same script on several machines"),
     ],
 )
 def test_help_says_what_is_trained_and_how_on_several_machines(
-    capsys: pytest.CaptureFixture[str], command: str, texts: list[str]
+    help_of: Callable[[str], str], command: str, text: str
+) -> None:
+    assert text in help_of(command)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_consists_of_whole_sentences_and_examples(
+    help_of: Callable[[str], str], command: str
+) -> None:
+    usage, *lines = help_of(command).splitlines()
+    assert usage.startswith(f"usage: asynchooks {command}")
+    entries, paragraphs = [], []
+    for line in filter(None, lines):
+        about = re.match(
+            r" +(?:\S+(?: \S+)*  +| {10,})(\S.*)", line
+        )  # an option, or the line below
+        if about is not None:
+            entries.append(about[1])
+        elif not line.startswith(" "):
+            paragraphs.append(line)
+    assert len(entries) > 2
+    assert [each for each in entries if not re.fullmatch(r"[A-Z].*\.", each)] == []
+    headings = [each for each in paragraphs if not each.endswith(".")]
+    assert [each for each in headings if not each.endswith(":")] == []
+    assert "examples:" in headings
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_example_of_the_help_is_accepted(
+    help_of: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+) -> None:
+    """They are checked as those of a user, and not run."""
+    pytest.importorskip("distributed")
+
+    def only_checked(module: Command) -> SimpleNamespace:
+        def checked(options: Namespace) -> Callable[[], int]:
+            assert callable(module.checked(options))
+            return lambda: 0
+
+        return SimpleNamespace(**{**vars(module), "checked": checked})
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    examples = re.findall(r"^  asynchooks (.*)$", help_of(command), flags=re.MULTILINE)
+    monkeypatch.setattr(cli, "COMMANDS", {k: only_checked(v) for k, v in COMMANDS.items()})
+    assert len(examples) >= 2
+    assert [line for line in examples if main(line.split()) != 0] == []
+
+
+def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As uv and ruff do: a script that has lost its arguments must not seem to succeed."""
+    assert main([]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert errors.startswith("usage: asynchooks [-h] [--version] COMMAND ...\n")
+    assert all(name in errors for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("simulat", "asynchooks: error: there is no command 'simulat'; did you mean 'simulate'?"),
+        ("lanch a.py", "asynchooks: error: there is no command 'lanch'; did you mean 'launch'?"),
+        ("fly", "asynchooks: error: there is no command 'fly'; see asynchooks --help"),
+        ("--verson", "asynchooks: error: there is no option '--verson'; did you mean '--version'?"),
+        ("simulate --wrokers 4", "asynchooks simulate: error: there is no option '--wrokers'; did "
+         "you mean '--workers'?"),
+        ("simulate --learning-rat=0.1", "asynchooks simulate: error: there is no option "
+         "'--learning-rat'; did you mean '--learning-rate'?"),
+        ("simulate --nonsense", "asynchooks simulate: error: there is no option '--nonsense'; see "
+         "asynchooks simulate --help"),
+        ("simulate 4 5", "asynchooks simulate: error: '4' is one argument too many; see asynchooks "
+         "simulate --help"),
+        ("launch --woker 3 train.py", "asynchooks launch: error: there is no option '--woker'; did "
+         "you mean '--workers'?"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_command_or_option_gets_a_suggestion(
+    capsys: pytest.CaptureFixture[str], line: str, refused: str
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        main([command, "--help"])
-    assert left.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert [text for text in texts if text not in printed] == []
+        main(line.split())
+    assert left.value.code == 2
+    assert capsys.readouterr() == ("", f"{refused}\n")
+
+
+def test_a_prefix_of_an_option_is_not_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = "there is no option '--work'; did you mean '--workers'?"
+    assert refusal(capsys, "simulate", "--work", "3") == expected
 
 
 @pytest.mark.faults

@@ -1,11 +1,22 @@
-"""The sub-commands of the command line, and the types of arguments that they share."""
+"""The sub-commands of the command line, and what they share: types of arguments, the help."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Callable
 from typing import Any
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills the paragraphs of descriptions and epilogs; indented lines, commands, stay whole."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            line if line.startswith(" ") else textwrap.fill(line, width, break_on_hyphens=False)
+            for line in text.splitlines()
+        )
 
 
 def argument(check: Callable[[str], Any]) -> Callable[[str], Any]:

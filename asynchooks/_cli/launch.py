@@ -12,41 +12,49 @@ from pathlib import Path
 
 from . import numeric, positive
 
-SUMMARY = "run a script as a cluster of processes on this machine"
-DESCRIPTION = (
-    "Starts a cluster on this machine and merges the logs of its processes. With TensorFlow "
-    "(default), each process runs the script, and TF_CONFIG says which task it is; worker 0 is "
-    "the chief. With Dask, a scheduler and workers are started, and the script runs once, with "
-    "DASK_SCHEDULER_ADDRESS, which distributed.Client() reads, and ASYNCHOOKS_NUM_WORKERS, the "
-    "number of workers. Set by hand, these make the same script run on several machines, without "
-    "this launcher. The output of all processes goes to stdout; each line begins with the name of "
-    "its task. The first process that fails ends all others, and its exit code is that of the "
-    "launcher. Ctrl-C ends all processes in order; pressed again a second later, it kills them. "
-    "TensorFlow's server listens on all interfaces and does not authenticate its clients: use it "
-    "in trusted networks only."
-)
+SUMMARY = "Run a script as a cluster of processes on this machine."
+DESCRIPTION = """\
+Run a script as a cluster of processes on this machine, and merge their output: each line begins \
+with the name of its task. The first process that fails ends all others, and its exit code is that \
+of this command. Ctrl-C ends all processes in order; pressed again a second later, it kills them.
+
+With TensorFlow, the default, each process runs the script. TF_CONFIG says which task it is, and \
+worker 0 is the chief. With Dask, this command starts a scheduler and workers, and runs the \
+script once. DASK_SCHEDULER_ADDRESS, which distributed.Client() reads, is the address of the \
+scheduler, and ASYNCHOOKS_NUM_WORKERS is the number of workers. Set these variables by hand to run \
+the same script on several machines, without this command.
+
+TensorFlow's server listens on all interfaces and does not authenticate its clients. Use it in \
+trusted networks only."""
+EPILOG = """\
+examples:
+Run one parameter server, and three processes with four workers each:
+  asynchooks launch --workers 3 --workers-per-process 4 train.py
+Run a script with arguments of its own on a Dask cluster of two workers:
+  asynchooks launch --engine dask --workers 2 train.py --epochs 10"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     add = parser.add_argument
     add("--engine", choices=("tensorflow", "dask"), default="tensorflow",
-        help="the library that connects the processes (default tensorflow)")  # fmt: skip
+        help="Connect the processes by this library (default: tensorflow).")  # fmt: skip
     add("--ps", type=positive, metavar="N",
-        help="number of parameter servers, with TensorFlow (default 1)")  # fmt: skip
+        help="Start N parameter servers, with TensorFlow (default: 1).")  # fmt: skip
     add("--workers", type=positive, default=1, metavar="N",
-        help="number of worker processes (default 1)")  # fmt: skip
+        help="Start N worker processes (default: 1).")  # fmt: skip
     add("--workers-per-process", type=positive, default=1, metavar="N",
-        help="threads of each Dask worker; with TensorFlow, a number in TF_CONFIG for the script "
-        "(default 1)")  # fmt: skip
+        help="Give each Dask worker N threads. With TensorFlow, N stands in TF_CONFIG for the "
+        "script (default: 1).")  # fmt: skip
     add("--port-base", type=numeric(int, 1, "a port from 1 to 65535", 65_535), metavar="PORT",
-        help="port of the first task, or of Dask's scheduler; other tasks use the ports that "
-        "follow (default: free ports)")  # fmt: skip
+        help="Use this port for the first task, or for Dask's scheduler, and the ports that follow "
+        "for the other tasks (default: free ports).")  # fmt: skip
     add("--grace", type=numeric(float, 0, "seconds >= 0"), default=10.0, metavar="SECS",
-        help="seconds from a signal until a process that still runs is killed "
-        "(default 10)")  # fmt: skip
-    add("script", help="a Python file; it runs with the Python of this command")
-    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
+        help="Kill a process that still runs so many seconds after a signal "
+        "(default: 10).")  # fmt: skip
+    add("script", help="The Python file to run, with the Python of this command.")
+    add("arguments", nargs=argparse.REMAINDER, metavar="...",
+        help="The arguments of the script.")  # fmt: skip
 
 
 def checked(options: argparse.Namespace) -> Callable[[], int]:
@@ -79,7 +87,7 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
     if sys.platform != "win32":
         from ..launch._launcher import launch
 
-        return partial(launch, cluster, options.grace, options.prog)
+        return partial(launch, cluster, options.grace, options.parser.prog)
     raise NotImplementedError  # refused above
 
 

@@ -21,77 +21,110 @@ if TYPE_CHECKING:
     from ..protocols import Protocol
     from ..simulation import Delay, Failure, Report
 
-SUMMARY = "train with many workers in virtual time"
-DESCRIPTION = (
-    "Workers around one parameter server train in virtual time; a table shows the results. They "
-    "fit a small built-in least-squares problem (16 weights, 256 examples, batches of 8), so the "
-    "losses are those of real training. The same arguments always give the same results."
-)
+SUMMARY = "Train with many workers in virtual time, and compare protocols."
+DESCRIPTION = """\
+Train with many workers around one parameter server, in virtual time, and print a table of the \
+results. The workers fit a small built-in least-squares problem (16 weights, 256 examples, batches \
+of 8), so the losses are those of real training. The same arguments always give the same results.
+
+DELAY is a number of seconds (constant:0.1) or a distribution of them: exponential:MEAN, \
+shifted-exponential:SHIFT,EXCESS, uniform:LOW,HIGH, pareto:SCALE,SHAPE, lognormal:MU,SIGMA, \
+weibull:SCALE,SHAPE, empirical:PATH (a recorded trace) or stragglers:PROBABILITY,FACTOR,DELAY."""
+EPILOG = """\
+examples:
+Compare four protocols, each at its best learning rate:
+  asynchooks simulate --compare async,ssp:3,ksync:48,sync --learning-rates 0.01,0.1,1 --until 10
+Let workers crash, and write what each of them did for ui.perfetto.dev:
+  asynchooks simulate --workers 8 --mtbf exponential:100 --repair constant:5 --trace out.json
+Print the results of stale synchronous training as JSON:
+  asynchooks simulate --protocol ssp:3 --updates 500 --json"""
 DEFAULT_UPDATES = 10_000
 _NUM_LOSSES = 200
 _SHARES = ("computed", "lost", "waited", "pulled", "pushed", "down", "idle")
 _WIDTH = 200
 """Columns, where there is no terminal that could be too narrow."""
 _LOOK_EVERY_SECS = 0.1
-_DELAY = "seconds by a distribution: constant:0.1, exponential:1.0 or uniform:1,3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    add = parser.add_argument
-    add("--workers", type=positive, default=64, metavar="N", help="number of workers (default 64)")
-    which = parser.add_mutually_exclusive_group()
+    _add_training(parser)
+    _add_delays(parser.add_argument_group("time and failures").add_argument)
+    _add_ends(parser.add_argument_group("end of the training").add_argument)
+    _add_output(parser.add_argument_group("output").add_argument)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    training = parser.add_argument_group("workers and protocols")
+    training.add_argument("--workers", type=positive, default=64, metavar="N",
+        help="Train with N workers (default: 64).")  # fmt: skip
+    which = training.add_mutually_exclusive_group()
     which.add_argument(
         "--protocol", default="async", metavar="NAME",
-        help="async (default), sync, ksync:K, kbatch-sync:K, kasync:K, kbatch-async:K or ssp:S; "
-        "+discard:B after it discards gradients staler than B, @RATE sets its learning rate",
+        help="Train by this protocol: async (the default), sync, ksync:K, kbatch-sync:K, kasync:K, "
+        "kbatch-async:K or ssp:S. Add +discard:B to discard gradients staler than B, and @RATE to "
+        "set the learning rate.",
     )  # fmt: skip
     which.add_argument(
         "--compare", metavar="NAMES",
-        help="several protocols, such as async,ksync:6,sync@0.2: the table has a row for each",
+        help="Train by several protocols, such as async,ksync:6,sync@0.2, and print a row for "
+        "each.",
     )  # fmt: skip
-    add("--staleness", type=_count, metavar="S", help="bound of ssp, if its name has none")
-    add("--delay", type=_delay, default="exponential:1.0", metavar="DELAY",
-        help=f"time to compute a gradient, {_DELAY} (default exponential:1.0)")  # fmt: skip
-    add("--pull", type=_delay, metavar="DELAY",
-        help="time until parameters arrive at a worker (default none)")  # fmt: skip
-    add("--push", type=_delay, metavar="DELAY",
-        help="time until a gradient arrives at the server (default none)")  # fmt: skip
-    add("--service", type=_delay, metavar="DELAY",
-        help="time that the server takes for each gradient, one at a time "
-        "(default none)")  # fmt: skip
-    add("--mtbf", type=_delay, metavar="DELAY",
-        help="time until a worker crashes (default: never)")  # fmt: skip
-    add("--repair", type=_delay, metavar="DELAY",
-        help="time until a crashed worker works again; needs --mtbf")  # fmt: skip
-    add("--updates", type=positive, metavar="N",
-        help="stop after N updates of the parameters "
-        f"(default {DEFAULT_UPDATES}, unless --until is given)")  # fmt: skip
-    add("--until", type=numeric(float, 0, "virtual seconds >= 0"), metavar="SECS",
-        help="stop at this virtual time, unless --updates stops earlier")  # fmt: skip
-    rates = parser.add_mutually_exclusive_group()
+    training.add_argument("--staleness", type=_count, metavar="S",
+        help="Set the bound of ssp, if its name has none.")  # fmt: skip
+    rates = training.add_mutually_exclusive_group()
     rates.add_argument(
         "--learning-rate", type=numeric(float, 0, "a finite number >= 0"), metavar="RATE",
-        help="learning rate of all protocols without @RATE (default 0.2 if no gradient is stale, "
-        "as with sync; else a stable one: 0.5 / workers times the gradients of an update, at most "
-        "0.05)",
+        help="Set the learning rate of all protocols without @RATE. The default is 0.2 if no "
+        "gradient is stale, as with sync. Otherwise it is a stable rate: 0.5 / workers times the "
+        "gradients of an update, at most 0.05.",
     )  # fmt: skip
     rates.add_argument(
         "--learning-rates", type=_rates, metavar="RATES",
-        help="several, such as 0.05,0.1,0.2: each protocol without @RATE trains with each of "
-        "them, and the table has the one that ends with the lowest loss",
+        help="Train each protocol without @RATE with each of several rates, such as 0.05,0.1,0.2, "
+        "and print the one that ends with the lowest loss.",
     )  # fmt: skip
+    training.add_argument("--seed", type=_count, default=0, metavar="N",
+        help="Draw all random numbers from this seed (default: 0).")  # fmt: skip
+    training.add_argument("--backend", choices=("asyncio", "trio", "turbo"), default="turbo",
+        help="Run on this backend (default: turbo, the fastest). All give the same "
+        "results.")  # fmt: skip
+
+
+def _add_delays(add: Callable[..., Any]) -> None:
+    add("--delay", type=_delay, default="exponential:1.0", metavar="DELAY",
+        help="Compute a gradient in this time (default: exponential:1.0).")  # fmt: skip
+    add("--pull", type=_delay, metavar="DELAY",
+        help="Let parameters arrive at a worker after this time (default: at once).")  # fmt: skip
+    add("--push", type=_delay, metavar="DELAY",
+        help="Let a gradient arrive at the server after this time (default: at once).")  # fmt: skip
+    add("--service", type=_delay, metavar="DELAY",
+        help="Let the server take this time for each gradient, one at a time (default: no "
+        "time).")  # fmt: skip
+    add("--mtbf", type=_delay, metavar="DELAY",
+        help="Crash a worker after this time (default: never). This needs --repair.")  # fmt: skip
+    add("--repair", type=_delay, metavar="DELAY",
+        help="Let a crashed worker work again after this time. This needs --mtbf.")  # fmt: skip
+
+
+def _add_ends(add: Callable[..., Any]) -> None:
+    add("--updates", type=positive, metavar="N",
+        help="Stop after N updates of the parameters "
+        f"(default: {DEFAULT_UPDATES}, unless --until is given).")  # fmt: skip
+    add("--until", type=numeric(float, 0, "virtual seconds >= 0"), metavar="SECS",
+        help="Stop at this virtual time, unless --updates stops earlier.")  # fmt: skip
     add("--max-secs-without-update", metavar="SECS",
         type=numeric(float, 5e-324, "virtual seconds > 0"),
-        help="fail when no update comes for so many virtual seconds (default: never)")  # fmt: skip
-    add("--seed", type=_count, default=0, metavar="N",
-        help="seed of all random numbers (default 0)")  # fmt: skip
-    add("--backend", choices=("asyncio", "trio", "turbo"), default="turbo",
-        help="all give the same results; turbo (default) is the fastest")  # fmt: skip
-    add("--trace", metavar="PATH", help="write a trace for ui.perfetto.dev")
-    add("--plot", metavar="PATH", help="write plots as .png, .svg or .pdf (needs the extra plot)")
+        help="Fail when no update comes for so many virtual seconds (default: never).")  # fmt: skip
+
+
+def _add_output(add: Callable[..., Any]) -> None:
+    add("--trace", metavar="PATH",
+        help="Write a trace of one protocol, which ui.perfetto.dev shows.")  # fmt: skip
+    add("--plot", metavar="PATH",
+        help="Write plots as .png, .svg or .pdf. This needs the extra plot.")  # fmt: skip
     add("--json", action="store_true",
-        help="print JSON instead of the table, which needs the extra cli")  # fmt: skip
+        help="Print JSON instead of the table, which needs the extra cli.")  # fmt: skip
 
 
 _NAME = re.compile(r"([^+@]*)(.*)", re.DOTALL)
