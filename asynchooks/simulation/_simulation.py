@@ -9,7 +9,7 @@ import itertools
 import math
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
@@ -316,18 +316,23 @@ def _refuse_nesting() -> None:
         raise SimulationError(
             "a simulation runs already; start tasks in it by `start`, or run this one afterwards"
         )
-    from sniffio import AsyncLibraryNotFoundError, current_async_library
+    library = _running_library()
+    if library is not None:
+        raise SimulationError(
+            f"an event loop of {library} runs in this thread, and its time is real; call "
+            "Simulation.run outside of it, or in a thread"
+        )
 
-    try:
-        library = current_async_library()
-    except AsyncLibraryNotFoundError:
-        if "asyncio" not in sys.modules or sys.modules["asyncio"]._get_running_loop() is None:
-            return
-        library = "asyncio"  # in a callback, where no task runs
-    raise SimulationError(
-        f"an event loop of {library} runs in this thread, and its time is real; call "
-        "Simulation.run outside of it, or in a thread"
-    )
+
+def _running_library() -> str | None:
+    sniffio = sys.modules.get("sniffio")  # trio imports it; it may not be installed without trio
+    if sniffio is not None:
+        with suppress(sniffio.AsyncLibraryNotFoundError):
+            return str(sniffio.current_async_library())
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    return "asyncio"  # perhaps in a callback, where no task runs
 
 
 def _shuffled(streams: Streams) -> Iterator[int]:

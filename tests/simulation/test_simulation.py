@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -144,6 +145,22 @@ def test_a_simulation_in_a_thread_of_another_is_its_own(backend: Any) -> None:
 async def test_a_running_event_loop_is_refused(backend: Any, anyio_backend_name: str) -> None:
     with pytest.raises(SimulationError, match=f"an event loop of {anyio_backend_name} runs"):
         Simulation(backend=backend).run(anyio.sleep, 1)
+
+
+def test_without_sniffio_it_runs_and_a_running_event_loop_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trio requires sniffio; newer versions of anyio do not."""
+    monkeypatch.setitem(sys.modules, "sniffio", None)
+    simulation = Simulation(backend="turbo")
+    simulation.run(lambda: simulation.sleep(7))
+    assert simulation.now == 7.0
+
+    async def main() -> None:
+        with pytest.raises(SimulationError, match="^an event loop of asyncio runs in this thread"):
+            Simulation(backend="turbo").run(simulation.sleep, 1)
+
+    asyncio.run(main())
 
 
 def test_a_callback_of_a_running_event_loop_is_refused(backend: Any) -> None:
