@@ -89,7 +89,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     (source / "guides").mkdir()
     for name, text in {
-        "conf.py": CONF, "sample.py": MODULE, "index.md": INDEX, "changes.md": "# Changes\n",
+        "conf.py": CONF, "sample.py": MODULE, "index.md": INDEX,
+        "changes.md": "# Changes\n\n- None so far\n",
         "guides/index.md": GUIDES, "guides/first.md": FIRST, "guides/api.md": API,
         "guides/notebook.ipynb": json.dumps(NOTEBOOK),
     }.items():  # fmt: skip

@@ -73,9 +73,10 @@ def title(app: Sphinx, name: str) -> str:
 
 
 def summary(app: Sphinx, name: str) -> str:
-    """The first paragraph of a page, in one line."""
+    """The first paragraph below the title of a page, in one line."""
     for paragraph in app.env.get_doctree(name).findall(nodes.paragraph):
-        return " ".join(paragraph.astext().split())
+        if isinstance(paragraph.parent, nodes.section):
+            return " ".join(paragraph.astext().split())
     return ""
 
 
