@@ -72,6 +72,10 @@ class Kernel(Engine):
     async def suspend(self, slot: Slot) -> None:
         raise NotImplementedError
 
+    def check_end(self, main: _Task) -> None:
+        """Fail a program that stands still: nothing is left to fire, and its main waits."""
+        assert main.is_done, f"the program stands still at {self.time} s: its main never ended"
+
 
 class AnyioKernel(Kernel):
     """Tasks are those of asyncio or trio; the kernel fires when none of them runs."""
@@ -100,7 +104,7 @@ class AnyioKernel(Kernel):
     def _is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, anyio.get_cancelled_exc_class())
 
-    def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
+    def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> _Task:
         task = _Task(self, anyio.CancelScope())
         begin = lambda: self._group.start_soon(self._run, task, fn, args)  # noqa: E731
         self.at(self.time, lambda: self._resume(begin))
@@ -118,11 +122,12 @@ class AnyioKernel(Kernel):
     async def run(self, main: Callable[[], Awaitable[None]]) -> None:
         async with self._group:
             with use_engine(self):
-                self.start(main)
+                task = self.start(main)
                 while self.fire_next():
                     while self._running:
                         self._idle = anyio.Event()
                         await self._idle.wait()
+                self.check_end(task)
 
 
 class Trampoline(Kernel):
@@ -134,7 +139,7 @@ class Trampoline(Kernel):
     def _is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, Cancelled)
 
-    def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
+    def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> _Task:
         task = _Task(self, None)
         task.body, task.context = _as_coroutine(fn, args), copy_context()
         self.at(self.time, lambda: self.step(task))
@@ -158,9 +163,10 @@ class Trampoline(Kernel):
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
         with use_engine(self):
-            self.start(main)
+            task = self.start(main)
             while self.fire_next():
                 pass
+        self.check_end(task)
 
 
 class _NoScope:
