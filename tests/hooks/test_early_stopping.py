@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from asynchooks import (
     CheckpointSaverHook,
+    CheckpointSaverListener,
     EarlyStoppingHook,
     Evaluate,
     EvaluationHook,
@@ -293,24 +294,30 @@ class Slow(Cell):
 async def test_the_best_is_brought_back_while_no_worker_runs_a_step(tmp_path: Path) -> None:
     cell = Slow()
     saver = CopyingSaver(cell)
-    best: Any = {"retention": Retention(keep_best=1), "metric": "loss"}
-    saves = CheckpointSaverHook(tmp_path, save_steps=1, saver=saver, **best)
-    hooks = [saves, EarlyStoppingHook("loss", patience=1, restore_best=True)]
-    shared = SharedSessionCreator(FunctionSessionCreator(cell.step), num_workers=2)
-    async with MonitoredSession([], shared, step_runner="thread") as other:
-        async with anyio.create_task_group() as group:
-            async with MonitoredSession(hooks, shared) as session:
-                while not session.should_stop():
-                    await session.run([])
+    # thread-safe: else the restore would wait for the other call already by the call lock
+    creator = FunctionSessionCreator(cell.step, thread_safe=True)
+    shared = SharedSessionCreator(creator, num_workers=2)
+
+    class StartsOther(CheckpointSaverListener):
+        async def after_save(self, session: Any, global_step_value: int) -> None:
+            if global_step_value == 2:  # the last step; it is saved, so the end saves nothing
                 cell.latch.close()
                 group.start_soon(other.run, [], {"is_other": True})
                 await cell.latch.wait_for_arrival()
-                group.start_soon(session.close)
-                await until(lambda: other.global_step.statistics().tasks_waiting_for_ticket == 1)
-                await settle()
-                assert (cell.value, [line for line in saver.log if "restore" in line]) == (2, [])
-                cell.latch.open()
-        assert (saver.log[-1], cell.value) == ("restore 1", 1)
+
+    saves = CheckpointSaverHook(
+        tmp_path, save_steps=1, saver=saver, listeners=[StartsOther()],
+        retention=Retention(keep_best=1), metric="loss",
+    )  # fmt: skip
+    hooks = [saves, EarlyStoppingHook("loss", patience=1, restore_best=True)]
+    async with MonitoredSession([], shared, step_runner="thread") as other:
+        async with tasks() as group:
+            group.start_soon(run_session, hooks, shared)
+            await until(lambda: other.global_step.statistics().tasks_waiting_for_ticket == 1)
+            await settle()
+            assert (cell.value, [line for line in saver.log if "restore" in line]) == (2, [])
+            cell.latch.open()
+    assert (saver.log[-2:], cell.value) == (["end 2", "restore 1"], 1)
 
 
 LONGEST = 12

@@ -21,7 +21,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
-from ..support.helpers import KeepsCoord, counting_creator, raises_at, settle
+from ..support.helpers import KeepsCoord, counting_creator, counting_step, raises_at, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -262,8 +262,9 @@ async def test_input_that_ends_in_an_async_step_ends_training_cleanly() -> None:
     assert seen == [1, 2]
 
 
-async def test_request_stop_ends_waits_and_lets_run_work() -> None:
-    async with MonitoredSession([], counting_creator()) as session:
+async def test_request_stop_ends_waits_and_refuses_the_next_run() -> None:
+    step, calls = counting_step()
+    async with MonitoredSession([], FunctionSessionCreator(step)) as session:
         async with anyio.create_task_group() as group:
 
             async def wait() -> None:
@@ -274,7 +275,9 @@ async def test_request_stop_ends_waits_and_lets_run_work() -> None:
             await settle()
             await anyio.to_thread.run_sync(session.request_stop, "enough")
         assert session.should_stop()
-        assert await session.run("calls") == 1
+        with pytest.raises(StopTraining, match="no run begins after a stop, by .*: enough"):
+            await session.run("calls")
+    assert calls == []
 
 
 async def test_or_stop_returns_raises_or_ends_with_the_stop() -> None:

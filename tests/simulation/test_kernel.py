@@ -389,14 +389,17 @@ def test_a_cancelled_main_ends_the_run_without_a_value(simulation: Simulation) -
     assert simulation.now == 0.0
 
 
-def test_a_deadlock_lists_the_waits_of_all_tasks(simulation: Simulation) -> None:
+def test_a_deadlock_lists_the_waits_of_all_tasks_and_lets_them_clean_up(
+    simulation: Simulation,
+) -> None:
     cleaned: list[float] = []
 
     async def waiter(name: str) -> None:
         try:
             await simulation.kernel.park(Slot(simulation.kernel, f"the {name}"))
         finally:
-            await simulation.sleep(0)
+            with simulation.kernel.shielded(10):
+                await simulation.sleep(1)
             cleaned.append(simulation.now)
 
     async def main() -> None:
@@ -411,6 +414,7 @@ def test_a_deadlock_lists_the_waits_of_all_tasks(simulation: Simulation) -> None
     assert "wolf, owl: the moon at" in text
     assert "cock: the sun at" in text
     assert "main: the end of cock at" in text
+    assert cleaned == [3.5, 3.5, 3.5]
 
 
 def test_a_sleep_without_end_in_a_shield_is_a_deadlock(simulation: Simulation) -> None:

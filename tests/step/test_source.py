@@ -188,18 +188,27 @@ def test_when_the_last_session_closes_askers_in_line_may_run() -> None:
 
 async def test_a_cancelled_asker_gives_its_ticket_to_the_next() -> None:
     step, source = fed(limit=5)
-    async with anyio.create_task_group() as group, anyio.create_task_group() as first:
-        first.start_soon(step.admission.take_ticket)
+    scope = anyio.CancelScope()
+    got: list[str] = []
+
+    async def ask(name: str, scope: anyio.CancelScope) -> None:
+        with scope:
+            await step.admission.take_ticket()
+            got.append(name)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, "first", scope)
         await settle()
-        group.start_soon(step.admission.take_ticket)
+        group.start_soon(ask, "second", anyio.CancelScope())
         await settle()
         source.looks()
-        first.cancel_scope.cancel()
+        scope.cancel()
         assert step.grant(1, epoch=0)  # before its task has run
         assert step.demand().num_short == 1
         await settle()
         demand = step.demand()
         assert (demand.num_short, demand.num_spare, demand.num_out) == (0, 0, 1)
+    assert (scope.cancelled_caught, got) == (True, ["second"])
     assert source.looks() == 1
 
 

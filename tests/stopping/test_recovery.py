@@ -133,16 +133,22 @@ async def test_recovering_ends_no_wait_of_the_session() -> None:
     assert reached == [1]
 
 
+class ReportsInRun(KeepsCoord):
+    """Reports an error to the first coordinator in a run, which goes on."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    async def before_run(self, run_context: SessionRunContext) -> None:
+        if len(self.coords) == 1:
+            self.coord.request_stop(self.error)
+
+
 async def test_a_run_error_while_the_coordinator_holds_a_preemption_recovers() -> None:
-    hook = KeepsCoord()
-
-    class Reports(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            if len(hook.coords) == 1:
-                hook.coords[0].request_stop(LOST)
-
+    hook = ReportsInRun(LOST)
     raws = [ScriptedSession([ValueError("a consequence")]), ScriptedSession()]
-    async with MonitoredSession([hook, Reports()], ScriptedSessionCreator(raws)) as session:
+    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
         assert await session.run([]) == []
         assert not session.should_stop()
     assert len(hook.coords) == 2
@@ -178,26 +184,28 @@ async def test_a_preemption_error_given_to_request_stop_recreates_nothing() -> N
 
 
 async def test_a_preemption_while_the_coordinator_holds_another_error_is_replaced_by_it() -> None:
-    hook = KeepsCoord()
     error = ValueError("the cause")
-    session = MonitoredSession([hook], ScriptedSessionCreator([ScriptedSession([LOST])]))
+    raw = ScriptedSession([LOST])
+    session = MonitoredSession([ReportsInRun(error)], ScriptedSessionCreator([raw]))
     with pytest.raises(ValueError, match="the cause") as caught:
         async with session:
-            hook.coords[0].request_stop(error)
-            await session.run([])
-    assert caught.value is error
+            with pytest.raises(ValueError, match="the cause") as of_run:
+                await session.run([])
+    assert of_run.value is caught.value is error
+    assert raw.num_runs == 1
 
 
 async def test_any_other_run_error_stands_whatever_the_coordinator_holds() -> None:
-    hook = KeepsCoord()
+    hook = ReportsInRun(ValueError("held"))
     raw = ScriptedSession([KeyError("of the run")])
     with pytest.raises(ValueError, match="held"):
         async with MonitoredSession([hook], ScriptedSessionCreator([raw])) as session:
-            hook.coords[0].request_stop(ValueError("held"))
-            with pytest.raises(KeyError, match="of the run"):
+            with pytest.raises(KeyError, match="of the run") as of_run:
                 await session.run([])
             assert session.should_stop()
-            assert await session.run([]) == []
+            with pytest.raises(StopTraining, match="no run begins after a stop") as refusal:
+                await session.run([])
+    assert (of_run.type, refusal.type, raw.num_runs) == (KeyError, StopTraining, 1)
 
 
 async def test_a_preemption_held_at_the_end_is_only_logged(

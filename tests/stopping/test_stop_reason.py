@@ -103,13 +103,17 @@ async def test_the_end_of_the_input_is_the_reason() -> None:
 
 
 async def test_a_reason_that_a_recovery_forgets_with_its_stop_is_gone() -> None:
-    hook = KeepsCoord()
+    class StopsFirst(KeepsCoord):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            if len(self.coords) == 1:
+                self.coord.request_stop(reason="of the first")
+                assert str(session.stop_reason) == "the coordinator: of the first"
+
     raws = [ScriptedSession([PreemptionError("lost")]), ScriptedSession()]
-    async with MonitoredSession([hook], ScriptedSessionCreator(raws)) as session:
-        hook.coord.request_stop(reason="of the first")
-        assert str(session.stop_reason) == "the coordinator: of the first"
+    async with MonitoredSession([StopsFirst()], ScriptedSessionCreator(raws)) as session:
         await session.run([])
-        assert session.stop_reason is None
+    assert session.stop_reason is None
+    assert [raw.num_runs for raw in raws] == [1, 1]
 
 
 async def test_the_failure_of_one_worker_reaches_the_others_as_a_stop_with_that_reason() -> None:

@@ -76,6 +76,7 @@ def event_loops_end_with_their_hooks() -> Iterator[None]:
         gc.collect()
     for thread in hook_threads():
         thread.join(10)
+    assert not hook_threads()
 
 
 def train_keras(hooks: list[Any]) -> int:

@@ -104,12 +104,15 @@ async def test_a_step_that_loses_the_session_after_the_signal_keeps_the_stop() -
             sigterm()
             raise PreemptionError("lost")
 
-    creator = ScriptedSessionCreator([Lost(), ScriptedSession()])
+    new = ScriptedSession()
+    creator = ScriptedSessionCreator([Lost(), new])
     with left_by_signal():
         async with MonitoredSession([PreemptionHook()], creator) as session:
-            await session.run([])
+            with pytest.raises(StopTraining, match="by PreemptionHook"):
+                await session.run([])
             assert session.should_stop()
     assert str(session.stop_reason) == "PreemptionHook: the process got SIGTERM"
+    assert new.num_runs == 0
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,9 @@ async def test_a_session_that_is_recreated_after_the_time_stops_at_once(engine: 
     hooks, recovery = [TimeLimitHook(1), NotesStop()], Recovery(first_pause_secs=3.0)
     async with MonitoredSession(hooks, creator, recovery=recovery) as session:
         await session.run([])
-        await session.run([])  # the stop keeps no run from its end
-        assert engine.now() == 3.5
+        with pytest.raises(StopTraining, match="by TimeLimitHook: 1 s have passed"):
+            await session.run([])  # which is lost, and not made again
+        assert engine.now() == 3.25
         assert stops == [False, False, True]
         assert session.should_stop()
         assert session.stop_reason == REASON
