@@ -227,3 +227,28 @@ def test_no_wake_up_is_lost_that_a_shuffle_puts_before_its_waker(backend: Any) -
 
     simulation.run(main)
     assert num_woken == 200
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20), st.booleans())
+def test_sleeps_end_at_exactly_their_times_in_order(secs: list[float], shuffle_ties: bool) -> None:
+    """Equal ones end in the order of asking, but where ties are shuffled."""
+    for backend in BACKENDS:
+        simulation = Simulation(1, backend, shuffle_ties=shuffle_ties)
+        ends: list[tuple[float, int]] = []
+
+        async def sleeper(
+            number: int, secs: float, simulation: Simulation = simulation, ends: Any = ends
+        ) -> None:
+            await simulation.sleep(secs)
+            ends.append((simulation.now, number))
+
+        async def main(simulation: Simulation = simulation, sleeper: Any = sleeper) -> None:
+            tasks = [simulation.start(sleeper, number, each) for number, each in enumerate(secs)]
+            for task in tasks:
+                await task.wait()
+
+        simulation.run(main)
+        expected = sorted((each, number) for number, each in enumerate(secs))
+        assert [time for time, _ in ends] == sorted(secs)
+        assert (sorted(ends) if shuffle_ties else ends) == expected
