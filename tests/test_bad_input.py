@@ -322,8 +322,11 @@ async def test_a_step_fn_takes_exactly_step_context(good: Callable[..., Any]) ->
     ],
 )
 async def test_any_other_step_fn_is_refused_before_anything_runs(bad: Any) -> None:
+    message = "step_fn is 3, .*; give a function with the one parameter `step_context`"
+    if callable(bad):
+        message = r"takes \[.*\]; it must take exactly `step_context` \(plus `self` for a method\)"
     async with MonitoredSession([], counting_creator()) as session:
-        with pytest.raises(ValueError, match="step_context"):
+        with pytest.raises(ValueError, match=message):
             await session.run_step_fn(bad)
         assert session.global_step.value == 0
 
@@ -333,7 +336,7 @@ async def test_step_fn_s_request_stop_reaches_the_caller_and_leaves_a_block_clea
         step_context.request_stop()
 
     async with MonitoredSession([], counting_creator()) as session:
-        with pytest.raises(StopTraining):
+        with pytest.raises(StopTraining, match="step_fn has requested the iterations to stop"):
             await session.run_step_fn(stops)
         assert not session.should_stop()
         await session.run_step_fn(stops)

@@ -336,6 +336,7 @@ def test_a_foreign_manifest_is_damage(newest: Path, changes: dict[str, object]) 
 def test_foreign_bytes_are_damage(newest: Path, raw: bytes) -> None:
     (newest / "manifest.json").write_bytes(raw)
     assert "manifest.json" in damage_of(newest)
+    assert newest_step(newest.parent) == 1
 
 
 def nested(depth: int) -> str:
@@ -352,6 +353,7 @@ def test_a_manifest_at_the_limit_of_recursion_is_damage(newest: Path) -> None:
         text = f'{{"format": "asynchooks checkpoint", "metric": {nested(each)}}}'
         (newest / "manifest.json").write_text(text)
         assert "manifest.json" in damage_of(newest)
+        assert newest_step(newest.parent) == 1
 
 
 def test_a_damaged_extra_file_is_not_read(newest: Path) -> None:

@@ -196,8 +196,12 @@ async def test_the_checkpoint_saver_releases_its_directory_after_an_error(tmp_pa
 async def test_the_feed_hook_feeds_and_closes_its_source(is_clean: bool) -> None:
     source, hand = Counted(), Hand(step)
     hook = FeedHook(prefetch(source, 2), "x")
-    await hand.train(hook, 3, None if is_clean else ZeroDivisionError())
+    await hand.open(hook)
+    for _ in range(3):
+        await hand.run(hook)
     assert hand.fed == [{"x": 0}, {"x": 1}, {"x": 2}]
+    assert source.log == ["open"]
+    await (hook.end(hand.raw) if is_clean else hook.on_error(hand.raw, ZeroDivisionError()))
     assert source.log == ["open", "closed"]
 
 

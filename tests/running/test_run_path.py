@@ -560,20 +560,29 @@ async def test_a_lost_session_runs_its_hooks_again(moment: str, kind: Any) -> No
     assert [each.is_closed for each in sessions] == [True] * 3
 
 
-async def test_attempts_are_bounded_and_counted_from_zero_after_a_run_that_worked() -> None:
-    lost = [PreemptionError(f"lost {n}") for n in range(5)]
-    scripts: list[list[Any]] = [
-        [lost[0]], [lost[1]], [{"x": 1}, lost[2]], [lost[3]], [lost[4]],
-    ]  # fmt: skip
-    hook, creator = ActsAt({}), ScriptedSessionCreator(map(ScriptedSession, scripts))
+@pytest.mark.parametrize("in_creation", [False, True])
+async def test_attempts_are_bounded_and_counted_from_zero_after_a_run_that_worked(
+    in_creation: bool,
+) -> None:
+    """Every second attempt is lost in its run, or in the creation of its raw session."""
+
+    def loses(number: int) -> Any:
+        error = PreemptionError(f"lost {number}")
+        return error if in_creation else ScriptedSession([error])
+
+    works_once = ScriptedSession([{"x": 1}, PreemptionError("lost 2")])
+    first, last = (ScriptedSession([PreemptionError(f"lost {n}")]) for n in (0, 4))
+    creator = ScriptedSessionCreator([first, loses(1), works_once, loses(3), last])
+    hook = ActsAt({})
     recovery = Recovery(max_attempts=2, first_pause_secs=0)
     async with MonitoredSession([hook], creator, recovery=recovery) as session:
-        assert (await session.run("x"), hook.num_runs) == (1, 3)
+        assert (await session.run("x"), hook.num_runs) == (1, 2 if in_creation else 3)
         with pytest.raises(PreemptionError, match="lost 4") as raised:
             await session.run("x")
         assert "given up after 2 attempts" in raised.value.__notes__[-1]
-        assert (hook.num_runs, session.should_stop()) == (6, True)
+        assert (hook.num_runs, session.should_stop()) == (4 if in_creation else 6, True)
         assert session.global_step.statistics().tickets == 0
+    assert last.is_closed
 
 
 async def test_a_fetch_that_is_no_name_does_not_hide_which_one_is_missing() -> None:

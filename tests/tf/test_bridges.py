@@ -6,7 +6,7 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,6 @@ def train_tensorflow(hooks: list[Any]) -> int:
 
 Train = Callable[[list[Any]], int]
 in_both = pytest.mark.parametrize("train_with", [train_keras, train_tensorflow])
-ends_early = pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras's words for it
 
 
 @in_both
@@ -108,7 +107,6 @@ def test_a_hook_that_asks_to_stop_ends_training(train_with: Train) -> None:
 
 
 @in_both
-@ends_early
 def test_the_end_of_a_hook_s_input_ends_training_without_the_run(train_with: Train) -> None:
     class Input(SessionRunHook):
         def __init__(self) -> None:
@@ -118,7 +116,11 @@ def test_the_end_of_a_hook_s_input_ends_training_without_the_run(train_with: Tra
             next(self.items)
 
     other = RecordingHook("other")
-    assert train_with([Input(), other]) == 2
+    warns: Any = nullcontext()
+    if train_with is train_keras:
+        warns = pytest.warns(UserWarning, match="Your input ran out of data")  # Keras's words
+    with warns:
+        assert train_with([Input(), other]) == 2
     assert other.log[-1] == ("other", "end")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from itertools import pairwise
 
 import anyio
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 
 from asynchooks._engine.base import Engine, Slot
 from asynchooks._engine.current import current_engine
+from asynchooks._engine.threads import run_blocking
 from asynchooks.hooks.checkpoint._background import BackgroundWriter, Write
 
 from ...checkpoints.stores import run_python
 from ...support.helpers import settle
+from ..savers import until
 from ..virtual_time import on_trampoline
 
 pytestmark = pytest.mark.anyio
@@ -123,6 +127,29 @@ async def test_a_wait_that_is_cancelled_leaves_the_write_under_way() -> None:
     assert writes.log == ["begin a", "end a", "idle"]
 
 
+async def test_of_writes_in_threads_none_overlaps_another() -> None:
+    writes, under_way = Writes(), threading.Lock()
+    overlaps: list[bool] = []
+
+    def block() -> None:
+        overlaps.append(not under_way.acquire(blocking=False))
+        time.sleep(0.001)  # so that a second one would meet it
+        under_way.release()
+
+    async def write() -> None:
+        await run_blocking(writes.engine, block, 10.0, "asynchooks-save")
+
+    async def submit(number: int) -> None:
+        writes.writer.submit(write)
+        await until(lambda: len(overlaps) == number)  # the next one comes while it is written
+
+    for number in range(1, 21):
+        await submit(number)
+    await writes.wait_idle()
+    assert overlaps == [False] * 20
+    writes.writer.raise_error()
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     gaps=st.lists(st.sampled_from([0.0, 0.4, 1.0, 1.6, 3.0]), min_size=1, max_size=8),
@@ -164,6 +191,7 @@ def test_the_last_is_always_written_none_twice_and_no_two_at_once(
 EXIT = """
 import sys, anyio
 from asynchooks._engine.current import current_engine
+from asynchooks._engine.threads import run_blocking
 from asynchooks.hooks.checkpoint._background import BackgroundWriter
 
 async def write():
