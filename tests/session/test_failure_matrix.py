@@ -103,8 +103,8 @@ async def check(
     check_what_left(fault, faulty)
     check_others(faulty, workers)
     check_gate(creator)
-    assert creator._common is not None
-    assert creator._common.raw is None, "it was closed"
+    assert [raw.num_closes for raw in fault.raws] == [1] * len(fault.raws)
+    assert fault.raws or place == "begin"
 
 
 @pytest.mark.parametrize("anyio_backend", LOOPS)

@@ -31,6 +31,7 @@ from asynchooks import (
     SharedSessionCreator,
     StopReason,
 )
+from asynchooks.backends._function import FunctionSession
 
 MANY_SECS = 10
 """How long all workers together may take: a hang is what a broken stop looks like."""
@@ -134,6 +135,7 @@ class Fault:
         self.has_opened = anyio.Event()  # its worker has, or has left
         self.is_over = anyio.Event()  # its worker has left
         self.num_played = 0
+        self.raws: list[Raw] = []  # that were made
         self._left = nth
         self._token = anyio.lowlevel.current_token()
         self._loop_thread = threading.get_ident()
@@ -253,6 +255,27 @@ def step_of(fault: Fault) -> tuple[Callable[[], Any], Any]:
     return lambda: {"loss": 0.5}, "inline"
 
 
+class Raw(FunctionSession):
+    """A raw session that counts how often it is closed."""
+
+    num_closes = 0
+
+    def close(self) -> None:
+        self.num_closes += 1
+
+
+class Creator(FunctionSessionCreator):
+    """Keeps the raw sessions that it made."""
+
+    def __init__(self, step: Callable[[], Any], raws: list[Raw]) -> None:
+        super().__init__(step)
+        self._step, self._raws = step, raws
+
+    def create_session(self) -> Raw:
+        self._raws.append(Raw(self._step, call_lock=self.call_lock))
+        return self._raws[-1]
+
+
 async def play(
     fault: Fault,
     workers: list[Worker],
@@ -269,7 +292,7 @@ async def play(
             else until the worker of the fault has left. Those that began later make one step.
     """
     step, runner = step_of(fault)
-    creator = SharedSessionCreator(FunctionSessionCreator(step))
+    creator = SharedSessionCreator(Creator(step, fault.raws))
 
     async def train(session: MonitoredSession, place: int) -> None:
         if place == fault.worker and fault.place == "side task of the session":
