@@ -35,13 +35,13 @@ READS_INPUT = ["before_run", *STEPS]
 
 
 def check_what_left(fault: Fault, worker: Worker) -> None:
-    """The right error left the worker of the fault, and its hooks were told, each once."""
+    """The right error left the worker of the fault, and each of its hooks had on_error once."""
     left, place = worker.left, fault.place
     faults = [hook.fault for hook in worker.hooks if isinstance(hook, Witness)]
     until_fault = [int(nth <= faults.index(fault)) for nth in range(3)]
     if fault.kind is Kind.INPUT_ENDS and place in READS_INPUT:
         assert left is None
-        assert (worker.begun, worker.ended, worker.told) == ([1, 1, 1], [1, 1, 1], [0, 0, 0])
+        assert (worker.begun, worker.ended, worker.num_errors) == ([1, 1, 1], [1, 1, 1], [0, 0, 0])
         return
     if fault.kind.is_error:
         assert left is fault.error
@@ -59,7 +59,7 @@ def check_what_left(fault: Fault, worker: Worker) -> None:
         assert f"{moment} of Witness raised" in str(left)
     assert not isinstance(left, BaseExceptionGroup)
     assert worker.begun == (until_fault if place == "begin" else [1, 1, 1])
-    assert worker.told == worker.begun
+    assert worker.num_errors == worker.begun
     if place == "end":  # all are called, also after one that failed, but for an interruption
         is_cut = fault.kind in (Kind.CANCEL, Kind.INTERRUPT, Kind.EXIT)
         assert worker.ended == (until_fault if is_cut else [1, 1, 1])
@@ -158,10 +158,11 @@ async def test_many_workers_with_many_faults(plans: list[tuple[str, Kind, int]])
         # others that fail may stop a worker before its first run
         assert fault.num_played or fault.place not in ("begin", "after_create_session")
         assert is_clean or fault.place != "nowhere"
-        for begun, ended, told in zip(worker.begun, worker.ended, worker.told, strict=True):
+        counts = zip(worker.begun, worker.ended, worker.num_errors, strict=True)
+        for begun, ended, num_errors in counts:
             assert ended <= 1
-            assert told <= begun == 1 or begun == 0
-            assert told + ended >= begun
+            assert num_errors <= begun == 1 or begun == 0
+            assert num_errors + ended >= begun
     assert len(outcomes) == len(plans)
     assert all(raw.is_closed for raw in raws)
     check_gate(creator)

@@ -127,7 +127,7 @@ async def check(
             assert any(fault.place.split()[1] in note for note in fault.error.__notes__)
     assert faulty.left is not None
     assert not isinstance(faulty.left, BaseExceptionGroup)
-    assert faulty.told == faulty.begun
+    assert faulty.num_errors == faulty.begun
     assert max(faulty.ended) <= 1
     check_others(faulty, workers)
     check_gate(creator)

@@ -51,7 +51,8 @@ def check_others(faulty: Worker, workers: list[Worker]) -> None:
     for place, worker in enumerate(workers):
         if worker is not faulty:
             assert worker.left is None, f"worker {place}: {worker.left!r}"
-            assert (worker.ended, worker.told) == ([1] * len(worker.ended), [0] * len(worker.told))
+            num_hooks = len(worker.ended)
+            assert (worker.ended, worker.num_errors) == ([1] * num_hooks, [0] * num_hooks)
             if worker.is_late and worker.reason is None:
                 continue
             if error is not None:

@@ -175,11 +175,11 @@ class Fault:
 
 
 class Witness(SessionRunHook):
-    """Counts what it is told, and plays a fault, if it is given one."""
+    """Counts its first and last moments, and plays a fault, if it is given one."""
 
     def __init__(self, fault: Fault | None = None) -> None:
         self.fault = fault
-        self.begun = self.ended = self.told = 0
+        self.begun = self.ended = self.num_errors = 0  # the last: calls of on_error
 
     async def _at(self, place: str) -> None:
         if self.fault is None:
@@ -209,7 +209,7 @@ class Witness(SessionRunHook):
         await self._at("end")
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        self.told += 1
+        self.num_errors += 1
         await anyio.lowlevel.checkpoint()
 
 
@@ -233,8 +233,8 @@ class Worker:
         return [hook.ended for hook in self.hooks if isinstance(hook, Witness)]
 
     @property
-    def told(self) -> list[int]:
-        return [hook.told for hook in self.hooks if isinstance(hook, Witness)]
+    def num_errors(self) -> list[int]:
+        return [hook.num_errors for hook in self.hooks if isinstance(hook, Witness)]
 
 
 def step_of(fault: Fault) -> tuple[Callable[[], Any], Any]:

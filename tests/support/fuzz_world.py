@@ -592,16 +592,16 @@ class Worker:
         stop, kinds = self.world.life.stop, {each.plan.kind for each in played}
         is_preempted = stop is not None and stop.kind == "preempt" and "preemption" in kinds
         for witness in self.witnesses:
-            if witness.begun > 1 or witness.ended > 1 or witness.told > 1:
+            if witness.begun > 1 or witness.ended > 1 or witness.num_errors > 1:
                 law(f"{name}: begin, end, on_error {witness.counts} times")
             is_clean = self.left is None and not (self.scope.cancelled_caught or is_preempted)
-            if witness.begun and is_clean and (witness.ended, witness.told) != (1, 0):
+            if witness.begun and is_clean and (witness.ended, witness.num_errors) != (1, 0):
                 law(f"{name}: left cleanly, but end, on_error {witness.counts[1:]} times")
-            is_untold = witness.begun > 0 and witness.told != 1 and not is_interrupted
-            if is_untold and self.left is not None:
-                law(f"{name}: {self.left!r} left, but on_error {witness.told} times")
-            if is_untold and self.scope.cancelled_caught:
-                law(f"{name}: cancelled, but on_error {witness.told} times")
+            lacks_error = witness.begun > 0 and witness.num_errors != 1 and not is_interrupted
+            if lacks_error and self.left is not None:
+                law(f"{name}: {self.left!r} left, but on_error {witness.num_errors} times")
+            if lacks_error and self.scope.cancelled_caught:
+                law(f"{name}: cancelled, but on_error {witness.num_errors} times")
             if witness.num_after > witness.num_before:
                 law(f"{name}: {witness.num_before} before_run, {witness.num_after} after_run")
         if self.left is not None and not self._is_allowed(self.left, played):
@@ -636,11 +636,11 @@ def _notes(error: BaseException) -> str:
 
 
 class _Counts:
-    begun = ended = told = num_before = num_after = 0
+    begun = ended = num_errors = num_before = num_after = 0
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        return self.begun, self.ended, self.told
+        return self.begun, self.ended, self.num_errors
 
 
 class Witness(_Counts, SessionRunHook):
@@ -674,7 +674,7 @@ class Witness(_Counts, SessionRunHook):
         await self._world.at("end")
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        self.told += 1
+        self.num_errors += 1
         await self._world.at("on_error")
 
 
@@ -706,7 +706,7 @@ class PlainWitness(_Counts, SessionRunHook):
         self._world.at_plain("end")
 
     def on_error(self, session: Any, exception: BaseException) -> None:
-        self.told += 1
+        self.num_errors += 1
         self._world.at_plain("on_error")
 
 
