@@ -185,6 +185,8 @@ class Mapped(Buffered):
                 try:
                     items = await self._source._read(min(self._per_chunk, room))
                 except Exception as error:
+                    if worker.is_unwanted:  # the source was closed by the cancellation
+                        self._closing_error = self._closing_error or error
                     self._has_all, self._source_error = True, error
                     break
                 clocks.input_wait += engine.tick() - before

@@ -220,6 +220,8 @@ class Buffered(Stage[Any]):
                         foreign.__cause__ = error
                         self._fail(foreign)
                     raise
+                if worker.is_unwanted:  # what it has read was closed by the cancellation
+                    self._closing_error = self._closing_error or failure
                 self._fail(failure)
             finally:
                 self._num_working -= 1

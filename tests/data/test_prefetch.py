@@ -60,6 +60,36 @@ async def test_its_source_is_closed_at_its_end_in_the_task_that_read_it() -> Non
         assert tasks[0] == tasks[1] != anyio.get_current_task().id
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda source: prefetch(source, 2),
+        lambda source: prefetch(batch(source, 1), 2),
+        lambda source: map_concurrent(same, source, 2),
+    ],
+    ids=["prefetch", "batch", "map"],
+)
+async def test_an_error_of_its_clean_up_leaves_where_a_read_of_the_source_is_cancelled(
+    make: Callable[[Any], Stage[Any]],
+) -> None:
+    async def read() -> AsyncIterator[int]:
+        try:
+            yield 0
+            await anyio.sleep_forever()
+        finally:
+            raise OSError("the file cannot be closed")
+
+    with pytest.raises(OSError, match="the file cannot be closed"):
+        async with make(read()) as items:
+            await anext(items)
+            await settle()
+    with pytest.raises(KeyError) as caught:
+        async with make(read()) as items:
+            await settle()
+            raise KeyError("of the block")
+    assert "the file cannot be closed" in str(caught.value.__notes__)
+
+
 async def test_it_must_be_opened_and_says_how() -> None:
     for stage, line in (
         (prefetch([1], 1), r"prefetch\(a list of 1\) runs tasks and must be opened"),
