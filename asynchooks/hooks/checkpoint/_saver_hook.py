@@ -308,7 +308,7 @@ class CheckpointSaverHook(SessionRunHook):
             raise failure
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        if self._open is not None and not self._was_refused(exception):
+        if not self._was_refused(exception) and self._open is not None:
             try:
                 await self._open.finish(None)
             finally:

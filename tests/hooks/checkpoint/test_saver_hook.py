@@ -496,6 +496,21 @@ async def test_a_refusal_behind_another_error_leaves_the_first_session_unharmed(
     assert saved(tmp_path) == {0: "0", 1: "1"}
 
 
+async def test_a_refusal_is_forgotten_also_where_the_hook_is_in_no_session_any_more(
+    tmp_path: Path,
+) -> None:
+    hook: Any = CheckpointSaverHook(tmp_path, save_steps=2, saver=PlainSaver(Cell()))
+    await hook.begin()
+    with pytest.raises(RuntimeError, match=IN_USE) as refused:
+        await hook.begin()
+    await hook.on_error(None, ZeroDivisionError())  # of the first session
+    hook._saver = None
+    with pytest.raises(RuntimeError, match="has nothing to save"):
+        await hook.begin()  # of a third one
+    await hook.on_error(None, refused.value)
+    assert hook._refusals == []
+
+
 @pytest.mark.parametrize("saver", [None, object(), {"w": np.zeros(1)}, PlainSaver])
 async def test_what_is_no_saver_is_refused_before_anything_is_made(
     saver: Any, tmp_path: Path
