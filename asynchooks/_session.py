@@ -577,6 +577,9 @@ class MonitoredSession(AsyncOnly):
         self._stops.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
             error = await self._lifecycle.end(error)
+        except GeneratorExit:  # thrown away meanwhile: `after_close` cannot be awaited
+            self._hooks.on_drop()
+            raise
         finally:
             self._last_fetches = None
             self._raw_runs.forget()

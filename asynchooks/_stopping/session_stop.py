@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from .._engine.base import Engine
 from .._engine.stop import Loss, Stop, StopReason
 from .._engine.sync import Condition
-from .._errors import StopTraining, add_note, is_preemption
+from .._errors import StopTraining, add_note, is_preemption, is_thrown_away
 from .._step.global_step import GlobalStep
 from .._step.waiters import Worker
 from .backoff import Recovery
@@ -305,9 +305,9 @@ async def interruption(awaitable: Awaitable[object]) -> BaseException | None:
     """Await it; returns what it raised."""
     try:
         await awaitable
-    except GeneratorExit:  # the coroutine is being thrown away: nothing can be awaited any more
-        raise
     except BaseException as error:
+        if is_thrown_away(error):  # nothing can be awaited any more
+            raise
         return error
     return None
 

@@ -26,12 +26,16 @@ from asynchooks import (
     StepUnreachableError,
     StopAtStepHook,
 )
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import use_engine
 from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.simulation import Simulation
+from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
 from ..hooks.preemptions import Counter, handlers_are_kept, saved_counts, saving, train
 from ..simulation.engines import on_every_engine
 from ..support.helpers import counting_creator, settle
+from ..support.virtual_kernel import Trampoline
 
 pytestmark = pytest.mark.anyio
 
@@ -212,6 +216,32 @@ def test_a_session_whose_event_loop_has_ended_is_noticed(tmp_path: Path, backend
         signal.signal(signal.SIGINT, before[0])  # the loop's own, which ended before ours
     wait_for_threads()
     assert is_free(tmp_path)
+
+
+def test_one_that_is_thrown_away_while_its_raw_session_closes_calls_on_drop() -> None:
+    log: list[str] = []
+
+    class Drops(RecordingHook):
+        def on_drop(self) -> None:
+            log.append("on_drop")
+
+    class Raw(ScriptedSession):
+        async def close(self) -> None:  # type: ignore[override]
+            log.append("close")
+            await engine.park(Slot(engine, "nothing"))
+
+    async def main() -> None:
+        async with MonitoredSession([Drops("a")], ScriptedSessionCreator([Raw()])) as session:
+            await session.run([])
+
+    engine = Trampoline()
+    with use_engine(engine):
+        task = engine.start(main)
+        while engine.fire_next():
+            pass
+        assert (log, task.is_done) == (["close"], False)
+        task.body.close()
+    assert log == ["close", "on_drop"]
 
 
 def test_one_that_another_thread_drops_gives_back_what_it_holds(tmp_path: Path) -> None:

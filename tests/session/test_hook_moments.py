@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -28,6 +29,7 @@ from asynchooks import (
     SharedSessionCreator,
     StopTraining,
 )
+from asynchooks.testing import ScriptedSession, ScriptedSessionCreator
 
 from ..support.helpers import counting_creator, raises_at
 
@@ -304,6 +306,28 @@ async def test_what_after_close_raises_leaves_the_session() -> None:
         await train(Model(), [first, second], 1)
     assert seen == [None, caught.value.__context__]
     assert caught.value.__notes__ == ["in after_close of Raises"]
+
+
+@pytest.mark.parametrize("error", [GeneratorExit("by mistake"), SystemExit(3)])
+async def test_after_close_comes_also_where_the_close_of_the_raw_session_raises(
+    error: BaseException,
+) -> None:
+    seen: list[BaseException | None] = []
+
+    class Raw(ScriptedSession):
+        async def close(self) -> None:  # type: ignore[override]
+            await anyio.lowlevel.checkpoint()
+            raise error
+
+    class Notes(SessionRunHook):
+        async def after_close(self, exception: BaseException | None) -> None:
+            seen.append(exception)
+
+    with pytest.raises(type(error)) as caught:
+        async with MonitoredSession([Notes()], ScriptedSessionCreator([Raw()])):
+            pass
+    assert caught.value is error
+    assert seen == [error]
 
 
 async def test_a_hook_whose_begin_failed_is_not_called_after_the_close() -> None:
