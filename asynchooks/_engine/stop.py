@@ -47,8 +47,8 @@ class Stop:
             self._slots.remove(slot)
 
 
-class Loss(Stop):
-    """Set when a backend is lost: a blocking call on it would be waited for in vain."""
+class LostPeer(Stop):
+    """Set when a backend, or a step on it, is lost: a call on it would be waited for in vain."""
 
     __slots__ = ("_reason",)
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 from .._errors import OverlappingCallError, StopTraining
 from .base import STOPPED, Engine, Sentinel, Slot
 from .current import current_engine, system_now
-from .stop import EndsAtStop, Loss, Stop
+from .stop import EndsAtStop, LostPeer, Stop
 
 logger = logging.getLogger("asynchooks")
 
@@ -271,14 +271,14 @@ class CallLock:
         grace_secs: float,
         *,
         stop: Stop | None = None,
-        loss: Loss | None = None,
+        lost_peer: LostPeer | None = None,
     ) -> Hold:
         """Wait for a hold.
 
         Args:
             grace_secs: seconds, >= 0, for which it waits for a call that was abandoned.
             stop: ends the wait, as the call is not worth making then.
-            loss: says that the call under way will never return.
+            lost_peer: says that the call under way will never return.
 
         Raises:
             OverlappingCallError: a call that was abandoned has not returned.
@@ -308,17 +308,17 @@ class CallLock:
                     self._warn(now - begun)
                     warn_at = math.inf
                 pause = _SHORT_SECS if has_it else min(until, warn_at) - now
-                if loss is not None:
-                    loss.add(slot)
+                if lost_peer is not None:
+                    lost_peer.add(slot)
                 try:
                     with EndsAtStop(slot, stop):
                         value = await engine.park(slot, engine.now() + pause)
                 finally:
-                    if loss is not None:
-                        loss.discard(slot)
+                    if lost_peer is not None:
+                        lost_peer.discard(slot)
                 if value is STOPPED and self._holder is not hold:
-                    if loss is not None and loss.is_set:
-                        raise loss.error()
+                    if lost_peer is not None and lost_peer.is_set:
+                        raise lost_peer.error()
                     raise StopTraining(f"a stop was requested while waiting for {slot.what}")
         except BaseException:
             self.release(hold)

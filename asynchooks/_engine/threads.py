@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from .base import STOPPED, TIMED_OUT, Engine, Slot
 from .current import engine_in_use
-from .stop import Loss
+from .stop import LostPeer
 
 logger = logging.getLogger("asynchooks")
 
@@ -102,7 +102,7 @@ class WorkThread:
         grace_secs: float,
         when_late: WhenLate = drop,
         until: float = math.inf,
-        loss: Loss | None = None,
+        lost_peer: LostPeer | None = None,
     ) -> Any:
         """Call `fn` in the thread and return its value, or raise its error.
 
@@ -115,7 +115,7 @@ class WorkThread:
             when_late: gets an outcome that no task waits for: of a call that was cancelled, or,
                 in its thread, of one that was abandoned.
             until: when to abandon it in any case, on the engine's clock; then this returns None.
-            loss: says that the call will never return; it is abandoned, the error raised.
+            lost_peer: says that the call will never return; it is abandoned, the error raised.
         """
         engine = self._engine
         slot = Slot(engine, self._what)
@@ -126,8 +126,8 @@ class WorkThread:
         job = _Job(fn, when_late, slot)
         self._jobs.put(job)
         self._is_busy = True
-        if loss is not None:
-            loss.add(slot)
+        if lost_peer is not None:
+            lost_peer.add(slot)
         try:
             outcome = await engine.park(slot, until)
         except BaseException:
@@ -145,14 +145,14 @@ class WorkThread:
             raise
         finally:
             self._is_busy = False
-            if loss is not None:
-                loss.discard(slot)
+            if lost_peer is not None:
+                lost_peer.discard(slot)
         if outcome is TIMED_OUT:
             return self._abandon(job)
         if outcome is STOPPED:
-            assert loss is not None
+            assert lost_peer is not None
             self._abandon(job)
-            raise loss.error()
+            raise lost_peer.error()
         return outcome.unwrap()
 
     def _abandon(self, job: _Job) -> None:
@@ -240,14 +240,14 @@ async def run_blocking(
     name: str,
     when_late: WhenLate = drop,
     until: float = math.inf,
-    loss: Loss | None = None,
+    lost_peer: LostPeer | None = None,
 ) -> Any:
     """Call a blocking function once, off the event loop; inline where time is simulated."""
     if engine.is_virtual:
         return fn()
     thread = WorkThread(engine, name)
     try:
-        return await thread.run(fn, grace_secs, when_late, until, loss)
+        return await thread.run(fn, grace_secs, when_late, until, lost_peer)
     finally:
         thread.close()
 
@@ -372,22 +372,22 @@ class StepRunner:
         self,
         fn: Callable[[], Any],
         probe: Probe,
-        loss: Loss | None = None,
+        lost_peer: LostPeer | None = None,
         when_late: WhenLate = drop,
     ) -> Awaitable[Any]:
         """Call `fn` where steps of its kind are best run, and return its value.
 
         Args:
             probe: what is known of the kind; steps of one kind take about the same time.
-            loss: ends the wait for a call in a thread that will never return.
+            lost_peer: ends the wait for a call in a thread that will never return.
             when_late: gets the outcome of a call in a thread after a cancellation.
         """
         if probe is _IN_THREAD:
-            return self._call_in_thread(fn, probe, loss, when_late)
-        return self._run_probed(fn, probe, loss, when_late)
+            return self._call_in_thread(fn, probe, lost_peer, when_late)
+        return self._run_probed(fn, probe, lost_peer, when_late)
 
     async def _run_probed(
-        self, fn: Callable[[], Any], probe: Probe, loss: Loss | None, when_late: WhenLate
+        self, fn: Callable[[], Any], probe: Probe, lost_peer: LostPeer | None, when_late: WhenLate
     ) -> Any:
         if probe is _INLINE:
             return fn()
@@ -400,7 +400,7 @@ class StepRunner:
             finally:
                 self.learn(probe, self._engine.now() - begun)
         try:
-            return await self._call_in_thread(fn, probe, loss, when_late)
+            return await self._call_in_thread(fn, probe, lost_peer, when_late)
         finally:
             if probe.is_warm:
                 probe.since_probe += 1
@@ -411,12 +411,12 @@ class StepRunner:
                 slot.wake()
 
     def _call_in_thread(
-        self, fn: Callable[[], Any], probe: Probe, loss: Loss | None, when_late: WhenLate
+        self, fn: Callable[[], Any], probe: Probe, lost_peer: LostPeer | None, when_late: WhenLate
     ) -> Awaitable[Any]:
         self.last_in_thread = probe
         if self._thread is None:
             self._thread = WorkThread(self._engine, "asynchooks-step")
-        return self._thread.run(fn, self.grace_secs, when_late, loss=loss)
+        return self._thread.run(fn, self.grace_secs, when_late, lost_peer=lost_peer)
 
     def close(self) -> None:
         """Let the thread end; a step that still runs there is not waited for."""

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any, Protocol, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
-from .._engine.stop import EndsAtStop, Loss, StopReason
+from .._engine.stop import EndsAtStop, LostPeer, StopReason
 from .._errors import (
     ModelRestored,
     PreemptionError,
@@ -118,14 +118,14 @@ class SessionLifecycle:
         return None if self.raw is None else self.raw.exposed
 
     @property
-    def _loss(self) -> Loss | None:
-        return None if self.raw is None else self.raw.loss
+    def _lost_peer(self) -> LostPeer | None:
+        return None if self.raw is None else self.raw.lost_peer
 
     @property
-    def step_loss(self) -> Loss | None:
+    def lost_step(self) -> LostPeer | None:
         """What ends the wait for a step in a thread: its backend's silence, else a guard."""
         coord = self.stops.coord
-        return self._loss or (None if coord is None else coord.loss)
+        return self._lost_peer or (None if coord is None else coord.lost_step)
 
     def should_stop(self) -> bool:
         if self._state is State.LOST:
@@ -280,7 +280,7 @@ class SessionLifecycle:
         reported = error
         stops.report(error, engine)
         error = await self._call_on_error(session, reported) or error
-        error = await stops.end_tasks(error, engine, self._grace_secs, self._loss)
+        error = await stops.end_tasks(error, engine, self._grace_secs, self._lost_peer)
         stops.report(error, engine)
         if reported is None:
             reported = error
@@ -349,7 +349,7 @@ class SessionLifecycle:
         if coord is not None:
             coord.detach()
             until = self.engine.now() + self._grace_secs
-            await coord.end(self.engine, until, cancel_tasks=False, loss=self._loss)
+            await coord.end(self.engine, until, cancel_tasks=False, lost_peer=self._lost_peer)
             # an error of a side task of the session leaves at the end, after all hooks' `end`
             error = None if coord.error is self.stops.task_error else coord.error
             if error is not None and not is_preemption(error):

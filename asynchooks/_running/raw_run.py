@@ -141,19 +141,19 @@ class RawRuns:
         if self._is_outdated:
             admission.give_back(ticket)
             self._raise_if_outdated()
-        loss, lock = self._lifecycle.step_loss, NO_LOCK if raw.is_async else raw.call_lock
+        lost_step, lock = self._lifecycle.lost_step, NO_LOCK if raw.is_async else raw.call_lock
         hold = lock.take_nowait()
         if hold is None:
             stop, grace_secs = self._lifecycle.stops.run_stop, self._runner.grace_secs
             try:
-                hold = await lock.take(engine, grace_secs, stop=stop, loss=loss)
+                hold = await lock.take(engine, grace_secs, stop=stop, lost_peer=lost_step)
             except BaseException:
                 admission.give_back(ticket)
                 raise
         made = self._lifecycle.hooks.step_in_thread = StepInThread()
         try:
             call = hold.around(lambda: _run(raw, args, step, ticket, made))
-            outputs = await self._runner.run_probed(call, probe, loss, Unfinished.give_up)
+            outputs = await self._runner.run_probed(call, probe, lost_step, Unfinished.give_up)
         except BaseException:
             if hold.abandon():
                 admission.abandon(ticket)
@@ -183,8 +183,8 @@ class RawRuns:
         probe = self._runner.probe(times, kind)
         lock = self._handle.creator.call_lock if raw is None else raw.call_lock
         if probe.in_thread and not lock.is_needed:
-            loss = None if raw is None else raw.loss
-            return self._runner.run_probed(lambda: self._handle.call(fn), probe, loss)
+            lost_peer = None if raw is None else raw.lost_peer
+            return self._runner.run_probed(lambda: self._handle.call(fn), probe, lost_peer)
         if probe.in_thread or raw is None or not lock.is_free:
             return self._call_alone(fn, probe, lock, raw, stop)
         lock.here = self._thread  # instead of a hold: see `CallLock`
@@ -218,13 +218,13 @@ class RawRuns:
         raw: RawSession | None,
         stop: Stop | None,
     ) -> Any:
-        loss = None if raw is None else raw.loss
+        lost_peer = None if raw is None else raw.lost_peer
         hold = lock.take_nowait() or await lock.take(
-            self._engine, self._runner.grace_secs, stop=stop, loss=loss
+            self._engine, self._runner.grace_secs, stop=stop, lost_peer=lost_peer
         )
         try:
             call = hold.around(lambda: self._handle.call(fn))
-            return await self._runner.run_probed(call, probe, loss)
+            return await self._runner.run_probed(call, probe, lost_peer)
         finally:
             hold.abandon()  # unless it has ended
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
-from .._engine.stop import EndsAtStop, Loss, Stop, StopReason, reason_for
+from .._engine.stop import EndsAtStop, LostPeer, Stop, StopReason, reason_for
 from .._errors import add_note, out_of_range_types
 from .backoff import Restart
 from .tasks import OnFailure, SideTask, SideTasks, or_stop
@@ -69,8 +69,8 @@ class Coordinator:
     """
 
     __slots__ = (
-        "_changed", "_clean_types", "_error", "_is_detached", "_joined", "_lock", "_loss", "_owner",
-        "_reason", "_tasks", "_threads", "stop",
+        "_changed", "_clean_types", "_error", "_is_detached", "_joined", "_lock", "_lost_step",
+        "_owner", "_reason", "_tasks", "_threads", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +86,7 @@ class Coordinator:
         self._joined = False
         # what waits beside this coordinator ends with it; side tasks are born with it
         self.stop = Stop()
-        self._loss: Loss | None = None  # once it is asked for
+        self._lost_step: LostPeer | None = None  # once it is asked for
         self._tasks: SideTasks | None = None  # once there are any
         self._owner = _NO_OWNER  # one object: a thousand sessions have a coordinator each
         self._is_detached = False
@@ -100,11 +100,11 @@ class Coordinator:
         self._is_detached = True
 
     @property
-    def loss(self) -> Loss:
+    def lost_step(self) -> LostPeer:
         """Where a guard says that the step which a session runs in a thread will never return."""
         with self._lock:
-            self._loss = self._loss or Loss()
-            return self._loss
+            self._lost_step = self._lost_step or LostPeer()
+            return self._lost_step
 
     @property
     def joined(self) -> bool:
@@ -269,13 +269,13 @@ class Coordinator:
             )
 
     async def end(
-        self, engine: Engine, until: float, *, cancel_tasks: bool, loss: Loss | None = None
+        self, engine: Engine, until: float, *, cancel_tasks: bool, lost_peer: LostPeer | None = None
     ) -> None:
         """Stop, then wait for threads and side tasks on the engine's clock, until then at most.
 
         Side tasks that live on are cancelled then, at once with `cancel_tasks`. Threads are waited
-        for until `loss` at most: they block on what will never answer. Cancellation leaves at once;
-        call it again, shielded, to finish.
+        for until `lost_peer` is set at most: they block on what will never answer. Cancellation
+        leaves at once; call it again, shielded, to finish.
         """
         self.request_stop(reason=StopReason("the session", "it ends, or replaces what was lost"))
         if self._tasks is not None:
@@ -287,8 +287,8 @@ class Coordinator:
         elif waited:
             slot = Slot(engine, f"the threads {', '.join(t.name for t in waited)}")
             when_ended(waited, slot.wake)
-            if loss is not None:
-                loss.add(slot)
+            if lost_peer is not None:
+                lost_peer.add(slot)
             await engine.park(slot, until)
         if self._tasks is not None:  # those that were started meanwhile
             await self._tasks.end(engine, until, cancel=cancel_tasks)

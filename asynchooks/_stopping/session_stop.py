@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from .._engine.base import Engine
-from .._engine.stop import Loss, Stop, StopReason
+from .._engine.stop import LostPeer, Stop, StopReason
 from .._engine.sync import Condition
 from .._errors import StopTraining, add_note, is_preemption, is_thrown_away
 from .._step.global_step import GlobalStep
@@ -257,7 +257,11 @@ class SessionStop(CoordinatorOwner):
         return coroutine if handle is None else handle.in_session_context(coroutine, culprit)
 
     async def end_tasks(
-        self, error: BaseException | None, engine: Engine, grace_secs: float, loss: Loss | None
+        self,
+        error: BaseException | None,
+        engine: Engine,
+        grace_secs: float,
+        lost_peer: LostPeer | None,
     ) -> BaseException | None:
         """Stop side tasks and threads, within the grace period; returns what leaves.
 
@@ -271,13 +275,14 @@ class SessionStop(CoordinatorOwner):
             self.stop.set()
         is_ended = coord is None and self._tasks is None
         if error is None and not is_ended:
-            error = await interruption(self._end_tasks(engine, until, loss, cancel=False))
+            error = await interruption(self._end_tasks(engine, until, lost_peer, cancel=False))
             is_ended = error is None
         is_cancelled = not isinstance(error, (Exception, type(None)))
         for cancel in (is_cancelled, True):
             if not is_ended:  # an anyio shield does not hold a native cancellation back
                 with engine.shielded(math.inf):
-                    again = await interruption(self._end_tasks(engine, until, loss, cancel=cancel))
+                    ending = self._end_tasks(engine, until, lost_peer, cancel=cancel)
+                    again = await interruption(ending)
                 error = error or again
                 is_ended = again is None
         if coord is not None and self.is_curable(coord.error):
@@ -285,11 +290,11 @@ class SessionStop(CoordinatorOwner):
         return self.first_error(error)
 
     async def _end_tasks(
-        self, engine: Engine, until: float, loss: Loss | None, *, cancel: bool
+        self, engine: Engine, until: float, lost_peer: LostPeer | None, *, cancel: bool
     ) -> None:
         """Those of the raw session and its threads, and the session's own."""
         if self.coord is not None and not self.coord.joined:
-            await self.coord.end(engine, until, cancel_tasks=cancel, loss=loss)
+            await self.coord.end(engine, until, cancel_tasks=cancel, lost_peer=lost_peer)
         if self._tasks is not None:
             await self._tasks.end(engine, until, cancel=cancel)
 

@@ -293,10 +293,10 @@ async def close_raw(raw: RawSession, engine: Engine, grace_secs: float) -> None:
         until = engine.now() + grace_secs
         try:
             await run_blocking(
-                engine, close, grace_secs, "asynchooks-close", log_error, until, raw.loss
+                engine, close, grace_secs, "asynchooks-close", log_error, until, raw.lost_peer
             )
-        except Exception as loss:
-            log_error(Outcome(error=loss))
+        except Exception as error:
+            log_error(Outcome(error=error))
 
 
 def check_creator(creator: object, name: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any
 
 from .._engine.current import current_engine
-from .._engine.stop import Loss
+from .._engine.stop import LostPeer
 from .._engine.sync import NO_LOCK, CallLock
 from .._engine.threads import Outcome, StepTimes, drop, is_async, run_blocking
 from .._errors import FetchError, PreemptionError
@@ -59,7 +59,7 @@ class RawSession(ABC):
     """
     call_lock: CallLock = NO_LOCK
     """What keeps calls on its model from overlapping, where they may not."""
-    loss: Loss | None = None
+    lost_peer: LostPeer | None = None
     """Where what it runs on may fall silent: set then, and blocking calls are given up."""
 
     def __init__(self) -> None:
@@ -119,7 +119,9 @@ class RawSession(ABC):
         outcome, once it has one.
         """
         engine, name = current_engine(), "asynchooks-call"
-        return await run_blocking(engine, fn, self.grace_secs, name, when_late, loss=self.loss)
+        return await run_blocking(
+            engine, fn, self.grace_secs, name, when_late, lost_peer=self.lost_peer
+        )
 
     async def call_alone(
         self, fn: Callable[[], Any], when_late: Callable[[Outcome], None] = lambda outcome: None

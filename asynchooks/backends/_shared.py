@@ -178,7 +178,7 @@ class _Common(CoordinatorOwner):
             if coord is not None:
                 coord.detach()
                 until = engine.now() + grace_secs
-                await coord.end(engine, until, cancel_tasks=True, loss=raw.loss)
+                await coord.end(engine, until, cancel_tasks=True, lost_peer=raw.lost_peer)
         finally:
             if is_idle:
                 await close_raw(raw, engine, grace_secs)

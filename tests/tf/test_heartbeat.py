@@ -88,8 +88,8 @@ def test_a_server_that_answers_is_alive_and_is_asked_in_http_2() -> None:
     with listening(answer) as master:
         heartbeat = Heartbeat(master, SECS)
         heartbeat.check()
-    assert heard == [HELLO]
-    assert not heartbeat.loss.is_set
+    assert received == [HELLO]
+    assert not heartbeat.lost_peer.is_set
 
 
 @pytest.mark.faults
@@ -145,7 +145,7 @@ def test_an_address_that_cannot_be_parsed_is_not_watched(master: str) -> None:
     heartbeat.start()
     time.sleep(0.05)  # a few beats
     heartbeat.stop()
-    assert not heartbeat.loss.is_set
+    assert not heartbeat.lost_peer.is_set
 
 
 @pytest.mark.faults
@@ -156,10 +156,10 @@ def test_a_heartbeat_reports_a_lost_server_once_and_ends(caplog: pytest.LogCaptu
         thread = started(heartbeat)
         assert thread.daemon
         thread.join(5)
-        assert heartbeat.loss.is_set
+        assert heartbeat.lost_peer.is_set
         assert not thread.is_alive()
     assert next(answers, None) is None
-    one, two = heartbeat.loss.error(), heartbeat.loss.error()
+    one, two = heartbeat.lost_peer.error(), heartbeat.lost_peer.error()
     assert isinstance(one, tf.errors.UnavailableError)
     assert one is not two, "several tasks may raise it"
     logged = [each for each in caplog.messages if master in each]
@@ -184,7 +184,7 @@ def test_stop_ends_the_thread_and_nothing_is_reported(
         heartbeat.stop()
         thread.join(5)
         assert not thread.is_alive()
-    assert not heartbeat.loss.is_set
+    assert not heartbeat.lost_peer.is_set
     assert not [each for each in caplog.messages if master in each]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..._engine.base import STOPPED, TIMED_OUT, Slot
 from ..._engine.current import current_engine
-from ..._engine.stop import EndsAtStop, Loss, Stop
+from ..._engine.stop import EndsAtStop, LostPeer, Stop
 from ..._engine.threads import Outcome
 from ..._errors import StepSourceLostError, StopTraining
 from ..dask._loop import DaskLoop
@@ -31,7 +31,7 @@ class ActorCalls:
         """The address of this process's Dask worker, if it is one."""
         self.address = address
         self.where = f"the parameter server at {address.worker}"
-        self.loss = Loss()
+        self.lost_peer = LostPeer()
         """Set when no call will be answered any more: all calls that are under way end."""
 
     async def call(
@@ -115,16 +115,16 @@ class ActorCalls:
             StopTraining: the stop came first.
             StepSourceLostError: the server is lost for good.
         """
-        self.loss.add(slot)
+        self.lost_peer.add(slot)
         try:
             with EndsAtStop(slot, stop):
                 value = await slot.engine.park(slot, until)
         finally:
-            self.loss.discard(slot)
+            self.lost_peer.discard(slot)
         if value is not STOPPED:
             return value
-        if self.loss.is_set:
-            raise self.loss.error()
+        if self.lost_peer.is_set:
+            raise self.lost_peer.error()
         raise StopTraining(f"a stop was requested while waiting for {slot.what}")
 
     async def _execute(self, function: str, args: tuple[Any, ...]) -> Any:

@@ -29,7 +29,7 @@ _HEARTBEATS_PER_LEASE = 4
 _LONGEST_INTERVAL_SECS = 10.0
 _LEAST_ANSWER_SECS = 1.0
 """To wait for an answer, with any lease: a busy machine is not a lost one."""
-_LEAST_LOSS_SECS = 10.0
+_GIVE_UP_SECS = 10.0
 """How long neither server nor scheduler may answer, with any lease."""
 _PAUSE_SECS = 0.2
 """Between two attempts to reach a server that was lost."""
@@ -190,7 +190,7 @@ class ServerClient(StepSource):
         self.waits = PendingWaits(engine, calls, self.look_again)
         self._look = Slot(engine, "something to report")
         self._is_closing = False
-        self._loss: StepSourceLostError | None = None
+        self._lost_by: StepSourceLostError | None = None
         self._renewal = Stop()  # of the blocked request
         self._tasks: list[EngineTask] = []
         self.welcome: Welcome
@@ -212,11 +212,11 @@ class ServerClient(StepSource):
     async def aclose(self, reason: str) -> None:
         """Disconnect, within a bounded time; all waits end."""
         self._is_closing = True
-        self._calls.loss.report(lambda: StepSourceLostError(reason))
+        self._calls.lost_peer.report(lambda: StepSourceLostError(reason))
         self._look.wake()
         for task in self._tasks:
             await task.wait()
-        self._calls.loss.clear()
+        self._calls.lost_peer.clear()
         try:
             if not self.view.is_lost:
                 until = self._engine.now() + _DISCONNECT_SECS
@@ -224,7 +224,7 @@ class ServerClient(StepSource):
         except StepSourceLostError as error:
             logger.info("The server did not answer to the disconnect: %s", error)
         finally:
-            self._calls.loss.set()
+            self._calls.lost_peer.set()
             self._calls.cancel()
             self._step.set_source_state(SourceState.CLOSED, reason)
             self.view.is_lost = True
@@ -302,13 +302,13 @@ class ServerClient(StepSource):
                 self._has_to_report() or self._engine.now() >= self._sent_at + pause
             ):
                 continue
-            if self._loss is not None:  # `_listen` reconnects to the server
+            if self._lost_by is not None:  # `_listen` reconnects to the server
                 await self._engine.park(slot, self._engine.now() + pause)
                 continue
             try:
                 await self.ask("report", until=self._answer_by())
             except StepSourceLostError as error:
-                self._loss = error
+                self._lost_by = error
                 self._renewal.set()
 
     async def _listen(self) -> None:
@@ -319,7 +319,7 @@ class ServerClient(StepSource):
             except StopTraining:
                 await self._reconnect()
             except StepSourceLostError as error:
-                self._loss = error
+                self._lost_by = error
                 await self._reconnect()
             else:
                 self.waits.take(news)
@@ -327,17 +327,17 @@ class ServerClient(StepSource):
     async def _reconnect(self) -> None:
         """Wait until the server answers again, or is lost for good."""
         lost_at = self._engine.now()
-        while not self._is_closing and self._loss is not None:
-            self._step.set_source_state(SourceState.LOST, str(self._loss))
-            if isinstance(self._loss, ActorGoneError):
-                return self._give_up(str(self._loss))
+        while not self._is_closing and self._lost_by is not None:
+            self._step.set_source_state(SourceState.LOST, str(self._lost_by))
+            if isinstance(self._lost_by, ActorGoneError):
+                return self._give_up(str(self._lost_by))
             try:
                 if await self._calls.is_gone(self._answer_by()):
                     return self._give_up(
                         f"{self._calls.where} is gone: its worker has left the cluster"
                     )
             except StepSourceLostError as error:  # the network may be cut; not for ever
-                if self._engine.now() >= lost_at + max(self.welcome.lease_secs, _LEAST_LOSS_SECS):
+                if self._engine.now() >= lost_at + max(self.welcome.lease_secs, _GIVE_UP_SECS):
                     return self._give_up(
                         f"{self._calls.where} is lost, and so is the scheduler: {error}"
                     )
@@ -346,9 +346,9 @@ class ServerClient(StepSource):
             try:
                 await self.ask("report", until=self._answer_by())
             except StepSourceLostError as error:
-                self._loss = error
+                self._lost_by = error
             else:
-                self._loss = None
+                self._lost_by = None
         if not self._is_closing and not self.view.state.is_closed:
             self._step.set_source_state(SourceState.LIVE)
         return None
@@ -357,7 +357,7 @@ class ServerClient(StepSource):
         if self._is_closing:
             return
         self._is_closing = self.view.is_lost = True
-        self._calls.loss.report(lambda: StepSourceLostError(reason))
+        self._calls.lost_peer.report(lambda: StepSourceLostError(reason))
         self._step.set_source_state(SourceState.CLOSED, reason)
         self.view.abandon()
         self._look.wake()

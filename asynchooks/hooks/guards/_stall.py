@@ -168,7 +168,7 @@ class _Watch:
         if now < self.stopped_at + self.grace_secs:
             return self.stopped_at + self.grace_secs - now
         message = str(self.error)
-        self.coord.loss.report(lambda: StallError(message))
+        self.coord.lost_step.report(lambda: StallError(message))
         return None
 
     def _look(self, secs: float, *, in_thread: bool = False) -> float:

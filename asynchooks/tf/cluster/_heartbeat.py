@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import tensorflow as tf
 
-from ..._engine.stop import Loss
+from ..._engine.stop import LostPeer
 
 logger = logging.getLogger("asynchooks")
 
@@ -31,7 +31,7 @@ class Heartbeat:
     """
 
     def __init__(self, master: str, secs: float, others: Mapping[str, str] | None = None) -> None:
-        self.loss = Loss()
+        self.lost_peer = LostPeer()
         self._servers = {"the server": master}
         for name, target in (others or {}).items():
             self._servers[f"the server of {name}"] = target
@@ -45,7 +45,7 @@ class Heartbeat:
 
     def report(self, problem: str) -> None:
         """End all waits for the server with an error, as it does not answer."""
-        self.loss.report(partial(_unavailable, problem))
+        self.lost_peer.report(partial(_unavailable, problem))
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="asynchooks-heartbeat", daemon=True).start()

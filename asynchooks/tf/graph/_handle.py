@@ -15,7 +15,7 @@ import tensorflow as tf
 from ..._check import instance, seconds
 from ..._engine.base import Engine, Slot
 from ..._engine.current import current_engine
-from ..._engine.stop import EndsAtStop, Loss
+from ..._engine.stop import EndsAtStop, LostPeer
 from ..._engine.sync import Lock
 from ..._engine.threads import Outcome, close_unrun, is_async, run_blocking
 from ..._errors import LateVariableError, is_preemption
@@ -293,11 +293,11 @@ class GraphHandle(SessionHandle):
 
     async def _create_now(self, engine: Engine, grace_secs: float) -> tuple[RawSession, int]:
         heartbeat: Heartbeat | None = None
-        loss: Loss | None = None
+        lost_peer: LostPeer | None = None
         if self._server is not None:
             master = self._server.master
             heartbeat = Heartbeat(master, self.creator.heartbeat_secs, Servers.ps_of(master))
-            loss = heartbeat.loss
+            lost_peer = heartbeat.lost_peer
             await run_blocking(engine, heartbeat.check, grace_secs, "asynchooks-heartbeat")
             heartbeat.start()
         make = self.creator.create_session
@@ -312,7 +312,7 @@ class GraphHandle(SessionHandle):
                 grace_secs,
                 "asynchooks-create",
                 _close_late,
-                loss=loss,
+                lost_peer=lost_peer,
             )
         except BaseException:
             is_late.set()
@@ -401,20 +401,20 @@ class GraphHandle(SessionHandle):
         with self.graph.as_default():
             if self.graph.get_collection(v1.GraphKeys.QUEUE_RUNNERS):
                 v1.train.start_queue_runners(sess=raw.exposed, coord=coord)
-        if raw.loss is not None:
-            coord.start_soon(_report_loss, raw.loss, coord)
+        if raw.lost_peer is not None:
+            coord.start_soon(_report_lost_peer, raw.lost_peer, coord)
 
     def new_coordinator(self) -> Coordinator:
         return GraphCoordinator(clean_stop_exception_types=())
 
 
-async def _report_loss(loss: Loss, coord: Coordinator) -> None:
+async def _report_lost_peer(lost_peer: LostPeer, coord: Coordinator) -> None:
     """A side task: has the session recreated also while tasks wait and no run is under way."""
-    slot = Slot(current_engine(), "the loss of the server")
-    with EndsAtStop(slot, loss):
+    slot = Slot(current_engine(), "a failure of the server")
+    with EndsAtStop(slot, lost_peer):
         await slot.engine.park(slot)
-    if loss.is_set and not coord.joined:
-        coord.request_stop(loss.error())
+    if lost_peer.is_set and not coord.joined:
+        coord.request_stop(lost_peer.error())
 
 
 def _close_late(outcome: Outcome) -> None:

@@ -112,7 +112,7 @@ class GraphSession(RawSession):
             else StepNotifier(session, server, notifications)
         )
         if heartbeat is not None:
-            self.loss = heartbeat.loss
+            self.lost_peer = heartbeat.lost_peer
             self.step_times = StepTimes(always_in_thread=True)
         self._session = session
         session.asynchooks_raw = self  # for `raw_session_of`, which hooks that restore it ask first
