@@ -151,7 +151,7 @@ def test_the_methods_of_another_librarys_callback_are_its_own() -> None:
     ("arguments", "error", "message"),
     [
         ({"session_creator": 3}, TypeError, "give an asynchooks.SessionCreator"),
-        ({"session_creator": dict}, TypeError, "give FunctionSessionCreator(step_fn) to run"),
+        ({"session_creator": dict}, TypeError, "give FunctionSessionCreator(step) to run"),
         ({"session_creator": FunctionSessionCreator}, TypeError, "that is the class; give an"),
         ({"recovery": 3}, TypeError, "recovery is 3; give a Recovery"),
         ({"stop_grace_period_secs": "thread"}, ValueError, "are given by keyword"),

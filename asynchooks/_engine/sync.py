@@ -353,7 +353,7 @@ class CallLock:
                 f"another call of {self.what} is under way in a thread, and the event loop cannot "
                 "wait for it here. Run it through `await session.run(...)` or `await "
                 "step_context.run_with_hooks(...)`, or in a plain hook method or step_fn; if calls "
-                "may overlap, write FunctionSessionCreator(step_fn, thread_safe=True)"
+                "may overlap, write FunctionSessionCreator(step, thread_safe=True)"
             )
         event = threading.Event()
         hold = Hold(self, event.set)
@@ -415,7 +415,7 @@ class CallLock:
             f"a call of {self.what} that was cancelled or given up still runs in its thread, "
             f"{grace_secs:g} s later, and calls must not overlap. Find out why it does not return, "
             "or give the session a longer stop_grace_period_secs; if calls may overlap, write "
-            "FunctionSessionCreator(step_fn, thread_safe=True)"
+            "FunctionSessionCreator(step, thread_safe=True)"
         )
 
     def _warn(self, seconds: float) -> None:
@@ -426,7 +426,7 @@ class CallLock:
             logger.warning(
                 "Calls of %s run one at a time, and %d wait, for %.3g s by now. If the one under "
                 "way waits for another worker, it never returns: then write "
-                "FunctionSessionCreator(step_fn, thread_safe=True), if calls may overlap",
+                "FunctionSessionCreator(step, thread_safe=True), if calls may overlap",
                 self.what, num_waiting, seconds,
             )  # fmt: skip
 

@@ -308,9 +308,9 @@ def check_creator(creator: object, name: str) -> None:
     elif type(creator).__module__.startswith("tensorflow."):
         hint = f"that is TensorFlow's own; give asynchooks.{type(creator).__name__}(...)"
     elif callable(creator):
-        hint = "give FunctionSessionCreator(step_fn) to run a step function"
+        hint = "give FunctionSessionCreator(step) to run a step function"
     else:
-        hint = "such as ChiefSessionCreator() or FunctionSessionCreator(step_fn)"
+        hint = "such as ChiefSessionCreator() or FunctionSessionCreator(step)"
     raise TypeError(f"{name} is {creator!r}; give an asynchooks.SessionCreator: {hint}")
 
 
@@ -336,7 +336,7 @@ def default_creator() -> SessionCreator:
     except ImportError as error:
         raise ImportError(
             "MonitoredSession got no session_creator. To train a step function, give it one: "
-            "MonitoredSession(hooks, FunctionSessionCreator(step_fn)). To train a TensorFlow "
+            "MonitoredSession(hooks, FunctionSessionCreator(step)). To train a TensorFlow "
             "graph, which is what it does without a creator, install TensorFlow: "
             "pip install 'asynchooks[tensorflow]'"
         ) from error

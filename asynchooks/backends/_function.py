@@ -66,7 +66,7 @@ class FunctionSessionCreator(SessionCreator):
         global_step: GlobalStep | None = None,
         thread_safe: bool = False,
     ) -> None:
-        self._step_fn = function("step_fn", step_fn, "a function that returns a mapping")
+        self._step_function = function("step_fn", step_fn, "a function that returns a mapping")
         self._initial_step = integer("initial_step", initial_step, least=0)
         instance("global_step", global_step, (GlobalStep, NoneType), "a GlobalStep, or None")
         self._global_step = global_step
@@ -83,10 +83,10 @@ class FunctionSessionCreator(SessionCreator):
         return super().handle(num_workers)
 
     def create_session(self) -> FunctionSession:
-        return FunctionSession(self._step_fn, self._initial_step, self._call_lock)
+        return FunctionSession(self._step_function, self._initial_step, self._call_lock)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({shown(self._step_fn)})"
+        return f"{type(self).__name__}({shown(self._step_function)})"
 
 
 class FunctionSession(RawSession):
@@ -96,13 +96,13 @@ class FunctionSession(RawSession):
     closes_at_once = True
 
     def __init__(
-        self, step_fn: StepFunction, initial_step: int = 0, call_lock: CallLock = NO_LOCK
+        self, step_function: StepFunction, initial_step: int = 0, call_lock: CallLock = NO_LOCK
     ) -> None:
         super().__init__()
         self.call_lock = call_lock
-        self._step_fn = step_fn
-        self.is_async = is_async(step_fn)
-        self._parameters = _Parameters(step_fn)
+        self._step_function = step_function
+        self.is_async = is_async(step_function)
+        self._parameters = _Parameters(step_function)
         self._initial_step = initial_step
         self._epoch = 0
         # a function that replaces a lost one may have restored an earlier state of its own
@@ -156,9 +156,9 @@ class FunctionSession(RawSession):
                 before = self.global_step.epoch, self.global_step.last_known
             if feed_dict or self._parameters.are_required:
                 self._parameters.check(feed_dict or {})
-            outputs = self._step_fn(**(feed_dict or {}))
+            outputs = self._step_function(**(feed_dict or {}))
         else:
-            outputs = self._step_fn()
+            outputs = self._step_function()
         if type(outputs) is dict:
             # what most steps come to, without a further call
             counts_itself = self._may_go_back or before or "global_step" in outputs
@@ -203,8 +203,8 @@ class FunctionSession(RawSession):
     def _step_after(self, outputs: Any, before: _Place | None) -> int | Sentinel:
         if not isinstance(outputs, Mapping):
             raise StepFunctionError(
-                f"the step function {shown(self._step_fn)} returned {shown(outputs)}; expected a "
-                'mapping of named outputs, such as {"loss": loss}'
+                f"the step function {shown(self._step_function)} returned {shown(outputs)}; "
+                'expected a mapping of named outputs, such as {"loss": loss}'
             )
         if not self._counts:
             return self.global_step.value
@@ -240,10 +240,10 @@ class FunctionSession(RawSession):
 class _Parameters:
     """Which feeds a step function takes."""
 
-    def __init__(self, step_fn: StepFunction) -> None:
-        self._step_fn = step_fn
+    def __init__(self, step_function: StepFunction) -> None:
+        self._step_function = step_function
         try:
-            parameters = inspect.signature(step_fn).parameters.values()
+            parameters = inspect.signature(step_function).parameters.values()
         except (TypeError, ValueError):  # a callable without a signature, from C: it raises
             self._names: tuple[str, ...] = ()
             self._required: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ class _Parameters:
             wrong = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
             needed = f", of which it needs {sorted(self._required)}" if self._required else ""
             raise FeedError(
-                f"the step function {shown(self._step_fn)} got feeds named "
+                f"the step function {shown(self._step_function)} got feeds named "
                 f"{sorted(map(str, feeds))}: {', '.join(wrong)}; it takes {sorted(self._names)}"
                 f"{needed}. Feed its parameters by their names, and nothing else: "
                 'session.run(fetches, {"name": value}), or by FeedHook(source, "name")'

@@ -61,7 +61,7 @@ class SharedSessionCreator(SessionCreator):
         if isinstance(creator, SharedSessionCreator):
             raise TypeError(
                 f"SharedSessionCreator got {creator!r}; give it the creator of the session to "
-                "share, such as FunctionSessionCreator(step_fn)"
+                "share, such as FunctionSessionCreator(step)"
             )
         if num_workers is not None:
             expected = "an integer >= 1, or None if unknown"

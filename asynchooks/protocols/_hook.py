@@ -102,6 +102,6 @@ class ProtocolHook(SessionRunHook):
             raise RuntimeError(
                 f"the session uses {step!r}, its ProtocolHook's server "
                 f"{self._server.global_step!r}; give both the same step: "
-                "FunctionSessionCreator(step_fn, global_step=server.global_step)"
+                "FunctionSessionCreator(step, global_step=server.global_step)"
             )
         return step

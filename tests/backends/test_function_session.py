@@ -84,7 +84,7 @@ async def async_step(x: int = 1) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "step_fn",
+    "step",
     [
         async_step,
         functools.partial(async_step, x=1),
@@ -94,8 +94,8 @@ async def async_step(x: int = 1) -> dict[str, int]:
     ],
 )
 @pytest.mark.parametrize("step_runner", ["auto", "inline", "thread"])
-async def test_any_callable_is_a_step(step_fn: Any, step_runner: Any) -> None:
-    creator = FunctionSessionCreator(step_fn)
+async def test_any_callable_is_a_step(step: Any, step_runner: Any) -> None:
+    creator = FunctionSessionCreator(step)
     async with MonitoredSession([], creator, step_runner=step_runner) as session:
         assert [await session.run("x") for _ in range(3)] == [1, 1, 1]
         assert session.global_step.value == 3

@@ -59,9 +59,7 @@ async def test_the_example_of_a_dask_cluster_runs(scheduler: Scheduler) -> None:
     assert "tcp://127.0.0.1:8786" in example
     assert "last_step=1000" in example
     example = example.replace("tcp://127.0.0.1:8786", scheduler.address)
-    await run_example(
-        example.replace("last_step=1000", "last_step=20"), step_fn=lambda: {"loss": 0.0}
-    )
+    await run_example(example.replace("last_step=1000", "last_step=20"), step=lambda: {"loss": 0.0})
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -95,7 +95,7 @@ async def test_an_evaluation_beyond_max_at_once_is_put_off_and_not_dropped(
 
 
 async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> None:
-    step_fn, calls = counting_step()
+    step, calls = counting_step()
     seen = []
 
     async def evaluate(session: Any, step: int) -> dict[str, float]:
@@ -104,10 +104,10 @@ async def test_a_coroutine_comes_to_its_first_wait_before_the_next_step() -> Non
         return {}
 
     hook = EvaluationHook(evaluate, every_n_steps=100, at_end=False)
-    creator = FunctionSessionCreator(step_fn)
+    creator = FunctionSessionCreator(step)
     async with MonitoredSession([hook], creator, step_runner="inline") as session:
-        for step in (150, 250, 350):
-            await run_to(session, step)
+        for last in (150, 250, 350):
+            await run_to(session, last)
             await settle()
     assert seen == [(each, each, each) for each in (100, 200, 300)]
 

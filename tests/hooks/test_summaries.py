@@ -35,7 +35,7 @@ from .training import run_session
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-def step_fn(item: int = 0) -> dict[str, Any]:
+def step(item: int = 0) -> dict[str, Any]:
     value = Summary.Value(tag="loss", simple_value=item)
     return {"summary": Summary(value=[value]), "loss": 0.5}
 
@@ -73,7 +73,7 @@ ALL = {
 
 
 async def run(hooks: list[SessionRunHook], num_steps: int = 20, **options: Any) -> None:
-    creator = FunctionSessionCreator(step_fn, **options)
+    creator = FunctionSessionCreator(step, **options)
     await run_session(hooks, creator, runs=num_steps, fetches="loss")
 
 
@@ -97,7 +97,7 @@ async def test_a_directory_may_be_spelt_in_several_ways(
 
 async def test_the_file_stays_open_for_the_session_that_goes_on(tmp_path: Path) -> None:
     hook = evaluation(str(tmp_path), every_n_steps=1, at_end=False)
-    async with MonitoredSession([hook], FunctionSessionCreator(step_fn)) as session:
+    async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
         await session.run("loss")
         await run([evaluation(str(tmp_path), name="other", at_end=False, every_n_steps=1)], 2)
         assert read(tmp_path) == {"eval/score": [1], "other/score": [1, 2]}  # flushed at that end
@@ -107,7 +107,7 @@ async def test_the_file_stays_open_for_the_session_that_goes_on(tmp_path: Path) 
 
 
 async def test_workers_that_share_a_model_share_the_file(tmp_path: Path) -> None:
-    creator = SharedSessionCreator(FunctionSessionCreator(step_fn), num_workers=3)
+    creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=3)
 
     async with anyio.create_task_group() as tasks:
         for worker in range(3):
@@ -133,7 +133,7 @@ async def test_the_file_is_closed_after_a_failure_and_after_a_refused_begin(tmp_
 
     for hooks in ([evaluation(str(tmp_path))], [evaluation(str(tmp_path)), Refuses()]):
         with pytest.raises(ZeroDivisionError):
-            async with MonitoredSession(hooks, FunctionSessionCreator(step_fn)) as session:
+            async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
                 await session.run("loss")
                 raise ZeroDivisionError
     assert "_AsyncWriterThread" not in {type(each).__name__ for each in threading.enumerate()}
@@ -145,7 +145,7 @@ def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_bac
 
     async def train(name: str) -> None:
         hook = evaluation(str(tmp_path), name=name, every_n_steps=1, at_end=False)
-        async with MonitoredSession([hook], FunctionSessionCreator(step_fn)) as session:
+        async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
             await anyio.to_thread.run_sync(all_open.wait)
             for _ in range(num_steps):
                 await session.run("loss")

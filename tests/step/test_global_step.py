@@ -620,13 +620,15 @@ async def _loss_later() -> dict[str, float]:
 
 @pytest.mark.parametrize("step_runner", ["inline", "thread"])
 @pytest.mark.parametrize(
-    "step_fn",
+    "step_function",
     [loss, _loss_later, lambda: {"loss": 0.5, "global_step": 99}],
     ids=["sync", "async", "counting"],
 )
-async def test_runs_do_not_move_a_step_that_keeps_its_limit(step_fn: Any, step_runner: Any) -> None:
+async def test_runs_do_not_move_a_step_that_keeps_its_limit(
+    step_function: Any, step_runner: Any
+) -> None:
     step = GlobalStep(published_only=True)
-    creator = FunctionSessionCreator(step_fn, global_step=step)
+    creator = FunctionSessionCreator(step_function, global_step=step)
     hooks = [StopAtStepHook(last_step=3)]
     values = []
     async with MonitoredSession(hooks, creator, step_runner=step_runner) as session:

@@ -78,7 +78,7 @@ class DaskCluster(AsyncOnly):
 
     Example:
         async with DaskCluster("tcp://127.0.0.1:8786") as cluster:
-            creator = cluster.session_creator(step_fn)
+            creator = cluster.session_creator(step)
             async with MonitoredSession([StopAtStepHook(last_step=1000)], creator) as session:
                 while not session.should_stop():
                     await session.run("loss")

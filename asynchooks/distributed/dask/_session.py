@@ -48,7 +48,9 @@ class DaskSessionCreator(FunctionSessionCreator):
         return DaskHandle(self, self._step, self._find_source)
 
     def create_session(self) -> DaskSession:
-        return DaskSession(self._find_source(), self._step_fn, self._initial_step, self._call_lock)
+        return DaskSession(
+            self._find_source(), self._step_function, self._initial_step, self._call_lock
+        )
 
 
 class DaskHandle(SessionHandle):
@@ -104,9 +106,13 @@ class DaskSession(FunctionSession):
     """One step function, whose runs the scheduler counts. Its creator makes it."""
 
     def __init__(
-        self, source: DaskSource, step_fn: StepFunction, initial_step: int, call_lock: CallLock
+        self,
+        source: DaskSource,
+        step_function: StepFunction,
+        initial_step: int,
+        call_lock: CallLock,
     ) -> None:
-        super().__init__(step_fn, initial_step, call_lock)
+        super().__init__(step_function, initial_step, call_lock)
         self._source = source
         self._incarnation = source.incarnation
         self._last_epoch = source.epoch  # in which its last run began

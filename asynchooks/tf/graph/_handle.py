@@ -160,7 +160,7 @@ class GraphHandle(SessionHandle):
         if self.creator.is_default and not self.graph.version:
             raise RuntimeError(
                 "MonitoredSession got no session_creator. To train a step function, give it one: "
-                "MonitoredSession(hooks, FunctionSessionCreator(step_fn)). To train a TensorFlow "
+                "MonitoredSession(hooks, FunctionSessionCreator(step)). To train a TensorFlow "
                 "graph, build it first and make the session inside `with graph.as_default():`; the "
                 f"default graph here, {self.graph!r}, has no operations"
             ) from cause
