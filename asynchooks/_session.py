@@ -264,7 +264,7 @@ class MonitoredSession(AsyncOnly):
             finally:
                 one_run.is_under_way = False
                 if one_run.slots:
-                    one_run.tell()
+                    one_run.notify()
 
     async def run_step_fn(self, step_fn: Callable[[StepContext], Any]) -> Any:
         """Call a function that runs steps on the raw session, with or without hooks.
@@ -587,7 +587,7 @@ class MonitoredSession(AsyncOnly):
             self._handle.close()
             self._stops.close_worker()
             self._phase = Phase.CLOSED
-            self._one_run.tell()
+            self._one_run.notify()
         error = await self._stops.close_input(error)
         error = await self._hooks.after_close(error)
         self._runner.close()  # a plain after_close may have needed its thread

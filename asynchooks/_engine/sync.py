@@ -89,7 +89,7 @@ class Condition:
             self.slots += (slot,)
             await engine.park(slot, until)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have all of them check again."""
         slots, self.slots = self.slots, ()
         for slot in slots:

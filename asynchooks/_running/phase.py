@@ -65,4 +65,4 @@ class OneRun(Condition):
     def end(self) -> None:
         self.is_under_way = self.is_in_step_fn = False
         if self.slots:
-            self.tell()
+            self.notify()

@@ -365,4 +365,4 @@ class InputHold(Condition):
                 inputs, self.inputs = self.inputs, []
                 for each in inputs:
                     each.hold(None)
-                self.tell()
+                self.notify()

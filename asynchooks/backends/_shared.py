@@ -239,7 +239,7 @@ class _SharedHandle(SessionHandle):
         restore: Restore | None = None,
     ) -> RawSession:
         common, self._restore, self._has_arrived = self._common, restore, True
-        common.arrivals.tell()
+        common.arrivals.notify()
         if restore is None and not common.has_created:
             await common.wait_for_begins(engine)
         if restore is None or common.is_restored or not common.has_created:
@@ -357,7 +357,7 @@ class _SharedHandle(SessionHandle):
     async def release(self, raw: RawSession | None, engine: Engine, grace_secs: float) -> None:
         self._common.users.pop(self, None)  # a run that outlived its session releases it again
         self._has_raw = self._has_arrived = False
-        self._common.arrivals.tell()
+        self._common.arrivals.notify()
         if not self._common.users:
             self._common.failure = None
             self._common.has_created = False

@@ -82,7 +82,7 @@ class BackgroundWriter:
                 await self._last()
         finally:
             self.is_busy = False
-            self._idle.tell()
+            self._idle.notify()
 
     def _fail(self, raised: BaseException) -> None:
         error = no_input_end(raised, "a checkpoint that was being written")
