@@ -7,7 +7,7 @@ The rooms of the package; each imports only what stands below it, or to the righ
     tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
     distributed                     steps counted in other processes, through Dask
     simulation                      thousands of workers in virtual time
-    hooks protocols                 one hook a file; asynchronous training: who waits for whom
+    hooks protocols                 one hook a file; asynchronous training: which worker waits
     _session _running               MonitoredSession, where a reader starts; one run and its hooks
     data backends                   stages of input; raw sessions and the creators that make them
     _hook _stopping                 what hooks are; stop requests, side tasks, coordinators

@@ -495,19 +495,19 @@ class HookList:
         return results
 
     def blamed(
-        self, error: BaseException, who: str = "", *, is_stopping: bool = False
+        self, error: BaseException, culprit: str = "", *, is_stopping: bool = False
     ) -> BaseException:
         """Name hook and moment; the end of an input, where none is read, is the hook's bug."""
-        who = who or self.culprit()
+        culprit = culprit or self.culprit()
         if is_input_end(error) or (type(error) is StopTraining and not is_stopping):
             cause = error.__cause__ if type(error) is RuntimeError else error
             bug = RuntimeError(
-                f"{who} raised {cause!r}, but no input is read there; "
+                f"{culprit} raised {cause!r}, but no input is read there; "
                 "catch it in the hook, or read the input in before_run"
             )
             bug.__cause__ = error
             return bug
-        note_once(error, f"in {who}")
+        note_once(error, f"in {culprit}")
         return error
 
 

@@ -136,9 +136,9 @@ def _in_use(directory: str, pid: int | None) -> CheckpointInUseError:
             "time: close() the other one first, or give another directory",
             pid,
         )
-    who = "another run" if pid is None else f"the run with process id {pid}"
+    holder = "another run" if pid is None else f"the run with process id {pid}"
     return CheckpointInUseError(
-        f"{directory} is in use by {who}; wait for its end, or give another directory (if that "
+        f"{directory} is in use by {holder}; wait for its end, or give another directory (if that "
         "process is gone, one that it forked still holds the lock: end it)",
         pid,
     )

@@ -1,4 +1,4 @@
-"""How iterables of other libraries are opened, and how they tell their position.
+"""How iterables of other libraries are opened, and how they report their position.
 
 All of it happens in the thread that reads.
 """

@@ -1,4 +1,4 @@
-"""What the processes of a measured cluster train, and how they are told to."""
+"""What the processes of a measured cluster train, and how they wait for a go-ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 
 def model(task: ClusterTask, name: str, *, is_dense: bool) -> tuple[Any, Any, Any]:
-    """(graph, step, train op); whatever the name, nobody else's variables."""
+    """(graph, step, train op); whatever the name, no other training's variables."""
     graph = tf.Graph()
     with graph.as_default(), v1.device(task.device()), v1.variable_scope(name):
         step = v1.train.get_or_create_global_step()
@@ -36,5 +36,5 @@ def creator(task: ClusterTask, **options: Any) -> Any:
     return kind(master=task.target, config=task.config, **options)
 
 
-async def until_told(pipe: Connection) -> None:
+async def until_asked(pipe: Connection) -> None:
     await anyio.to_thread.run_sync(pipe.recv)

@@ -1,4 +1,4 @@
-"""Processes of a cluster on loopback, which do what they are told. It measures nothing."""
+"""Processes of a cluster on loopback, which do what a pipe asks for. It measures nothing."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class ClusterProcess:
             self._process.start()
             their_end.close()
             # TensorFlow has threads, and a fork of such a process hangs now and then
-            if self._pipe.poll(UP_SECS) and self.heard() == "up":
+            if self._pipe.poll(UP_SECS) and self.answer() == "up":
                 return
             self.kill()
         raise RuntimeError(f"{job} {index} of the cluster did not come up; stderr says why")
 
-    def tell(self, role: str, **options: Any) -> None:
+    def begin(self, role: str, **options: Any) -> None:
         """Have it begin to do something."""
         self._pipe.send((role, options))
 
     def go_on(self) -> None:
         self._pipe.send(None)
 
-    def heard(self) -> Any:
+    def answer(self) -> Any:
         """Its next answer.
 
         Raises:

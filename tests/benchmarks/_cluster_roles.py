@@ -1,6 +1,6 @@
-"""What one process of a cluster does while it is measured: it trains, waits or publishes as told.
+"""What one process of a cluster does while it is measured: it trains, waits or publishes.
 
-`ClusterProcess` starts the process, and tells it through a pipe. It judges nothing.
+`ClusterProcess` starts the process, and asks it through a pipe. It judges nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tensorflow as tf
 from asynchooks import ClusterTask, MonitoredSession
 from asynchooks.tf.cluster._membership_table import NEVER, MembershipTable, Place
 
-from ._cluster_model import creator, model, until_told
+from ._cluster_model import creator, model, until_asked
 from ._cluster_training import final_step, train
 from ._report import run_on
 
@@ -35,7 +35,7 @@ PAUSE_SECS = 0.03
 WARM_UP = 10
 
 
-# Waiting, and who lets the waiters go on.
+# Waiting, and what lets the waiters go on.
 
 
 async def publishing(
@@ -48,15 +48,15 @@ async def publishing(
     async with session:
         pipe.send("open")
         for _ in range(num_rounds):
-            await until_told(pipe)
+            await until_asked(pipe)
             begun.append(time.monotonic())
             await session.run(train_op)
-        await until_told(pipe)  # the waiters need somebody who might train
+        await until_asked(pipe)  # the waiters need a worker that might train
     return begun
 
 
 def publish(pipe: Connection, task: ClusterTask, name: str, loop: str, num_rounds: int) -> None:
-    """Answer "open"; publish whenever told; at the end answer when each run began."""
+    """Answer "open"; publish whenever asked to; at the end answer when each run began."""
     pipe.send(run_on(loop, publishing, pipe, task, name, num_rounds))
 
 
@@ -92,7 +92,7 @@ async def waiting(
                     await anyio.sleep(idle_secs)
                     after = bytes_to(task)
                     sent = after[0] - before[0], after[1] - before[1]
-                await anyio.sleep(PAUSE_SECS)  # until the ps knows whom to tell
+                await anyio.sleep(PAUSE_SECS)  # until the ps knows which processes to notify
                 pipe.send("waiting")
     return {"resumed": resumed, "sent": sent}
 
@@ -168,7 +168,7 @@ ROLES = {each.__name__: each for each in (train, final_step, publish, wait, noti
 
 
 def play(pipe: Connection, cluster: dict[str, list[str]], job: str, index: int, size: int) -> None:
-    """What the process does with its life: what it is told, until it is killed."""
+    """What the process does: the roles that it is asked for, until it is killed."""
     v1.logging.set_verbosity(v1.logging.ERROR)
     task = ClusterTask(cluster, job, index, workers_per_process=size)
     task.start()

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from asynchooks import ClusterTask, MonitoredSession, SharedSessionCreator, StopAtStepHook
 
-from ._cluster_model import creator, model, until_told
+from ._cluster_model import creator, model, until_asked
 from ._report import run_on
 
 v1 = tf.compat.v1
@@ -42,7 +42,7 @@ async def our_training(
         keeper = MonitoredSession([], shared)
     async with keeper, anyio.create_task_group() as group:
         pipe.send("open")
-        await until_told(pipe)
+        await until_asked(pipe)
         for times in ended:
             group.start_soon(run, times)
     return ended

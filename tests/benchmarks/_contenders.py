@@ -55,7 +55,7 @@ async def secs_per_step(
     gc.collect()
     gc.freeze()
     for turn in range(num_rounds):
-        first = turn % len(names)  # nobody always runs behind the same neighbour
+        first = turn % len(names)  # none always runs behind the same neighbour
         for name in names[first:] + names[:first]:
             gc.collect()
             begun = time.perf_counter()

@@ -53,20 +53,20 @@ def release(
 ) -> tuple[list[float], tuple[int, int]]:
     """(Seconds from a run to each waiter's going on, most (bytes, segments) sent while idle)."""
     _, chief, *others = processes
-    chief.tell("publish", name=name, loop=loop, num_rounds=NUM_ROUNDS)
-    assert chief.heard() == "open"
+    chief.begin("publish", name=name, loop=loop, num_rounds=NUM_ROUNDS)
+    assert chief.answer() == "open"
     for each in others:
-        each.tell(
+        each.begin(
             "wait", name=name, loop=loop, num_waiters=num_waiters, num_rounds=NUM_ROUNDS,
             idle_secs=IDLE_SECS, heartbeat_secs=heartbeat_secs,
         )  # fmt: skip
     for _ in range(NUM_ROUNDS):
         for each in others:
-            assert each.heard() == "waiting"
+            assert each.answer() == "waiting"
         chief.go_on()
-    found = [each.heard() for each in others]
+    found = [each.answer() for each in others]
     chief.go_on()
-    begun = chief.heard()
+    begun = chief.answer()
     secs = [
         resumed - begun[place]
         for of_process in found
@@ -79,7 +79,7 @@ def release(
 
 
 def echo_secs() -> list[float]:
-    """Seconds for a byte to another process and back, which tells how busy the machine is."""
+    """Seconds for a byte to another process and back, which shows how busy the machine is."""
     program = "import sys\nfor line in sys.stdin: print(flush=True)"
     found = []
     with subprocess.Popen(
@@ -141,18 +141,18 @@ def trained(
     last = last_step or LAST_STEP[is_dense]
     options = {"name": name, "kind": kind, "is_dense": is_dense, "last_step": last}
     for each in workers:  # the chief opens first
-        each.tell("train", **options, limited=limited)
-        assert each.heard() == "open"
+        each.begin("train", **options, limited=limited)
+        assert each.answer() == "open"
     before = sum(each.cpu_secs() for each in processes)
     for each in workers:
         each.go_on()
-    ended = [times for each in workers for times in each.heard()]
+    ended = [times for each in workers for times in each.answer()]
     cpu_secs = sum(each.cpu_secs() for each in processes) - before
     begin, end = max(times[0] for times in ended), min(times[-1] for times in ended)
     begin, end = begin + 0.2 * (end - begin), end - 0.1 * (end - begin)
     num_runs = sum(begin < each < end for times in ended for each in times)
-    workers[0].tell("final_step", name=name)
-    final = workers[0].heard()
+    workers[0].begin("final_step", name=name)
+    final = workers[0].answer()
     return num_runs / (end - begin), cpu_secs / final * 1e3, final - last
 
 
@@ -192,16 +192,18 @@ def throughput() -> None:
     print_table(f"{NUM_PROCESSES} processes of {NUM_SESSIONS} workers and a ps", header, rows)
 
 
-# What it costs to tell others, and to stop exactly.
+# What it costs to notify others, and to stop exactly.
 
 
 def publishing() -> None:
     with running_cluster(1, 1) as (_, worker):
-        worker.tell("notifications", sizes=SIZES, num_runs=300)
-        found = worker.heard()
+        worker.begin("notifications", sizes=SIZES, num_runs=300)
+        found = worker.answer()
     bare = found["a bare step"]
     rows = [[name, f"{each:.2f}", f"{each / bare:.2f}"] for name, each in found.items()]
-    print_table("A run that tells others", [f"load {load()}", "ms", "ratio to a bare step"], rows)
+    print_table(
+        "A run that notifies others", [f"load {load()}", "ms", "ratio to a bare step"], rows
+    )
     with running_cluster(NUM_PROCESSES, NUM_SESSIONS) as processes:
         kinds: dict[str, dict[str, Any]] = {
             "without a limit": {"kind": "asyncio", "limited": False},

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.dask
 
 Three worker processes, the scheduler's and the one that publishes, on loopback. It does not
-measure a network, nor what Dask's own tasks cost. What a scheduler carries is told by the processor
-time that it spends, as if it did nothing else.
+measure a network, nor what Dask's own tasks cost. What a scheduler carries is estimated by the
+processor time that it spends, as if it did nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_WAITERS = {1: 10.0, 8: 10.0, 64: 10.0, 512: 40.0}
 """Waiters in each process → the bar for p99, ms."""
 NUM_ROUNDS, NUM_STEPS, NUM_TRIALS = 100, 6000, 7
 BEATS_PER_SEC = 1.0
-"""Of one process: three in `heartbeat_secs`, which is 3 s unless told otherwise."""
+"""Of one process: three in `heartbeat_secs`, which is 3 s unless it is set."""
 
 
 def wait(address: str, loop: str, name: str, num_waiters: int) -> list[list[float]]:
@@ -110,7 +110,7 @@ async def release_secs(client: Any, loop: str, num_waiters: int) -> list[float]:
 
 
 async def echo_secs() -> list[float]:
-    """Seconds for a byte to another process and back, which tells how busy the machine is."""
+    """Seconds for a byte to another process and back, which shows how busy the machine is."""
     program = "import sys\nfor line in sys.stdin: print(flush=True)"
     found = []
     async with await anyio.open_process([sys.executable, "-c", program], stderr=None) as process:
@@ -162,7 +162,7 @@ async def measure() -> None:
             load = await scheduler_load(scheduler)
         rows.append(["scheduler's time for one advance, µs", "-", f"{load.advance_secs * 1e6:.0f}"])
         rows.append(["so it carries advances/s", "-", f"{1 / load.advance_secs:.0f}"])
-        rows.append(["for a step told to one process, µs", "-", f"{load.news_secs * 1e6:.0f}"])
+        rows.append(["to notify one process of a step, µs", "-", f"{load.news_secs * 1e6:.0f}"])
         beats = BEATS_PER_SEC * load.advance_secs
         rows.append(["processes whose heartbeats take a tenth of it", "-", f"{0.1 / beats:.0f}"])
         print_table(f"A Dask scheduler and {NUM_PROCESSES} processes", ["", "bar", ""], rows)

@@ -142,7 +142,7 @@ def test_damaged_ones_stay_and_do_not_count(tmp_path: Path) -> None:
         directory.save(3, writer())
         (tmp_path / "model.ckpt-3/manifest.json").unlink()
         directory.save(4, writer())
-        # of the right size: only reading it tells
+        # of the right size: only its content shows the damage
         (tmp_path / "model.ckpt-4/model.ckpt-4").write_bytes(b"WEIGHTS")
         assert getattr(directory.newest_intact(), "step", None) == 1
         directory.save(5, writer())

@@ -24,11 +24,11 @@ from asynchooks import (
     StateDictSaver,
 )
 
-from .programs import Tells, on_backend
+from .programs import Reports, on_backend
 
 
 class Notes(logging.Handler):
-    """Tells what is logged."""
+    """Sends what is logged."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(logging.WARNING)
@@ -67,7 +67,7 @@ async def stuck(directory: Path, pipe: Connection, where: str, deadline_secs: fl
 
     hooks = [
         PreemptionHook(deadline_secs=deadline_secs, same_signal_secs=0.2),
-        CheckpointSaverHook(directory, save_steps=2, saver=Saver(), listeners=[Tells(pipe)]),
+        CheckpointSaverHook(directory, save_steps=2, saver=Saver(), listeners=[Reports(pipe)]),
     ]
     session = MonitoredSession(hooks, FunctionSessionCreator(step), step_runner="thread")
     async with session:

@@ -86,7 +86,7 @@ class Moments(SessionRunHook):
         self.num_runs = state["num_runs"]
 
 
-class Tells(SessionRunHook, CheckpointSaverListener):
+class Reports(SessionRunHook, CheckpointSaverListener):
     """Says where training begins, and which saves are complete."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -144,9 +144,9 @@ async def train(
         saver = PlainSaver(slow)
     hooks: list[Any] = [PreemptionHook(deadline_secs=20)] if where else []
     hooks += [
-        Tells(pipe),
+        Reports(pipe),
         CheckpointSaverHook(
-            directory, save_steps=5, saver=saver, listeners=[Tells(pipe)], background=True,
+            directory, save_steps=5, saver=saver, listeners=[Reports(pipe)], background=True,
             retention=Retention(max_to_keep=2),
         ),
         moments,

@@ -23,7 +23,7 @@ from asynchooks import (
 )
 from asynchooks.data import Stage, map_concurrent, prefetch
 
-from .programs import Generator, Tells, on_backend
+from .programs import Generator, Reports, on_backend
 
 NUM_WORKERS = 8
 MAX_ITEMS = 100_000
@@ -85,10 +85,10 @@ async def train_together(directory: Path, pipe: Connection, feeds: bool, num_ite
         if place == NUM_WORKERS - 1:
             saver = StateDictSaver(arrays=model.arrays, rng=Generator(model.rng))
             hooks += [
-                Tells(pipe),
+                Reports(pipe),
                 CheckpointSaverHook(
-                    directory, save_steps=7, saver=saver, listeners=[Tells(pipe)], background=True,
-                    retention=Retention(max_to_keep=2),
+                    directory, save_steps=7, saver=saver, listeners=[Reports(pipe)],
+                    background=True, retention=Retention(max_to_keep=2),
                 ),
             ]  # fmt: skip
             if not feeds:

@@ -34,14 +34,14 @@ pytestmark = [
 class Numbers:
     """Its items are numbers, or the process that makes them."""
 
-    def __init__(self, tells_process: bool = False) -> None:
-        self._tells_process = tells_process
+    def __init__(self, gives_process: bool = False) -> None:
+        self._gives_process = gives_process
 
     def __len__(self) -> int:
         return 20
 
     def __getitem__(self, index: int) -> Any:
-        if self._tells_process:
+        if self._gives_process:
             return type(multiprocessing.current_process()).__name__, os.getpid(), os.getppid()
         return index
 
@@ -84,7 +84,7 @@ async def test_workers_are_forked_where_the_loader_says_so_or_nothing(
     method: str | None, is_persistent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = utils.DataLoader(
-        Numbers(tells_process=True), batch_size=None, num_workers=2,
+        Numbers(gives_process=True), batch_size=None, num_workers=2,
         multiprocessing_context=method, persistent_workers=is_persistent,
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, "asynchooks"):
@@ -104,7 +104,7 @@ async def test_workers_come_from_a_fork_server_where_the_loader_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source = utils.DataLoader(
-        Numbers(tells_process=True), batch_size=None, num_workers=2,
+        Numbers(gives_process=True), batch_size=None, num_workers=2,
         multiprocessing_context="forkserver", persistent_workers=True,
     )  # fmt: skip
     with caplog.at_level(logging.INFO, "asynchooks"):

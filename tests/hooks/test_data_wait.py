@@ -139,7 +139,9 @@ def test_a_clock_that_stands_still_gives_no_share() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_slow", [True, False])
-async def test_in_real_time_it_tells_slow_sources_from_fast(is_slow: bool, tmp_path: Path) -> None:
+async def test_in_real_time_slow_sources_differ_from_fast_ones(
+    is_slow: bool, tmp_path: Path
+) -> None:
     def source() -> Any:
         for number in range(50):
             if is_slow:

@@ -1,4 +1,4 @@
-"""Merging: everybody gets what they asked for, and nobody's arguments are changed."""
+"""Merging: each hook gets what it asked for, and no hook's arguments are changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTPUTS = {"a": 1, "b": 2, "c": 3}
     caller_feeds=st.none() | FEEDS,
     requests=st.lists(st.none() | st.tuples(st.none() | FETCHES, st.none() | FEEDS), max_size=5),
 )
-def test_everybody_gets_their_own_part_or_feeds_clash(
+def test_each_request_gets_its_own_part_or_feeds_clash(
     caller: Any, caller_feeds: Any, requests: list[Any]
 ) -> None:
     before = copy.deepcopy((caller, caller_feeds, requests))

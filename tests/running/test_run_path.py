@@ -401,7 +401,7 @@ async def test_an_error_names_hook_and_moment_and_leaves_the_next_run_clean(
     errors = [ValueError(str(n)) for n in range(5)]
     first = kind({("before_run", 1): errors[0], ("after_run", 4): errors[3]})
     second = Second({("after_run", 1): errors[1], ("before_run", 4): errors[4]})
-    # neither it nor the step hears of the first run
+    # the first run calls neither the second hook nor the step
     creator = failing_creator(backend, {("step", 2): errors[2]})
     expected = [
         f"in before_run of {kind.__name__}",

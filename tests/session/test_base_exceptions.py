@@ -131,7 +131,7 @@ async def side_task_that_is_cancelled(place: Place) -> None:
 async def end_beside(
     place: Place, wait: Callable[[MonitoredSession], Awaitable[Any]], grace_secs: float
 ) -> None:
-    """End a session whose side task fails when it is told, or cancelled, in its wait."""
+    """End a session whose side task fails when its wait is stopped, or cancelled."""
     has_begun = Slot(current_engine(), "the side task")
 
     async def fail() -> None:

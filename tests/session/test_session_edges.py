@@ -210,11 +210,11 @@ async def test_a_run_cancelled_while_it_recovers_leaves_the_session_usable(place
 async def test_a_session_whose_hooks_were_not_all_called_is_never_handed_out() -> None:
     class FailsOnce(SessionRunHook):
         def __init__(self) -> None:
-            self.told = 0
+            self.num_sessions = 0
 
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-            self.told += 1
-            if self.told == 2:
+            self.num_sessions += 1
+            if self.num_sessions == 2:
                 raise ValueError("in after_create_session")
 
     hook, last = FailsOnce(), RecordingHook("last")
@@ -377,13 +377,13 @@ async def test_a_woken_waiter_counts_as_moving_before_it_runs() -> None:
 
 async def test_two_waiters_left_alone_are_both_woken() -> None:
     creator = SharedSessionCreator(counting_creator())
-    told = []
+    refused = []
 
     async def waits(step: int) -> None:
         with pytest.raises(StepUnreachableError):
             async with MonitoredSession([GlobalStepWaiterHook(step)], creator) as session:
                 await session.run([])
-        told.append(step)
+        refused.append(step)
 
     async with anyio.create_task_group() as group:
         group.start_soon(waits, 50)
@@ -392,7 +392,7 @@ async def test_two_waiters_left_alone_are_both_woken() -> None:
         async with MonitoredSession([StopAtStepHook(last_step=5)], creator) as session:
             while not session.should_stop():
                 await session.run([])
-    assert sorted(told) == [50, 60]
+    assert sorted(refused) == [50, 60]
 
 
 async def test_a_shared_creator_with_a_number_serves_a_second_round() -> None:

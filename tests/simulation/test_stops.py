@@ -162,7 +162,7 @@ def test_a_stop_of_all_comes_at_the_same_moment_in_each_run(backend: Any) -> Non
 
 @dataclass(frozen=True)
 class Ask:
-    """What a worker does about stopping: after its n-th run (0: never), by which way, for whom."""
+    """How a worker stops: after its n-th run (0: never), by which way, and which workers."""
 
     at: int
     how: str

@@ -400,7 +400,7 @@ class World:
             self.idle += 1
 
     def serve(self) -> None:
-        """Take note of who in the queue has been answered."""
+        """Take note of the answers that the queue was given."""
         while answered := [each for each in self.askers if each.answer is not Answer.WAIT]:
             asker = answered[0]
             self.askers.remove(asker)
@@ -450,7 +450,7 @@ class World:
         self.idle += 1
 
     def play(self, failure_rate: float, free_actions: int) -> None:
-        """Run until everybody was refused; the limit is set only after a while."""
+        """Run until every worker was refused; the limit is set only after a while."""
         self.failure_rate = failure_rate
         for _ in range(free_actions):
             self.act(["run", "run", "move", "end", "exclusive"])
@@ -502,7 +502,7 @@ def test_with_one_event_loop_and_a_far_limit_most_steps_run_without_a_ticket() -
 
 
 class Counter:
-    """A counter that runs move, and only reading tells; the raw session of a `GlobalStep`."""
+    """A counter that runs move, and that must be read; the raw session of a `GlobalStep`."""
 
     def __init__(self, step: GlobalStep) -> None:
         self.step_now = 0

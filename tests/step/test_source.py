@@ -19,7 +19,7 @@ from asynchooks._step.gate import Answer
 from asynchooks.distributed import Demand, SourceState
 from asynchooks.simulation import Simulation
 
-from ..support.fed_steps import Heard, fed, pause
+from ..support.fed_steps import IdleSource, fed, pause
 from ..support.fed_world import World
 from ..support.helpers import in_task, settle
 from ..support.raw_steps import Raw, in_line, opened, run_here, take_ticket
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.anyio
 def test_a_stride_that_is_no_number_of_steps_is_refused(stride: int) -> None:
     expected = r"stride is .*; give the steps that a run makes, >= 1"
     with pytest.raises((TypeError, ValueError), match=expected):
-        GlobalStep().feed_from(Heard(), stride)
+        GlobalStep().feed_from(IdleSource(), stride)
 
 
 def test_a_new_source_is_live_knows_the_stride_and_is_called() -> None:
-    step, source = GlobalStep(multi_process=True), Heard()
+    step, source = GlobalStep(multi_process=True), IdleSource()
     step.feed_from(source, 3)
     assert (step.statistics().source, step.statistics().stride) == (SourceState.LIVE, 3)
     assert source.looks() == 1
@@ -88,7 +88,7 @@ def test_askers_that_wait_for_an_exclusive_block_are_not_short() -> None:
 
 def test_a_run_that_began_before_there_was_a_limit_is_out_and_takes_no_ticket() -> None:
     step, seen = opened(), []
-    step.feed_from(Heard())
+    step.feed_from(IdleSource())
 
     def run() -> object:
         step.raise_limit(5)
@@ -102,7 +102,7 @@ def test_a_run_that_began_before_there_was_a_limit_is_out_and_takes_no_ticket() 
     step.admission.settle(ticket, 1)
     assert step.demand().num_out == 0
     step = opened()
-    step.feed_from(Heard())
+    step.feed_from(IdleSource())
     _, ticket = run_here(step, Raw(lambda: step.raise_limit(5)))
     assert (step.demand().num_out, step.demand().num_spare) == (1, 0)
     step.grant(1, epoch=0)
@@ -111,7 +111,7 @@ def test_a_run_that_began_before_there_was_a_limit_is_out_and_takes_no_ticket() 
 
 def test_without_a_limit_steps_run_here_and_below_one_they_take_tickets() -> None:
     step = opened()
-    step.feed_from(Heard())
+    step.feed_from(IdleSource())
     assert run_here(step, Raw(lambda: ("output", 1))) is not None
     step.raise_limit(1000)
     step.grant(100, epoch=0)
@@ -125,7 +125,7 @@ def test_a_grant_is_void_where_it_does_not_belong(runs: int) -> None:
     assert step.grant(2, epoch=0)
     assert not step.grant(runs, epoch=1)
     assert not step.grant(runs, epoch=0, limit=11)
-    assert not step.grant(runs, epoch=0, source=Heard())
+    assert not step.grant(runs, epoch=0, source=IdleSource())
     assert not step.grant(-3, epoch=0)
     assert step.demand().num_spare == 2
     assert step.grant(runs, epoch=0, limit=10, source=source)
@@ -136,7 +136,7 @@ def test_a_grant_is_void_where_it_does_not_belong(runs: int) -> None:
 def test_what_was_granted_ends_with_its_source_its_epoch_and_its_last_session() -> None:
     step, old = fed(limit=10)
     step.grant(5, epoch=0)
-    step.feed_from(Heard())
+    step.feed_from(IdleSource())
     assert step.demand().num_spare == 0
     assert not step.grant(5, epoch=0, source=old)
     step.grant(5, epoch=0)
@@ -153,7 +153,7 @@ def test_what_was_granted_ends_with_its_source_its_epoch_and_its_last_session() 
 
 
 def test_without_a_source_that_grants_credits_nothing_is_granted() -> None:
-    step, source = GlobalStep(), Heard(grants_credits=False)
+    step, source = GlobalStep(), IdleSource(grants_credits=False)
     step.feed_from(source)
     step.raise_limit(5)
     assert not step.grant(1, epoch=0)
@@ -170,7 +170,7 @@ def test_askers_in_line_when_the_source_leaves_are_answered_by_the_steps_own_rul
 
 
 def test_a_step_moved_by_publish_alone_needs_no_credits() -> None:
-    step, source = GlobalStep(multi_process=True, published_only=True), Heard()
+    step, source = GlobalStep(multi_process=True, published_only=True), IdleSource()
     step.feed_from(source)
     step.raise_limit(5)
     source.looks()
@@ -223,7 +223,7 @@ async def test_a_ticket_that_became_void_is_not_given_back(what: str) -> None:
         if what == "restart":
             step.restart(0)
         else:
-            step.feed_from(Heard())
+            step.feed_from(IdleSource())
     demand = step.demand()
     assert (demand.num_spare, demand.num_out, demand.num_short) == (0, 0, 0)
 
@@ -267,7 +267,7 @@ def test_a_source_that_was_replaced_changes_nothing_any_more() -> None:
     step, old = fed(limit=10)
     step.set_source_state(SourceState.LOST, source=old)
     assert step.statistics().source is SourceState.LOST
-    new = Heard()
+    new = IdleSource()
     step.feed_from(new, instead_of=old)
     assert step.statistics().source is SourceState.LIVE
     step.set_source_state(SourceState.CLOSED, source=old)
@@ -313,7 +313,7 @@ def test_without_a_limit_the_source_is_not_called_by_runs() -> None:
 
 
 def test_nor_is_one_that_does_not_ration() -> None:
-    step, source = GlobalStep(multi_process=True), Heard(grants_credits=False)
+    step, source = GlobalStep(multi_process=True), IdleSource(grants_credits=False)
     step.feed_from(source)
     step.raise_limit(1)
     source.looks()
@@ -390,7 +390,7 @@ async def test_the_source_is_called_for_a_step_below_all_others_and_for_no_other
 def test_it_is_called_for_a_limit_that_is_watched_and_for_a_new_epoch_and_a_closed_session() -> (
     None
 ):
-    step, source = GlobalStep(multi_process=True), Heard(grants_credits=False)
+    step, source = GlobalStep(multi_process=True), IdleSource(grants_credits=False)
     worker = step.open_worker()
     step.feed_from(source)
     slots = [Slot(Trampoline(), "a test") for _ in range(3)]
@@ -418,7 +418,7 @@ def test_each_change_of_the_state_is_logged_once_and_a_loss_as_a_warning(
     caplog.set_level(logging.INFO, "asynchooks")
     step = GlobalStep(multi_process=True, name="steps")
     assert step.statistics().source is None
-    step.feed_from(Heard())
+    step.feed_from(IdleSource())
     changes = [(LIVE, ""), (LOST, "no answer"), (LOST, "still none"), (LIVE, ""), (CLOSED, "over"),
                (CLOSED, ""), (LIVE, "again")]  # fmt: skip
     for state, reason in changes:
@@ -469,7 +469,7 @@ async def test_a_closed_source_ends_all_waits_until_it_comes_back() -> None:
 async def test_waits_are_possible_again_when_a_closed_source_has_gone(how: str) -> None:
     step, _ = fed()
     step.set_source_state(CLOSED)
-    step.feed_from(None if how == "none" else Heard())
+    step.feed_from(None if how == "none" else IdleSource())
     async with in_task(step.wait_for, 5) as box:
         step.publish(5)
     assert box.value == 5
@@ -552,12 +552,12 @@ def test_in_virtual_time_they_fail_at_the_moment_of_the_loss(backend: Any) -> No
 async def test_several_threads_may_set_the_state_at_once() -> None:
     step, _ = fed()
 
-    def tell() -> None:
+    def change() -> None:
         for _ in range(200):
             step.set_source_state(LOST)
             step.set_source_state(LIVE)
 
-    threads = [threading.Thread(target=tell) for _ in range(3)]
+    threads = [threading.Thread(target=change) for _ in range(3)]
     async with in_task(step.wait_for, 5) as box:
         for each in threads:
             each.start()

@@ -152,7 +152,7 @@ async def test_stop_on_exception_lets_cancellation_through() -> None:
 
 
 @pytest.mark.anyio
-async def test_wait_stopped_tells_a_stop_from_a_timeout() -> None:
+async def test_wait_stopped_returns_whether_a_stop_or_the_timeout_came() -> None:
     coord = Coordinator()
     assert not await coord.wait_stopped(timeout=0)
     async with anyio.create_task_group() as group:

@@ -30,13 +30,13 @@ pytestmark = pytest.mark.anyio
 
 
 class Failing:
-    """Fails as often as it is told to, then waits for its end."""
+    """Raises the errors, one in each call, then waits for its end."""
 
     def __init__(self, session: Any, *errors: BaseException) -> None:
         self.session = session
         self.errors = list(errors)
         self.num_calls = 0
-        self.is_told = False
+        self.is_stopped = False
 
     async def __call__(self) -> None:
         self.num_calls += 1
@@ -45,7 +45,7 @@ class Failing:
         try:
             await self.session.global_step.wait_for(10**9)
         except StopTraining:
-            self.is_told = True
+            self.is_stopped = True
             raise
 
 
@@ -96,7 +96,7 @@ async def test_side_tasks_are_stopped_at_a_clean_end_and_have_ended_after_the_bl
         task = Failing(session)
         session.start_soon(task)
         await settle()
-    assert task.is_told
+    assert task.is_stopped
     assert session.stop_reason is None
 
 
@@ -199,7 +199,7 @@ async def test_a_wait_for_exclusive_access_ends_at_a_stop() -> None:
                 async with session.global_step.exclusive():
                     raise AssertionError("a run is under way")
             may_end.set()
-        async with session.global_step.exclusive():  # nobody runs: a stop is no obstacle
+        async with session.global_step.exclusive():  # no run is under way: a stop is no obstacle
             assert session.global_step.statistics().is_exclusive
 
 

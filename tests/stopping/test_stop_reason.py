@@ -1,4 +1,4 @@
-"""session.stop_reason: who ended training, and why."""
+"""session.stop_reason: what ended training, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stops(SessionRunHook):
 
 
 class StopsLater(Stops):
-    """Another one, who asks second."""
+    """Another one, which asks second."""
 
 
 async def test_a_session_whose_block_just_ends_has_no_reason() -> None:

@@ -409,7 +409,7 @@ async def test_a_worker_that_asked_before_opening_stops_all_when_it_opens() -> N
     late.request_stop(REASON, all_workers=True)
     async with MonitoredSession([], creator) as first:
         await first.run([])
-        # those who are open are stopped at once
+        # those that are open are stopped at once
         with pytest.raises(StopTraining):
             late.request_stop(REASON, all_workers=True)
             await first.run([])

@@ -1,4 +1,4 @@
-"""What must be so after a fault: nothing is left, and nobody else has failed.
+"""What must be so after a fault: nothing is left, and no other worker has failed.
 
 It plays none.
 """
@@ -29,13 +29,13 @@ async def nothing_left() -> AsyncIterator[None]:
     for thread in set(threading.enumerate()) - threads:
         if thread.name.startswith("Trio thread"):  # trio keeps them for its next call
             continue
-        thread.join(5)  # told to end by a queue, without a wait
+        thread.join(5)  # a queue had it end, without a wait
         assert not thread.is_alive(), f"{thread!r} is left"
     assert descriptors() - files == {}
 
 
 def check_gate(creator: SharedSessionCreator) -> None:
-    """All of the gate was given back, and nobody waits for it."""
+    """All of the gate was given back, and no task waits for it."""
     left = creator.handle().global_step.statistics()
     assert (left.tickets, left.is_exclusive, left.workers_open) == (0, False, 0)
     assert (left.tasks_waiting_for_step, left.tasks_waiting_for_ticket) == (0, 0)
@@ -44,7 +44,7 @@ def check_gate(creator: SharedSessionCreator) -> None:
 def check_others(faulty: Worker, workers: list[Worker]) -> None:
     """The other workers ended cleanly; by a stop that names the error, if there was one.
 
-    A cancellation is no failure, and stops nobody else. A worker that began to open after the
+    A cancellation is no failure, and stops no other worker. A worker that began to open after the
     failed one had left is stopped by its error only if another was open all the time.
     """
     error = None if faulty.is_cancelled else faulty.left

@@ -16,7 +16,7 @@ from asynchooks._step.credits import CreditPolicy, Move
 from asynchooks.distributed import Demand, SourceState, StepSource
 
 
-class Heard(StepSource):
+class IdleSource(StepSource):
     """A source that brings nothing and counts how often it was called."""
 
     def __init__(self, *, grants_credits: bool = True) -> None:
@@ -32,9 +32,11 @@ class Heard(StepSource):
         return num
 
 
-def fed(value: int = 0, *, limit: int | None = None, stride: int = 1) -> tuple[GlobalStep, Heard]:
+def fed(
+    value: int = 0, *, limit: int | None = None, stride: int = 1
+) -> tuple[GlobalStep, IdleSource]:
     """A step with one worker that a source feeds with steps and credits."""
-    step, source = GlobalStep(value, multi_process=True), Heard()
+    step, source = GlobalStep(value, multi_process=True), IdleSource()
     step.open_worker()
     step.feed_from(source, stride)
     if limit is not None:
@@ -49,7 +51,7 @@ async def pause(seconds: float) -> None:
 
 
 class Central:
-    """The step of all processes, and who holds how many runs; nothing happens in between."""
+    """The step of all processes, and how many runs each holds; nothing happens in between."""
 
     def __init__(self, stride: int) -> None:
         self.step = self.epoch = 0
@@ -66,22 +68,22 @@ class Central:
         granted = min(wanted, free, max(1, free // (2 * len(self.held))))
         self.held[process] += granted
         if self.held[process] < before:
-            self.ring(list(self.armed))
+            self.notify(list(self.armed))
         return granted
 
     def advance(self) -> int:
         self.step += self.stride
-        self.ring([each for each, at in self.armed.items() if at <= self.step])
+        self.notify([each for each, at in self.armed.items() if at <= self.step])
         return self.step
 
     def restart(self, step: int) -> None:
         self.step, self.epoch = step, self.epoch + 1
         self.held = dict.fromkeys(self.held, 0)
-        self.ring(list(self.armed))
+        self.notify(list(self.armed))
 
-    def ring(self, processes: list[Process]) -> None:
+    def notify(self, processes: list[Process]) -> None:
         for each in processes:
-            each.engine.start(each.hear, self.step, self.epoch)
+            each.engine.start(each.receive, self.step, self.epoch)
 
 
 class Process(StepSource):
@@ -100,7 +102,7 @@ class Process(StepSource):
         self.random = random.Random(seed)
         self.rationing = CreditPolicy() if says_when else None
         self.step = GlobalStep(multi_process=True)
-        self.epoch = 0  # the central one, as last heard
+        self.epoch = 0  # the central one, as last received
         self.is_due = self.is_closed = False
         self.slot = Slot(self.engine, "something to do")
         self.num_asked_at_once = 0
@@ -111,7 +113,7 @@ class Process(StepSource):
         self.is_due = True
         self.slot.wake()
 
-    async def hear(self, step: int, epoch: int) -> None:
+    async def receive(self, step: int, epoch: int) -> None:
         await self.delay()
         self.note(step, epoch)
         self.look_again()
@@ -130,7 +132,7 @@ class Process(StepSource):
         if self.rationing is not None:
             return self.rationing.next_move(demand, self.engine.now())
         is_over = not demand.workers_open
-        # some to spare, for those who come next
+        # some to spare, for those that come next
         ask = demand.num_short and demand.num_short + self.random.randrange(3)
         return Move(ask=ask, give_back=demand.num_spare * is_over, is_idle=True)
 

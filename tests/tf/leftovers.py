@@ -38,7 +38,7 @@ class Left(NamedTuple):
     """All that a program leaves, as plain data."""
 
     outcome: list[Any]
-    told: list[Any]
+    seen: list[Any]
     logged: list[str]
     events: list[list[Any]]
     files: dict[str, Any]
@@ -53,7 +53,7 @@ def differences(mine: Left, its: Left) -> list[str]:
 
 
 def read_back(
-    directory: Path, outcome: list[Any], told: list[Any], caplog: pytest.LogCaptureFixture
+    directory: Path, outcome: list[Any], seen: list[Any], caplog: pytest.LogCaptureFixture
 ) -> Left:
     # closes the writers that hooks share, so that all their events are in the files
     v1.summary.FileWriterCache.clear()
@@ -76,7 +76,7 @@ def read_back(
         for path in sorted(each.iterdir()):
             if path.is_file() and "tfevents" not in path.name:
                 files[str(path.relative_to(directory))] = _content(path, str(directory))
-    return Left(outcome, told, logged, events, files)
+    return Left(outcome, seen, logged, events, files)
 
 
 def _same(text: str, directory: str) -> str:

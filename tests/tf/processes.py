@@ -113,7 +113,7 @@ class TaskProcess:
         self._thread.join(secs)
         assert not self._thread.is_alive(), f"it has not ended within {secs} s: {self.lines[-60:]}"
         if self._code is None:
-            self._code = int(self._launcher.tell(f"wait {self.pid}"))
+            self._code = int(self._launcher.command(f"wait {self.pid}"))
         return self._code
 
     def stop(self) -> None:
@@ -138,8 +138,8 @@ class TaskProcess:
 
     def steps(self, epoch: int) -> list[int]:
         """Some of the steps that it has made in an epoch, in order."""
-        heard = [line.split()[1:] for line in self.lines if line.startswith("step ")]
-        return [int(step) for step, of in heard if int(of) == epoch]
+        lines = [line.split()[1:] for line in self.lines if line.startswith("step ")]
+        return [int(step) for step, of in lines if int(of) == epoch]
 
     @property
     def epoch(self) -> int:
@@ -174,7 +174,7 @@ class TaskLauncher:
         self._children: list[TaskProcess] = []
         self.story: list[str] = []  # all that all of them have said, and when
 
-    def tell(self, line: str) -> str:
+    def command(self, line: str) -> str:
         print(line, file=self._to, flush=True)
         return self._from.readline().strip()
 
@@ -193,7 +193,7 @@ class TaskLauncher:
             os.mkfifo(fifo)
             end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
             args = {"role": role, "fifo": str(fifo), "backend": backend, "task": task, **options}
-            child = TaskProcess(self, int(self.tell(f"start {json.dumps(args)}")), end)
+            child = TaskProcess(self, int(self.command(f"start {json.dumps(args)}")), end)
             self._children.append(child)
             if child.has_begun():
                 return child

@@ -727,7 +727,7 @@ def test_what_is_no_text_is_the_same_error_of_the_runtime(
 
 
 class Counting:
-    """Ops that count how often they ran, and fail when they are told to; and a queue."""
+    """Ops that count how often they ran, and fail where `error` is set; and a queue."""
 
     def __init__(self) -> None:
         self.calls = 0

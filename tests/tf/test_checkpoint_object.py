@@ -60,7 +60,7 @@ def everything() -> dict[str, Any]:
 
 
 def change(state: dict[str, Any]) -> list[Any]:
-    """Change each, and tell all that can be seen of it."""
+    """Change each, and return all that could be seen of it before."""
     seen = [next(state["items"]).numpy(), state["random"].uniform([2]).numpy().tolist()]
     seen += [state["table"].lookup(tf.constant("a")).numpy()]
     seen += [state[name].numpy().tolist() for name in ("v", "half", "words", "flag", "empty")]

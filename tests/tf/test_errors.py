@@ -340,7 +340,7 @@ def arguments(model: Failing, kind: str, how: str) -> tuple[Any, ...]:
     return model.fetches[kind], None, v1.RunOptions(), v1.RunMetadata()
 
 
-def told(error: BaseException) -> tuple[Any, ...]:
+def facts(error: BaseException) -> tuple[Any, ...]:
     assert isinstance(error, tf.errors.OpError)
     op = None if error.op is None else error.op.name
     node = None if error.node_def is None else error.node_def.name
@@ -360,7 +360,7 @@ def theirs(model: Failing, how: str, *kinds: str) -> dict[str, tuple[Any, ...]]:
         for kind in kinds or model.fetches:
             with pytest.raises(tf.errors.OpError) as caught:
                 session.run(*arguments(model, kind, how))
-            errors[kind] = told(caught.value)
+            errors[kind] = facts(caught.value)
             _, op, _, message, text = errors[kind]
             assert text.count("Graph execution error") == 1
             assert text.count("Original stack trace") == (op is not None)
@@ -379,7 +379,7 @@ async def test_the_error_of_a_run_is_tensorflows(runner: StepRunnerName) -> None
                 for _ in range(12 if (kind, how) == ("tensor", "fed") else 3):
                     with pytest.raises(tf.errors.OpError) as caught:
                         await session.run(*arguments(mine, kind, how))
-                    assert told(caught.value) == expected, (kind, how)
+                    assert facts(caught.value) == expected, (kind, how)
 
 
 def test_without_the_private_way_to_compile_it_is_so_too(ways: str) -> None:
@@ -389,7 +389,7 @@ def test_without_the_private_way_to_compile_it_is_so_too(ways: str) -> None:
         for _ in range(3):
             with pytest.raises(tf.errors.OpError) as caught:
                 raw.run(mine.fetches[kind])
-            assert told(caught.value) == expected, kind
+            assert facts(caught.value) == expected, kind
     raw.close()
 
 
@@ -436,7 +436,7 @@ async def test_it_is_so_wherever_the_run_is_made(runner: StepRunnerName) -> None
             for _ in range(3):
                 with pytest.raises(tf.errors.OpError) as caught:
                     await session.run_step_fn(step_fn)
-                assert told(caught.value) == expected, step_fn
+                assert facts(caught.value) == expected, step_fn
     asking = Moments(before_run=lambda context: SessionRunArgs(bad))
     hooks: list[SessionRunHook] = [asking, RunningPlainly(bad)]
     for hook in hooks:
@@ -444,7 +444,7 @@ async def test_it_is_so_wherever_the_run_is_made(runner: StepRunnerName) -> None
             for _ in range(3):
                 with pytest.raises(tf.errors.OpError) as caught:
                     await session.run(step)
-                assert told(caught.value) == expected, hook
+                assert facts(caught.value) == expected, hook
 
     def evaluate(raw: Any, at: int) -> Any:
         return {"bad": raw.run(bad)}
@@ -458,7 +458,7 @@ async def test_it_is_so_wherever_the_run_is_made(runner: StepRunnerName) -> None
         with pytest.raises(tf.errors.OpError) as caught:
             async with monitored(mine.graph, [hook], step_runner=runner) as session:
                 await session.run(step)
-        assert told(caught.value) == expected, hook
+        assert facts(caught.value) == expected, hook
 
 
 def test_an_error_that_is_dropped_is_freed_at_once() -> None:

@@ -169,7 +169,7 @@ async def test_only_evaluations_between_steps_have_runs_enter_the_graph() -> Non
         graphs.append(v1.get_default_graph())
 
     class Looks(Moments):
-        """Ours, and so known not to look at the default graph; this one does, to tell."""
+        """Said not to look at the default graph; this one does, so that the test sees it."""
 
         uses_default_graph = False
 

@@ -79,10 +79,10 @@ def started(heartbeat: Any) -> threading.Thread:
 
 @pytest.mark.faults
 def test_a_server_that_answers_is_alive_and_is_asked_in_http_2() -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def answer(connection: socket.socket) -> None:
-        heard.append(connection.recv(100))
+        received.append(connection.recv(100))
         connection.sendall(b"\0")
 
     with listening(answer) as master:

@@ -65,7 +65,7 @@ LOGGING = {
         logs(every_n_iter=5), "a loss = ", num_runs=4, num_sessions=2
     ),
     "a name with several outputs": Program(logs(lambda s: ["pair"], every_n_iter=1), "ValueError"),
-    "an unknown name": Program(logs(lambda s: ["nobody"], every_n_iter=1), "KeyError"),
+    "an unknown name": Program(logs(lambda s: ["missing"], every_n_iter=1), "KeyError"),
     "a tensor of another graph": Program(
         logs(lambda s: [foreign_tensor()], every_n_iter=1), "ValueError"
     ),
@@ -130,7 +130,7 @@ FINAL = {
     "without a run": Program(final(lambda s: s.model.x), "final float32: ", num_runs=0),
     "once more at each end": Program(final(lambda s: s.model.x), "final float32: ", num_sessions=2),
     "an end of input": Program(final(lambda s: ended_queue()), "WARNING FinalOpsHook: input ended"),
-    "an error": Program(final(lambda s: "nobody:0"), "ValueError"),
+    "an error": Program(final(lambda s: "missing:0"), "ValueError"),
     "not after a failure": Program(
         lambda s: [s.train.FinalOpsHook(s.model.x), *with_loss(np.nan)(s)], "NanLoss"
     ),
@@ -376,7 +376,7 @@ SAVES = {
 
 
 def listener(s: Setup, name: str, stop_at: tuple[int, ...] = ()) -> Any:
-    """Tells what it sees of the model in each moment; may ask to stop."""
+    """Logs what it sees of the model in each moment; may ask to stop."""
 
     class Listener(s.train.CheckpointSaverListener):  # type: ignore[misc, name-defined]
         def begin(self) -> None:
@@ -402,7 +402,7 @@ def listener(s: Setup, name: str, stop_at: tuple[int, ...] = ()) -> Any:
     return Listener()
 
 
-def told(stop_at: tuple[int, ...] = (), **options: Any) -> Hooks:
+def listens(stop_at: tuple[int, ...] = (), **options: Any) -> Hooks:
     def hooks(s: Setup) -> list[Any]:
         listeners = [listener(s, "a", stop_at), listener(s, "b")]
         return saver(listeners=listeners, **options)(s)
@@ -411,14 +411,14 @@ def told(stop_at: tuple[int, ...] = (), **options: Any) -> Hooks:
 
 
 LISTENERS = {
-    "told": Program(told(save_steps=5), "('b', 'after_save', 10, "),
-    "at each end": Program(told(save_steps=5), "('b', 'end', 12, ", num_runs=4, num_sessions=3),
-    "stops": Program(told((5, 9), save_steps=3), "('b', 'end', 9, "),
-    "stops at once": Program(told((3,), save_steps=3), "listener: the listener a"),
-    "stops not at creation": Program(told((0,), save_steps=5), "('b', 'end', 13, "),
-    "stops in vain at the end": Program(told((13,), save_steps=5), "('b', 'end', 13, "),
+    "at each save": Program(listens(save_steps=5), "('b', 'after_save', 10, "),
+    "at each end": Program(listens(save_steps=5), "('b', 'end', 12, ", num_runs=4, num_sessions=3),
+    "stops": Program(listens((5, 9), save_steps=3), "('b', 'end', 9, "),
+    "stops at once": Program(listens((3,), save_steps=3), "listener: the listener a"),
+    "stops not at creation": Program(listens((0,), save_steps=5), "('b', 'end', 13, "),
+    "stops in vain at the end": Program(listens((13,), save_steps=5), "('b', 'end', 13, "),
     "not at the end of a failure": Program(
-        lambda s: [*told(save_steps=2)(s), *with_loss(1.0, 1.0, 1.0, np.nan)(s)], "NanLoss"
+        lambda s: [*listens(save_steps=2)(s), *with_loss(1.0, 1.0, 1.0, np.nan)(s)], "NanLoss"
     ),
 }
 

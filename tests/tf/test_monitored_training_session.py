@@ -250,7 +250,7 @@ def singular(model: Model, hooks: Any = None, **options: Any) -> SingularMonitor
 
 
 class Script(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    """Under both sessions: tells each moment, and raises or reports an error at one of them."""
+    """Under both sessions: logs each moment, and raises or reports an error at one of them."""
 
     def __init__(self, act: str, error: Exception) -> None:
         self.act, self.error = act, error

@@ -13,18 +13,18 @@ import pytest
 
 from asynchooks import CheckpointSaverHook, MonitoredSession, Retention, StopAtStepHook
 
-from ..crash.programs import Moments, Tells, running, server
+from ..crash.programs import Moments, Reports, running, server
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.faults]
 
 KILLS = 10  # on each of the two event loops
 
 
-def train(directory: Path, backend: str, told: Connection, last_step: int | None) -> None:
-    anyio.run(_train, directory, told, last_step, backend=backend)
+def train(directory: Path, backend: str, pipe: Connection, last_step: int | None) -> None:
+    anyio.run(_train, directory, pipe, last_step, backend=backend)
 
 
-async def _train(directory: Path, told: Connection, last_step: int | None) -> None:
+async def _train(directory: Path, pipe: Connection, last_step: int | None) -> None:
     import tensorflow as tf
 
     from asynchooks import ChiefSessionCreator
@@ -46,10 +46,10 @@ async def _train(directory: Path, told: Connection, last_step: int | None) -> No
         moments = Moments()
         hooks: list[Any] = [
             CheckpointSaverHook(
-                directory, save_steps=5, saver=v1.train.Saver(), listeners=[Tells(told)],
+                directory, save_steps=5, saver=v1.train.Saver(), listeners=[Reports(pipe)],
                 background=True, retention=Retention(max_to_keep=2),
             ),
-            Tells(told),
+            Reports(pipe),
             moments,
         ]  # fmt: skip
         if last_step is not None:
@@ -59,7 +59,7 @@ async def _train(directory: Path, told: Connection, last_step: int | None) -> No
         while not session.should_stop():
             await session.run(train_op)
         number = session.raw_session().run(first)
-    told.send(("ends", session.global_step.value, moments.num_runs, float(number)))
+    pipe.send(("ends", session.global_step.value, moments.num_runs, float(number)))
 
 
 @pytest.mark.timeout(300)

@@ -173,7 +173,7 @@ async def test_a_looper_thread_ends_with_the_session_and_its_error_leaves_it() -
 
 
 class Asking(v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
-    """Uses all that a run context offers; tells what it saw as plain data."""
+    """Uses all that a run context offers; keeps what it saw as plain data."""
 
     def __init__(self, model: Model, rate: Any) -> None:
         self.model, self.rate, self.seen = model, rate, []  # type: ignore[var-annotated]

@@ -314,7 +314,7 @@ _VALUES = (np.ndarray, np.generic, bool, int, float, str, bytes, list)
 
 
 def _copy(fetches: Any) -> Any:
-    """The fetches in containers that no one else changes."""
+    """The fetches in containers that nothing else changes."""
     if isinstance(fetches, dict):
         return type(fetches)((key, _copy(each)) for key, each in fetches.items())
     return [_copy(each) for each in fetches] if type(fetches) is list else fetches

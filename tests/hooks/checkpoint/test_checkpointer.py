@@ -482,7 +482,7 @@ async def test_an_error_in_a_hooks_state_dict_names_that_hook(tmp_path: Path) ->
 
 
 class Seen(CopyingSaver):
-    """Tells when its write is over."""
+    """Sets an event when its write is over."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)

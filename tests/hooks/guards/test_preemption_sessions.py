@@ -312,11 +312,11 @@ async def test_a_signal_ends_the_pause_before_a_session_is_recreated() -> None:
     with left_by_signal():
         async with MonitoredSession([PreemptionHook()], creator, recovery=recovery) as session:
 
-            async def tell() -> None:
+            async def signal_soon() -> None:
                 await anyio.sleep(0.1)
                 sigterm()
 
-            session.start_soon(tell)
+            session.start_soon(signal_soon)
             since = anyio.current_time()
             await session.run([])
     assert anyio.current_time() - since < 0.5

@@ -350,7 +350,7 @@ async def test_a_step_that_ends_within_the_grace_period_still_counts() -> None:
         is_stopped.wait()
         return {}
 
-    class TellsStep(SessionRunHook):
+    class EndsStep(SessionRunHook):
         async def after_create_session(self, session: Any, coord: Coordinator) -> None:
             coord.start_soon(self.wait, coord)
 
@@ -360,7 +360,7 @@ async def test_a_step_that_ends_within_the_grace_period_still_counts() -> None:
 
     creator = FunctionSessionCreator(step)
     with pytest.raises(StallError):
-        async with MonitoredSession([StallHook(SECS), TellsStep()], creator, 60) as session:
+        async with MonitoredSession([StallHook(SECS), EndsStep()], creator, 60) as session:
             await session.run([])
             assert session.global_step.value == 1
 
