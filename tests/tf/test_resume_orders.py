@@ -258,6 +258,7 @@ async def test_early_stopping_brings_the_best_variables_back(tmp_path: Path) -> 
 async def test_of_tensorflows_own_files_none_is_moved_or_called_good_that_is_not(
     tmp_path: Path,
 ) -> None:
+    await train(tmp_path, [], NanTensorHook("loss:0"), background=False, last_step=4)
     with pytest.raises(NanLossDuringTrainingError) as caught:
         await train(tmp_path, [5], NanTensorHook("loss:0"), background=False)
     assert tf.train.latest_checkpoint(str(tmp_path)) is not None
