@@ -6,9 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "3"
-)  # TensorFlow is imported for its reference
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow is imported for its reference
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 from asynchooks import __version__
@@ -23,13 +21,12 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "docstrings",
+    "llms",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
 # type variables: a signature shows them, no page describes them
-nitpick_ignore_regex = [
-    (r"py:(class|obj)", r"(asynchooks\..*\.)?(T|Key|Made|Batched)")
-]
+nitpick_ignore_regex = [(r"py:(class|obj)", r"(asynchooks\..*\.)?(T|Key|Made|Batched)")]
 
 # Markdown: headings down to the third level can be linked to
 myst_enable_extensions = ["colon_fence", "deflist"]

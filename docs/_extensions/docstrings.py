@@ -44,9 +44,7 @@ def public_paths() -> dict[str, str]:
             if isinstance(defined_in, str) and defined_in.startswith("asynchooks"):
                 paths.setdefault(f"{defined_in}.{name}", path)
                 paths.setdefault(name, path)
-            elif (
-                name in module.__all__ and name != "Scaffold"
-            ):  # an alias of a type
+            elif name in module.__all__ and name != "Scaffold":  # an alias of a type
                 paths.setdefault(name, path)
     return paths
 
@@ -76,9 +74,7 @@ def linked(found: re.Match[str]) -> str:
     path = PATHS.get(text)
     markup = f":py:obj:`{text} <{path}>`" if path else f"``{text}``"
     # a plural's "s" may follow the code directly
-    return markup + (
-        "\\ " if found.string[found.end() : found.end() + 1].isalnum() else ""
-    )
+    return markup + ("\\ " if found.string[found.end() : found.end() + 1].isalnum() else "")
 
 
 def indent_of(line: str) -> int:
@@ -133,13 +129,9 @@ def code(block: list[str]) -> list[str]:
     ]
 
 
-def prepare(
-    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
-) -> None:
+def prepare(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     text = "\n".join(to_code_blocks(lines))
-    parts = re.split(
-        r"(\.\. code-block:: python\n\n(?:(?:    .*)?\n)*)", text + "\n"
-    )
+    parts = re.split(r"(\.\. code-block:: python\n\n(?:(?:    .*)?\n)*)", text + "\n")
     parts[::2] = [IN_BACKTICKS.sub(linked, part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
     if what in ("attribute", "property", "data"):
@@ -159,11 +151,7 @@ def signature(
     if what == "class" and name.rpartition(".")[2] in MADE_BY_THE_LIBRARY:
         return "", ""
     # the package's own mark for "one step more"
-    return (
-        (re.sub(r" \| [\w.~]*\bSentinel\b", "", arguments), returns)
-        if arguments
-        else None
-    )
+    return (re.sub(r" \| [\w.~]*\bSentinel\b", "", arguments), returns) if arguments else None
 
 
 def resolve(
@@ -173,16 +161,12 @@ def resolve(
     contnode: nodes.TextElement,
 ) -> nodes.reference | None:
     """Link a type of a signature, which is given by its private path, under its public one."""
-    target = node["reftarget"] = FOREIGN.get(
-        node.get("reftarget", ""), node.get("reftarget", "")
-    )
+    target = node["reftarget"] = FOREIGN.get(node.get("reftarget", ""), node.get("reftarget", ""))
     path = PATHS.get(target) or PATHS.get(target.rpartition(".")[2])
     if node.get("refdomain") != "py" or path is None or path == target:
         return None
     domain: Any = env.get_domain("py")
-    return domain.resolve_xref(
-        env, node["refdoc"], app.builder, "obj", path, node, contnode
-    )
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", path, node, contnode)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

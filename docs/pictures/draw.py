@@ -147,18 +147,12 @@ def moments() -> str:
     ):
         drawing.text(20, y, name, colour=SOFT, size=12)
 
-    def moment(
-        x: float, width: float, name: str, *, y: float = hooks, bad: bool = False
-    ) -> None:
+    def moment(x: float, width: float, name: str, *, y: float = hooks, bad: bool = False) -> None:
         fill, edge = (PALE_RED, RED) if bad else (PALE_BLUE, BLUE)
-        drawing.box(
-            x, y, width, 38, name, fill=fill, edge=edge, is_code=True, size=11
-        )
+        drawing.box(x, y, width, 38, name, fill=fill, edge=edge, is_code=True, size=11)
 
     drawing.box(316, 52, 240, 174, fill="#eef1f6", edge=EDGE)
-    drawing.text(
-        436, 242, "for each session.run(...)", colour=SOFT, anchor="middle", size=12
-    )
+    drawing.text(436, 242, "for each session.run(...)", colour=SOFT, anchor="middle", size=12)
     moment(98, 52, "begin")
     moment(160, 144, "after_create_session")
     moment(324, 80, "before_run")
@@ -166,9 +160,7 @@ def moments() -> str:
     moment(568, 40, "end")
     moment(656, 84, "after_close")
     drawing.box(154, raw, 492, 38, fill=PALE_GREEN, edge=GREEN)
-    drawing.box(
-        402, raw, 72, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff"
-    )
+    drawing.box(402, raw, 72, 38, "raw run", fill=GREEN, edge=GREEN, colour="#ffffff")
     drawing.text(160, raw + 54, "created, restored", colour=SOFT, size=11)
     drawing.text(644, raw + 54, "closed", colour=SOFT, size=11, anchor="end")
     drawing.text(562, hooks + 54, "clean end only", colour=SOFT, size=11)
@@ -183,9 +175,7 @@ def moments() -> str:
         colour=SOFT,
         size=11,
     )
-    drawing.text(
-        480, error + 31, "and the raw session is closed", colour=SOFT, size=11
-    )
+    drawing.text(480, error + 31, "and the raw session is closed", colour=SOFT, size=11)
     drawing.line(690, error + 12, 712, error + 12, colour=RED)
     drawing.line(712, error + 12, 712, hooks + 40, colour=RED, is_arrow=True)
     drawing.text(
@@ -209,24 +199,17 @@ class Run:
 class NoteAsked(SessionRunHook):
     """Stands last and notes when a worker asks for its step."""
 
-    def __init__(
-        self, worker: int, now: Callable[[], float], runs: list[Run]
-    ) -> None:
+    def __init__(self, worker: int, now: Callable[[], float], runs: list[Run]) -> None:
         self.worker, self._now, self._runs = worker, now, runs
 
     async def before_run(self, run_context: SessionRunContext) -> None:
         self._runs.append(Run(self.worker, self._now()))
 
 
-def trained(
-    num_workers: int, first_step: int, last_step: int, delay: Delay
-) -> list[Run]:
+def trained(num_workers: int, first_step: int, last_step: int, delay: Delay) -> list[Run]:
     """All runs of workers that share a model and a limit, in virtual time."""
     simulation, runs = Simulation(seed=7, backend="turbo"), list[Run]()
-    times = [
-        simulation.streams.delays(each, "step", delay)
-        for each in range(num_workers)
-    ]
+    times = [simulation.streams.delays(each, "step", delay) for each in range(num_workers)]
     num_done = first_step
 
     async def step(worker: int) -> dict[str, int]:
@@ -248,10 +231,7 @@ def trained(
     async def main() -> None:
         one = FunctionSessionCreator(step, initial_step=first_step)
         creator = SharedSessionCreator(one, num_workers=num_workers)
-        tasks = [
-            simulation.start(train, worker, creator)
-            for worker in range(num_workers)
-        ]
+        tasks = [simulation.start(train, worker, creator) for worker in range(num_workers)]
         for task in tasks:
             await task.wait()
 
@@ -281,18 +261,12 @@ def exact_stop() -> str:
             granted = over if is_refused else run.began
             if granted > run.asked and granted > since:
                 secs = x(granted) - x(run.asked)
-                drawing.box(
-                    x(run.asked), y + 4, secs, 24, fill=PALE_YELLOW, edge=YELLOW
-                )
+                drawing.box(x(run.asked), y + 4, secs, 24, fill=PALE_YELLOW, edge=YELLOW)
             if is_refused:
-                drawing.box(
-                    x(granted) - 4, y + 2, 8, 28, fill=RED, edge="", radius=2
-                )
+                drawing.box(x(granted) - 4, y + 2, 8, 28, fill=RED, edge="", radius=2)
             elif run.ended > since:
                 box = x(run.began), y, x(run.ended) - x(run.began), 32
-                drawing.box(
-                    *box, str(run.step) if box[2] > 26 else "", fill=PALE_BLUE
-                )
+                drawing.box(*box, str(run.step) if box[2] > 26 else "", fill=PALE_BLUE)
     y = 52 + 46 * num_workers + 22
     made = [each for each in runs if each.step and each.ended > since]
     drawing.text(24, y + 5, "step", colour=SOFT)
@@ -300,9 +274,7 @@ def exact_stop() -> str:
     for run in made:
         drawing.line(x(run.ended), y - 4, x(run.ended), y + 4, colour=SOFT)
         if run.step % 4 == 0 or run.step == limit - 1:
-            drawing.text(
-                x(run.ended), y + 20, str(run.step), size=11, anchor="middle"
-            )
+            drawing.text(x(run.ended), y + 20, str(run.step), size=11, anchor="middle")
     legend(drawing, 24, 308, [
         (PALE_BLUE, BLUE, "a run and its step"),
         (PALE_YELLOW, YELLOW, "waits for a ticket"),
@@ -312,9 +284,7 @@ def exact_stop() -> str:
     return drawing.svg()
 
 
-def legend(
-    drawing: Drawing, x: float, y: float, entries: list[tuple[str, str, str]]
-) -> None:
+def legend(drawing: Drawing, x: float, y: float, entries: list[tuple[str, str, str]]) -> None:
     """Coloured boxes and what they mean, in one line."""
     for fill, edge, text in entries:
         drawing.box(x, y - 10, 14, 12, fill=fill, edge=edge, radius=2)
@@ -328,9 +298,7 @@ def workers() -> str:
     drawing = Drawing(760, 292, "Three workers on one event loop")
     left, owners, turns = 104, list[int](), deque[int]()
     for step in range(num_steps):
-        turns.extendleft(
-            worker for worker, start in enumerate(starts) if start == step
-        )
+        turns.extendleft(worker for worker, start in enumerate(starts) if start == step)
         owners.append(turns[0])  # one that was woken is the next
         turns.rotate(-1)
     drawing.text(
@@ -346,12 +314,8 @@ def workers() -> str:
         if start:
             text = f"await wait_for({start})"
             box = left, y + 6, unit * start - 3, 24
-            drawing.box(
-                *box, text, fill=PALE_YELLOW, edge=YELLOW, size=11, is_code=True
-            )
-        for place in (
-            place for place, owner in enumerate(owners) if owner == worker
-        ):
+            drawing.box(*box, text, fill=PALE_YELLOW, edge=YELLOW, size=11, is_code=True)
+        for place in (place for place, owner in enumerate(owners) if owner == worker):
             fill, edge = colours[worker]
             drawing.box(
                 left + unit * place,
@@ -366,9 +330,7 @@ def workers() -> str:
     drawing.text(24, y + 21, "event loop", colour=SOFT)
     for place, owner in enumerate(owners):
         fill = colours[owner][1]
-        drawing.box(
-            left + unit * place, y, unit - 3, 32, fill=fill, edge="", radius=2
-        )
+        drawing.box(left + unit * place, y, unit - 3, 32, fill=fill, edge="", radius=2)
     drawing.text(
         24, 268, "The numbers are global steps. Step 4 wakes worker 1, step 9 wakes worker 2; "
         "a woken worker runs next.", colour=SOFT, size=12,
@@ -400,13 +362,9 @@ def trace() -> str:
     drawing = Drawing(760, 330, "A trace of six simulated workers")
     left, scale, top = 92, 648 / end, 34
     for secs in range(0, int(end) + 1, 2):
-        drawing.line(
-            left + secs * scale, top, left + secs * scale, 286, colour=GRID
-        )
+        drawing.line(left + secs * scale, top, left + secs * scale, 286, colour=GRID)
         if secs < end:
-            drawing.text(
-                left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT
-            )
+            drawing.text(left + secs * scale + 3, top + 2, f"{secs} s", size=11, colour=SOFT)
     drawing.text(24, top + 27, "versions", size=12, colour=SOFT)
     applied = [push for push in report.timeline.pushes if push.outcome == "applied"]
     for place, push in enumerate(applied):
@@ -414,13 +372,9 @@ def trace() -> str:
         x, width = left + push.time * scale, (until - push.time) * scale
         fill = (GREY, "#a9b2c1")[place % 2]
         text = str(push.version) if width > 9 * len(str(push.version)) else ""
-        drawing.box(
-            x, top + 12, width, 22, text, fill=fill, edge="", size=10, radius=0
-        )
+        drawing.box(x, top + 12, width, 22, text, fill=fill, edge="", size=10, radius=0)
     for worker in range(report.num_workers):
-        drawing.text(
-            24, top + 63 + 34 * worker, f"worker {worker}", size=12, colour=SOFT
-        )
+        drawing.text(24, top + 63 + 34 * worker, f"worker {worker}", size=12, colour=SOFT)
     for span in report.timeline.spans:
         x, width = left + span.begin * scale, (span.end - span.begin) * scale
         fill, colour = KINDS[span.kind]
@@ -514,9 +468,7 @@ def losses() -> dict[str, tuple[float, Report]]:
             parameters=np.zeros(16), learning_rate=rate,
         )  # fmt: skip
         every = 16 if name in ("async", "ssp:3") else 1
-        return cluster.run(
-            gradient=gradient, until=SECS, loss=loss, loss_every=every
-        )
+        return cluster.run(gradient=gradient, until=SECS, loss=loss, loss_every=every)
 
     found = {}
     with np.errstate(over="ignore", invalid="ignore"):  # the largest rates diverge
@@ -547,9 +499,7 @@ def loss_by_protocol() -> str:
             # steps: the parameters stand still between two updates
             axes.plot(*zip(*points, strict=True), label=label, color=PROTOCOLS[name],
                       linewidth=1.6, drawstyle="steps-post")  # fmt: skip
-        axes.set(
-            xlabel="virtual seconds", ylabel="loss", yscale="log", xlim=(0, SECS)
-        )
+        axes.set(xlabel="virtual seconds", ylabel="loss", yscale="log", xlim=(0, SECS))
         axes.grid(color=GRID, linewidth=0.8)
         axes.legend(frameon=False, loc="upper right")
         file = io.StringIO()
@@ -559,9 +509,9 @@ def loss_by_protocol() -> str:
 
 def with_generic_font(svg: str) -> str:
     """The page's sans-serif font in place of matplotlib's own."""
-    return svg.replace(
-        "'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial"
-    ).replace("DejaVu Sans", "system-ui")
+    return svg.replace("'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial").replace(
+        "DejaVu Sans", "system-ui"
+    )
 
 
 PICTURES: dict[str, Callable[[], str]] = {
