@@ -23,9 +23,11 @@ from asynchooks.backends._raw_session import RawSession
 pytestmark = pytest.mark.anyio
 
 MODULES = (asynchooks, testing, checkpoints, data, protocols, simulation)
-NAMES = {name: getattr(module, name) for module in MODULES for name in module.__all__}
+NAMES: dict[str, Any] = {
+    name: getattr(module, name) for module in MODULES for name in module.__all__
+}
 # classes and functions; an alias of types, and a mark, need no example
-PUBLIC = {
+PUBLIC: dict[str, Any] = {
     name: public
     for name, public in NAMES.items()
     if inspect.isclass(public) or inspect.isroutine(public)

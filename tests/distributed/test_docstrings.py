@@ -76,7 +76,7 @@ async def test_the_example_of_a_remote_server_runs_in_a_task_of_dask(client: Any
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_example_of_a_hosted_server_runs(client: Any) -> None:
     await run_example(
-        example_of(public.host_parameter_server),  # type: ignore[arg-type]
+        example_of(public.host_parameter_server),
         address=client.scheduler.address,
         Client=functools.partial(distributed.Client, set_as_default=False),
         train=functools.partial(programs.train, last_step=10, secs=0.0),
