@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import SupportsFloat, SupportsIndex
@@ -79,7 +80,14 @@ class CheckpointDirectory:
         basename: str = "model.ckpt",
         retention: Retention | None = None,
     ) -> None:
-        self._path = os.path.abspath(_check.path("directory", directory))
+        path = _check.path("directory", directory)
+        if re.match(r"\w[\w+.-]*://", path):
+            raise ValueError(
+                f"the directory of checkpoints is {path!r}, the address of an object store; give "
+                "the path of a local directory, and copy its checkpoints to the store in a "
+                "CheckpointSaverListener"
+            )
+        self._path = os.path.abspath(path)
         self._layout = Layout(self._path, _checked_basename(basename))
         self._retention = _check.instance(
             "retention",

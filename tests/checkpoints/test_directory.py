@@ -77,6 +77,13 @@ def test_a_directory_at_the_prefix_is_a_checkpoint_too(tmp_path: Path) -> None:
     assert list(read_manifest(saved.path).files) == ["model.ckpt-1/ä/variables"]
 
 
+@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket", "memory:///"])
+def test_the_address_of_an_object_store_is_refused(address: str) -> None:
+    match = "give the path of a local directory, and copy its checkpoints"
+    with pytest.raises(ValueError, match=match):
+        CheckpointDirectory(address)
+
+
 def test_a_step_saved_again_replaces_the_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 5, 6)
     with opened(tmp_path) as directory:
