@@ -36,6 +36,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 60
+nb_merge_streams = True  # lines that were printed one by one stand together
 
 # an overridden moment of a hook is not described once more
 autodoc_inherit_docstrings = False
