@@ -358,6 +358,13 @@ async def test_what_is_no_function_is_refused_where_it_would_be_awaited() -> Non
     async with MonitoredSession([], counting_creator()) as session:
         with pytest.raises(TypeError, match="fn is 3; give an async function"):
             await session.or_stop(3)  # type: ignore[arg-type]
+        called = anyio.sleep(1)
+        with pytest.raises(TypeError, match=r"fn is the coroutine sleep\(\.\.\.\), which has been"):
+            await session.or_stop(called)  # type: ignore[arg-type]
+        with pytest.raises(
+            TypeError, match=r"give the function, then its arguments: sleep, \.\.\."
+        ):
+            session.start_soon(called)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="feed_dict is 3; give a mapping"):
             await session.run("calls", 3)
         batch = [np.zeros((32, 784)), np.zeros(32)]  # as a loader gives it

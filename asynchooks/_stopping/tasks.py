@@ -76,7 +76,7 @@ class SideTasks:
         Raises:
             TypeError: `fn` cannot be called, or `on_failure` is no policy.
         """
-        function("fn", fn, "an async function, then its arguments")
+        _check_async_function(fn)
         instance(
             "on_failure", on_failure, (OnFailure, Restart),
             "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)",
@@ -241,7 +241,7 @@ async def or_stop(
 
     Cancellation cancels it, too; in both cases it has ended when this returns.
     """
-    function("fn", fn, "an async function, then its arguments")
+    _check_async_function(fn)
     if stop.is_set:
         raise StopTraining(f"a stop was requested before {name_of(fn)} was called")
     slot = Slot(engine, f"{name_of(fn)} or a stop")
@@ -259,6 +259,17 @@ async def or_stop(
         value: T = outcome.unwrap()
         return value
     raise StopTraining(f"a stop was requested while waiting for {name_of(fn)}")
+
+
+def _check_async_function(fn: object) -> None:
+    if isinstance(fn, Coroutine):
+        name = getattr(fn, "__qualname__", "fn")
+        fn.close()  # else Python warns that it was never awaited
+        raise TypeError(
+            f"fn is the coroutine {name}(...), which has been called already; give the function, "
+            f"then its arguments: {name}, ... in place of {name}(...)"
+        )
+    function("fn", fn, "an async function, then its arguments")
 
 
 async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:

@@ -185,7 +185,7 @@ class Mapped(Buffered):
                 try:
                     items = await self._source._read(min(self._per_chunk, room))
                 except Exception as error:
-                    if worker.is_unwanted:  # the source was closed by the cancellation
+                    if worker.is_unwanted and self._is_of_clean_up(error):
                         self._closing_error = self._closing_error or error
                     self._has_all, self._source_error = True, error
                     break

@@ -220,7 +220,7 @@ class Buffered(Stage[Any]):
                         foreign.__cause__ = error
                         self._fail(foreign)
                     raise
-                if worker.is_unwanted:  # what it has read was closed by the cancellation
+                if worker.is_unwanted and self._is_of_clean_up(failure):
                     self._closing_error = self._closing_error or failure
                 self._fail(failure)
             finally:
@@ -228,6 +228,16 @@ class Buffered(Stage[Any]):
                 worker.protect()
                 if self._num_working == 0 and (self._is_over or self._is_stopping):
                     await self._close_source()
+
+    def _is_of_clean_up(self, error: BaseException) -> bool:
+        """Whether a source raised it as its read was cancelled; else it failed by itself.
+
+        A failure by itself belongs to an item that nothing will take any more.
+        """
+        context = error.__context__
+        while context is not None and self._engine.failure_in(context) is not None:
+            context = context.__context__
+        return context is not None
 
     def _fail(self, error: BaseException) -> None:
         self._finish(error)

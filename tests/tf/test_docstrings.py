@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -46,6 +47,7 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
     namespace: dict[str, Any] = {
         **{each: getattr(asynchooks, each) for each in asynchooks.__all__},
         **{each: getattr(asynchooks.tf, each) for each in NAMES},
+        "anyio": anyio,
         "asynchooks": asynchooks,
         "UploadMetrics": UploadMetrics,
         "build_model": build_model,
