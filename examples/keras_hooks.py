@@ -3,7 +3,7 @@
 `fit` blocks its thread, so the hooks run in an event loop in another one. Here the program opens
 that event loop itself, because its dashboard, a small server on the loopback address, lives in it.
 
-It prints the port of the dashboard, the steps that it was told of, and the accuracy.
+It prints the port of the dashboard, the steps that it received, and the accuracy.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main(backend: str) -> None:
         server.cancel()
 
     lines = [json.loads(line) for line in dashboard.text.splitlines()]
-    print("the dashboard was told of the steps", [line["step"] for line in lines])
+    print("the dashboard received the steps", [line["step"] for line in lines])
     _, accuracy = model.evaluate(test_pixels, test_labels, verbose=0)
     print(f"stopped at step {int(model.optimizer.iterations)}, test accuracy {accuracy:.4f}")
 

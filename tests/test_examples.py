@@ -76,7 +76,7 @@ def test_keras_feeds_the_dashboard_and_stops_exactly(backend: str) -> None:
 
     printed = run_example("keras_hooks.py", "--backend", backend)
 
-    assert f"told of the steps {list(range(1, 1000, 100))}\n" in printed
+    assert f"received the steps {list(range(1, 1000, 100))}\n" in printed
     end = re.search(r"stopped at step 1000, test accuracy ([\d.]+)", printed)
     assert end is not None, printed
     assert float(end[1]) >= 0.95
