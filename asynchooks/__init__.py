@@ -1,13 +1,13 @@
 """asynchooks: monitored training sessions and their hooks for `async`/`await`.
 
-The rooms of the package; each imports only what stands below it, or to the right of it:
+The rooms of the package; each imports only from rooms below it, or to the right of it:
 
     __main__ cli _cli testing       the command line; fakes for tests
     launch                          processes of a cluster on this machine
     tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
     distributed                     steps counted in other processes, through Dask
     simulation                      thousands of workers in virtual time
-    hooks protocols                 one hook a file; asynchronous training: which worker waits
+    hooks protocols                 one hook per file; asynchronous training protocols
     _session _running               MonitoredSession, where a reader starts; one run and its hooks
     data backends                   stages of input; raw sessions and the creators that make them
     _hook _stopping                 what hooks are; stop requests, side tasks, coordinators

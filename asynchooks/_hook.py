@@ -377,7 +377,7 @@ class SessionRunHook:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold for this hook to go on where it was; {} if nothing.
+        """What a checkpoint must hold for this hook to continue where it was; {} if nothing.
 
         Called between two runs. Values are those of JSON, NumPy arrays, and lists and dicts (with
         keys that are texts) of them; tuples come back as lists.
@@ -385,9 +385,9 @@ class SessionRunHook:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, perhaps in another process.
+        """Continue from a result of `state_dict`, perhaps in another process.
 
-        Called before `after_create_session` when a checkpoint was restored that holds any.
+        Called before `after_create_session` if a checkpoint that holds a state was restored.
         """
 
     def __repr__(self) -> str:
@@ -447,11 +447,11 @@ class SessionRunHook:
 
     @may_be_plain
     async def on_error(self, session: Any, exception: BaseException) -> None:
-        """Called once instead, or after `end`, when an error leaves the session.
+        """Called once when an error leaves the session, in place of `end` or after it.
 
-        For each hook whose begin was called, in reverse order, shielded from cancellation, within
-        the grace period. Free here what begin took; what is raised here becomes a note of the
-        error.
+        Called for each hook whose `begin` was called, in reverse order, shielded from cancellation,
+        within the grace period. Release here what `begin` acquired. An error raised here becomes a
+        note of the first one.
 
         Args:
             session: the raw session, None if there was none (any more).
@@ -481,7 +481,7 @@ class SessionRunHook:
     async def before_end(self, session: Any) -> None:
         """Called once at a clean end, before `end` of the first hook.
 
-        All hooks are as the last run has left them: what their `end` does is no part of training.
+        All hooks are in the state that the last run left: `end` is not part of training.
         """
 
     @may_be_plain
@@ -506,10 +506,10 @@ class SessionRunHook:
         """
 
     def on_drop(self) -> None:
-        """Called when the session was dropped unclosed: give back at once what is held.
+        """Called when the session was dropped without being closed: release what is held at once.
 
-        By the garbage collector, in any thread, in the midst of anything: take no lock, and wait
-        for nothing. No other moment follows.
+        The garbage collector calls this, in any thread and while any code runs: take no lock, and
+        wait for nothing. No other moment follows.
         """
 
 

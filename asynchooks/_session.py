@@ -67,22 +67,22 @@ _OPEN = Phase.OPEN  # an enum's member costs as much as a call
 class MonitoredSession(AsyncOnly):
     """A training session: hooks around every run, recovery, and an orderly end.
 
-    You make it, `async with` opens and closes it. It holds no task group or cancel scope, so that
-    several may be opened and closed in any order, from different tasks.
+    Create it, and open and close it with `async with`. It holds no task group or cancel scope, so
+    you can open and close several sessions in any order, from different tasks.
 
     Args:
-        hooks: an iterable of `SessionRunHook`, ours and TensorFlow's as you like; called in this
-            order at every moment.
-        session_creator: makes the raw session; None means TensorFlow's `ChiefSessionCreator` on
-            the graph that is the default one now.
+        hooks: an iterable of hooks, of asynchooks or TensorFlow; called in this order at every
+            moment.
+        session_creator: makes the raw session; None means a `ChiefSessionCreator` on TensorFlow's
+            current default graph.
         stop_grace_period_secs: seconds, >= 0, that threads and side tasks get to stop at the end,
-            and a step in a thread when it is cancelled.
-        step_runner: where a blocking step runs: "auto" measures and chooses, "inline" is the event
-            loop, "thread" a thread of the session's own.
-        recovery: how often and after which pauses a lost raw session is recreated.
+            and a step in a thread gets to finish when it is cancelled.
+        step_runner: where a blocking step runs: "inline" on the event loop, "thread" in a thread
+            of the session; "auto" measures and chooses.
+        recovery: how often a lost raw session is recreated, and after which pauses.
 
     Raises:
-        TypeError, ValueError: an argument is not what it should be.
+        TypeError, ValueError: an argument has the wrong type or value.
         ImportError: no creator was given and TensorFlow is not installed.
 
     Source: TensorFlow's `tf.compat.v1.train.MonitoredSession`.
@@ -143,7 +143,7 @@ class MonitoredSession(AsyncOnly):
 
     @property
     def global_step(self) -> GlobalStep:
-        """The step, as this session sees it: waiting for it ends when the session is stopped."""
+        """The global step, as a handle of this session: a stop of the session ends waits for it."""
         if self._step is None:
             self._step = self._handle.global_step.bound(self._stops.stop, body=self._worker)
         return self._step
@@ -162,21 +162,21 @@ class MonitoredSession(AsyncOnly):
     ) -> Any:
         """Run one step with all hooks, and return what was fetched.
 
-        Cancellation waits for a step that is under way, for the grace period at most; its step
+        A cancellation waits for a step under way, up to the grace period; that step
         counts.
 
         Args:
             fetches: what to compute: as for `tf.compat.v1.Session.run` on a graph; names of
-                outputs, nested as you like, on a step function.
+                outputs, in any nesting, on a step function.
             feed_dict: values by tensor, variable or name; never changed.
             options: `tf.compat.v1.RunOptions`, for graphs; never changed.
             run_metadata: `tf.compat.v1.RunMetadata` to fill, for graphs.
 
         Raises:
-            StopTraining: the input has ended, the last step was reached, or a stop was asked for;
-                the block ends cleanly by it.
-            RuntimeError: the session is not open, or runs already.
-            BaseException: what a hook or the step raised, with a note of which it was.
+            StopTraining: the input has ended, the last step was reached, or a stop was requested;
+                it ends the block cleanly.
+            RuntimeError: the session is not open, or a run is already under way.
+            BaseException: what a hook or the step raised, with a note that says which one.
         """
         one_run = self._one_run
         if one_run.is_under_way or self._phase is not _OPEN:
@@ -307,7 +307,7 @@ class MonitoredSession(AsyncOnly):
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """What ended training, and why: the first request, or what left the block; else None."""
+        """What stopped training, and why: the first request, or what ended the block; else None."""
         step, reason = self._handle.global_step, self._stops.reason
         if reason is None and self._is_at_limit:
             reason = StopReason("the limit", f"{step.name} is at {step.value} of {step.limit}")
@@ -343,33 +343,33 @@ class MonitoredSession(AsyncOnly):
     ) -> None:
         """Start `fn(*args)` as a side task: it never outlives the session.
 
-        An error in it stops the session, unless `on_failure` says otherwise, and leaves the block
-        as itself. At the end every wait of asynchooks in it raises StopTraining; it gets
-        the grace period, and is cancelled then. Unlike `coord.start_soon` in a hook, it goes on
-        when a lost raw session is recreated.
+        Unless `on_failure` says otherwise, an error in it stops the session, and the block raises
+        that error. At the end, every wait of asynchooks in it raises StopTraining; if it has not
+        ended after the grace period, it is cancelled. Unlike a task of `coord.start_soon` in a
+        hook, it continues when a lost raw session is recreated.
 
         Args:
             on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
-            name: what to call it in logs and reasons; by default what `fn` is called.
+            name: its name in logs and stop reasons; by default the name of `fn`.
 
         Raises:
             RuntimeError: the session is not open.
-            StopTraining: it ends just now, and this is a side task of it.
-            TypeError: `fn` cannot be called, or `on_failure` is no policy.
+            StopTraining: the session is ending, and the caller is one of its side tasks.
+            TypeError: `fn` is not callable, or `on_failure` is not a policy.
         """
         self._check_ends(fn)
         self._phase.check_open("start_soon", in_opening=True)
         self._stops.tasks.start(fn, args, on_failure, name)
 
     def batches(self, source: Source[T]) -> Batches[T]:
-        """The items of a source, for as long as training goes on: `async for x in ...`.
+        """The items of a source, for as long as training continues: `async for x in ...`.
 
-        It reads one item ahead, or as many as the source's own `prefetch`; it ends with the
-        source, and when the session should stop, also while it waits. The session opens the source
-        (unless that was done) and closes it at its own end; `aclose` does so earlier. One that has
-        not ended stays open for other sessions of the same `SharedSessionCreator`, which may
-        still come to draw, until the last of them ends. What the loop was given and no run has
-        used is not lost: see `InputPositionHook`.
+        It reads one item ahead, or as many as the source's `prefetch` does. It ends with the
+        source, or when the session should stop, even during a wait. The session opens the source
+        if it is not open, and closes it when the session ends; `aclose` closes it earlier. A source
+        that has not ended stays open for other sessions of the same `SharedSessionCreator` until
+        the last of them ends. Items that the loop got but no run has used are not lost: see
+        `InputPositionHook`.
 
         Args:
             source: see `asynchooks.data`.
@@ -377,8 +377,8 @@ class MonitoredSession(AsyncOnly):
         Raises:
             TypeError: `source` cannot be read.
             RuntimeError: the session is not open.
-            InputError: out of the loop: the source is empty, or cannot be read.
-            BaseException: out of the loop: what the source raised.
+            InputError: in the loop: the source is empty, or cannot be read.
+            BaseException: in the loop: what the source raised.
         """
         from .data._batches import Batches  # most sessions need none of it
 
@@ -389,9 +389,9 @@ class MonitoredSession(AsyncOnly):
         return Batches(source, self._stops, watch_runs, step, self.should_stop)
 
     async def or_stop(self, fn: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Await `fn(*args)`, a wait of another library, but no longer than until a stop.
+        """Await `fn(*args)`, a wait of another library, until it ends or a stop is requested.
 
-        It runs in a task of its own, which has ended when this returns or raises.
+        It runs in a separate task, which has ended when this returns or raises.
 
         Raises:
             StopTraining: the session was asked to stop; `fn` was cancelled.
@@ -468,10 +468,10 @@ class MonitoredSession(AsyncOnly):
 
     @_is_session
     async def __aenter__(self) -> Self:
-        """Call begin of all hooks, create the raw session, call their after_create_session.
+        """Call `begin` of all hooks, create the raw session, and call `after_create_session`.
 
-        When that fails or is cancelled, the raw session is closed and every hook whose begin was
-        called gets on_error.
+        If that fails or is cancelled, the raw session is closed, and `on_error` is called for every
+        hook whose `begin` was called.
         """
         self._phase.check_new()
         self._engine: Engine = current_engine()
@@ -510,7 +510,7 @@ class MonitoredSession(AsyncOnly):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """End cleanly, or clean up after an error; swallows what only says that training is over.
+        """End cleanly, or clean up after an error; swallows what means a clean end.
 
         Raises:
             BaseException: the first error of a side task or thread, else of an `end`.
@@ -541,7 +541,7 @@ class MonitoredSession(AsyncOnly):
 
     @_is_session
     async def close(self) -> None:
-        """End cleanly, now; leaving the block afterwards does nothing more.
+        """End cleanly, now; leaving the block afterwards has no further effect.
 
         Raises:
             RuntimeError: the session is not open, or a run is under way.

@@ -32,23 +32,24 @@ Meanwhile another task may begin to run its steps.
 
 
 class GlobalStep:
-    """The number of training steps done, shared by all workers of one model.
+    """The number of training steps made so far, shared by all workers of one model.
 
-    A session's creator makes it and the last session on it closes it; `session.global_step` and
-    `run_context.global_step` hand it out. It may be used without any session, too. Users want
-    `value`, `wait_for`, `exclusive` and `statistics`; the rest is for sessions, hooks and creators.
+    A session's creator makes it, and the last session that uses it closes it. You get it from
+    `session.global_step` and `run_context.global_step`, and can also use it without a session. Most
+    programs need `value`, `wait_for`, `exclusive` and `statistics` only; the rest is for sessions,
+    hooks and creators.
 
     Args:
         value: the first value, in steps.
-        num_workers: how many sessions will open, when known: then a wait that can no longer end
-            is noticed as soon as all of them wait.
-        name: what it is called in logs and event files.
-        multi_process: whether other processes move it, too: then no wait for it is hopeless.
-        published_only: whether only `publish` moves it, and never beyond the limit: runs do not
-            count then, and none waits for another near the limit. For a ParameterServer.
+        num_workers: the number of sessions that will open, if known: a wait for an unreachable
+            step then ends as soon as all of them wait.
+        name: its name in logs and event files.
+        multi_process: whether other processes move it, too: then any step may still be reached.
+        published_only: whether only `publish` moves it, and never beyond the limit. Runs then do
+            not move it, and do not wait for each other near the limit. For a ParameterServer.
 
     Raises:
-        TypeError, ValueError: `value` or `num_workers` is no integer, or the latter is below 1.
+        TypeError, ValueError: `value` or `num_workers` is not an integer, or the latter is < 1.
 
     Example:
         step = GlobalStep()
@@ -105,7 +106,7 @@ class GlobalStep:
 
     @property
     def epoch(self) -> int:
-        """How often the step was restarted (after a recovery it may have gone back)."""
+        """The number of times the step was restarted; a recovery may have set it back."""
         return self.admission.gate.epoch
 
     @property
@@ -115,16 +116,16 @@ class GlobalStep:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether the step has reached its limit, as far as is known; False if there is no limit.
+        """Whether the step has reached its limit, as last read; False if there is no limit.
 
-        As `last_known` it takes no lock and reads nothing: while there is a limit, the step is
+        Like `last_known`, this takes no lock and reads nothing: while a limit is set, the step is
         read after each run.
         """
         return self.admission.gate.is_at_limit
 
     @property
     def training(self) -> object:
-        """The same for as long as any session on this step is open: one training of one model."""
+        """Identifies one training of one model: the same object while any session on it is open."""
         return self.admission.waiters.training
 
     @property
@@ -151,12 +152,13 @@ class GlobalStep:
     ) -> int:
         """Suspend until the step is reached and return the value that was published then.
 
-        That value is returned even if the step has gone back since. Waiters wake in order of
-        their steps, among equals in order of asking; a later value may have been published by the
-        time one runs. Cancellation safe: a cancelled waiter leaves nothing behind.
+        That value is returned even if the step has been set back since. Waiters wake in the order
+        of their steps, and for equal steps in the order of their calls. A later value may have
+        been published by the time one runs. Cancellation safe: no entry of a cancelled waiter
+        stays.
 
         Args:
-            step: the global step to wait for; one that is reached already returns at once.
+            step: the global step to wait for; returns at once if it has been reached.
             timeout: seconds, >= 0, on the engine's clock; None waits as long as it takes.
             fails_on_loss: whether to end when other processes move the step and no updates of
                 them arrive for now; else the wait goes on when they do again.
@@ -293,9 +295,9 @@ class GlobalStep:
         )
 
     def watch_limit(self, slot: Slot) -> Callable[[], None]:
-        """Have the slot woken when the limit is reached, or changed; returns what ends that.
+        """Wake the slot when the limit is reached or changed; returns a function that ends this.
 
-        This is no wait for a step: the session of the task that waits may go on with its next run.
+        It does not count as a wait for a step: the waiting task's session may make its next run.
         """
         admission = self.admission
         waiters = admission.waiters
@@ -317,13 +319,13 @@ class GlobalStep:
         return forget
 
     def publish(self, value: int | Sentinel, *, epoch: int | None = None) -> None:
-        """Say that the step has reached a value, and wake its waiters; from any thread.
+        """Record that the step has reached a value, and wake its waiters; from any thread.
 
-        A value of another epoch, or below the present one, comes late and is ignored.
+        A value of another epoch, or one below the current value, is outdated and ignored.
 
         Args:
             value: the step, or `ADVANCED` for one step more.
-            epoch: the one that it is of; None for the present one.
+            epoch: the epoch of the value; None for the current one.
         """
         admission = self.admission
         with admission.lock:
@@ -333,13 +335,13 @@ class GlobalStep:
         wake_all(news)
 
     def restart(self, value: int) -> None:
-        """Begin a new epoch at a value, which may lie below the present one; from any thread."""
+        """Begin a new epoch at a value, which may be below the current one; from any thread."""
         with self.admission.change() as gate:
             gate.restart(value)
         self._look_again()
 
     def raise_limit(self, step: int) -> None:
-        """Let no run start that could bring the step beyond `step`; the largest limit holds."""
+        """Start no run that could move the step beyond `step`; the largest limit applies."""
         admission = self.admission
         gate, waiters = admission.gate, admission.waiters
         with admission.lock:
@@ -352,11 +354,11 @@ class GlobalStep:
         admission.look_again()
 
     def open_worker(self, engine: Engine | None = None, listener: Listener | None = None) -> Worker:
-        """Say that one more session may move the step; close it with `close_worker`.
+        """Register one more session that may move the step; close it with `close_worker`.
 
         Args:
-            engine: where all its steps run that do not run in threads of its own.
-            listener: what `stop_workers` stops, from then on.
+            engine: the engine of its steps that do not run in threads.
+            listener: what `stop_workers` stops from then on.
         """
         worker = Worker(listener, engine)
         admission = self.admission
@@ -369,14 +371,14 @@ class GlobalStep:
         return worker
 
     def close_worker(self, worker: Worker) -> None:
-        """Say that this session moves the step no more; waiters whose step cannot come end."""
+        """Record that this session no longer moves the step; waits for unreachable steps end."""
         with self.admission.lock:
             news = self._without(worker)
         wake_all(news)
         self._look_again()
 
     def drop_worker(self, worker: Worker) -> None:
-        """As `close_worker`, where the garbage collector may have interrupted anything."""
+        """As `close_worker`, for the garbage collector, which may interrupt any code."""
         if not self.admission.acquire(blocking=False):  # perhaps by the code that is interrupted
             with suppress(RuntimeError):  # the interpreter ends
                 start_new_thread(self.close_worker, (worker,))  # `Thread` has locks of its own
@@ -404,10 +406,10 @@ class GlobalStep:
     def stop_workers(self, reason: StopReason, apart_from: Worker | None = None) -> StopReason:
         """Stop all open workers, and those that open before the last of them has closed.
 
-        Runs that are under way complete. From any thread. Returns the first reason, which stands.
+        Runs under way complete. From any thread. Returns the first reason, which stays in force.
 
         Args:
-            apart_from: one that is stopping already; the others are stopped once.
+            apart_from: a worker that is stopping already; the others are stopped once.
         """
         waiters = self.admission.waiters
         with self.admission.lock:
@@ -421,23 +423,23 @@ class GlobalStep:
         return reason
 
     def close_gate(self) -> None:
-        """Let no run take a step before the last worker has closed; for the end of a stop for all.
+        """Admit no more steps until the last worker has closed; after all workers were stopped.
 
-        A run whose `before_run` is under way ends by StopTraining; a step under way completes, and
+        A run whose `before_run` is under way raises StopTraining; a step under way completes, and
         `exclusive` waits for it.
         """
         with self.admission.change() as gate:
             gate.is_closed = bool(self.admission.waiters.workers)
 
     def set_idle(self, worker: Worker, is_idle: bool) -> None:
-        """Say that an open worker moves no step for now; waiters whose step cannot come end."""
+        """Record whether an open worker makes steps for now; waits for unreachable steps end."""
         with self.admission.lock:
             self.admission.waiters.set_idle(worker, is_idle)
             news = self.admission.unreachable()
         wake_all(news)
 
     def close(self) -> None:
-        """Say that the step will not move again: every wait for it ends, also later ones."""
+        """Record that the step will not move again: current and later waits for it end."""
         with self.admission.lock:
             self.admission.waiters.is_closed = True
             news = self.admission.unreachable()
@@ -459,21 +461,22 @@ class GlobalStep:
 
     @async_block("global_step.exclusive()")
     async def exclusive(self, *, timeout: float | None = None) -> AsyncIterator[None]:
-        """Within the block no run is under way, in order of asking. Cancellation safe.
+        """Exclusive access to the model: no run is under way within the block. Cancellation safe.
 
-        Do not run a step of the same model inside, nor ask for it again: that would wait for the
-        end of the block. In the task that is in the block it is an error; another one waits.
+        Requests are served in order. Do not run a step of the same model inside the block, and do
+        not request exclusive access again: in the same task that is an error, and another task
+        waits until the block ends.
 
         Args:
             timeout: seconds, >= 0, to wait for runs that are under way; None waits as long as it
-                takes, for ever if one of them waits for the caller.
+                takes, forever if one of them waits for the caller.
 
         Raises:
-            TimeoutError: on entering: they have not ended in time.
-            StopTraining: on entering: the session was asked to stop while they went on.
-            RuntimeError: on entering: this task is in such a block already, in a save, or in an
+            TimeoutError: on entering: the runs have not ended in time.
+            StopTraining: on entering: the session was asked to stop during the wait.
+            RuntimeError: on entering: this task is already in such a block, in a save, or in an
                 async step.
-            TypeError: it is entered by `with`, not by `async with`.
+            TypeError: entered with `with` instead of `async with`.
         """
         release = await self.take_exclusive(timeout=timeout, ends_at_stop=True)
         try:
@@ -485,10 +488,9 @@ class GlobalStep:
     async def take_exclusive(
         self, *, timeout: float | None = None, ends_at_stop: bool = False
     ) -> Callable[[], None]:
-        """As entering `exclusive`, also after a stop; returns what ends it, from any thread.
+        """As entering `exclusive`, also after a stop; returns what ends it, in any thread.
 
-        Where the same task takes and ends it, what it does meanwhile stands in
-        `Admission.held_here`.
+        If the same task takes and ends it, `Admission.held_here` marks what it does in between.
         """
         must_not_wait = timeout is None or ends_at_stop
         if must_not_wait and self._worker_in_step(current_engine()) is not None:

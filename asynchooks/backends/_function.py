@@ -24,30 +24,30 @@ _Place = tuple[int, int]
 
 
 class FunctionSessionCreator(SessionCreator):
-    """Makes sessions whose step is a call of `step_fn`. Close: the session does it.
+    """Makes raw sessions whose step is a call of `step_fn`. The session closes them.
 
-    Fetches are names of its outputs (nested in lists, tuples and dicts as you like), feeds are
-    its parameters by name. Each run moves the global step by 1, unless the outputs hold
-    "global_step": then that is the step after the run, never below the one before it (a recovery
-    or a restored checkpoint may take both back).
+    Fetches are names of its outputs, in any nesting of lists, tuples and dicts; feeds are its
+    parameters by name. Each run moves the global step by 1, unless the outputs contain
+    "global_step": then that is the step after the run, but never less than the step before it.
+    (A recovery or a restored checkpoint may set back both.)
 
     Args:
         step_fn: a function, method or callable object, sync or async, that returns a mapping of
-            named outputs. A sync one runs on the event loop or in a thread, as the session's
-            `step_runner` says. Calls of async ones interleave where they wait.
+            named outputs. A sync one runs on the event loop or in a thread, according to the
+            session's `step_runner`. Calls of an async one interleave where they await.
         initial_step: the global step before the first run, >= 0.
-        global_step: the step to count on, in place of a new one. With `published_only` its runs do
-            not move it, whatever the outputs hold.
+        global_step: the global step to use, in place of a new one. If it is `published_only`,
+            runs do not move it, whatever the outputs contain.
         thread_safe: whether calls of a sync `step_fn` may overlap in several threads. By default
-            they never do, in whichever sessions of this creator: one worker's call, its plain
-            hook methods, plain functions that evaluate, and a saver's wait for each other, first
-            come, first served; beside an async `step_fn` all of these but its calls do. So a
-            call that waits for another worker's never returns (after 30 s the log says so); and
-            after one that was cancelled or given up and does not return, the next raises
-            OverlappingCallError, a grace period later.
+            they never do, in any session of this creator: calls of the workers, their plain hook
+            methods, plain functions that evaluate, and savers take turns, first come, first
+            served. With an async `step_fn`, all of these but its calls take turns. So a call that
+            waits for another worker's call never returns (after 30 s the log says so). If a call
+            was cancelled or given up and does not return, the next one raises
+            OverlappingCallError after the grace period.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument has the wrong type.
         ValueError: `initial_step` is below 0.
 
     Example:

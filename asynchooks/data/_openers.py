@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from .._errors import InputError, InputStateError, note_once
 from .._later import is_a
-from ._source_stage import Passes, has_methods
+from ._source_stage import Passes, has_methods, short_repr
 
 logger = logging.getLogger("asynchooks")
 
@@ -84,8 +84,7 @@ class Opener:
         return iter(self.source)
 
     def __repr__(self) -> str:
-        text = repr(self.source)
-        return text if len(text) <= 80 else f"a {type(self.source).__name__}"
+        return short_repr(self.source)
 
 
 class _Dataset(Opener):

@@ -21,13 +21,13 @@ _REST_EVERY_SECS = 0.005
 
 
 def prefetch(source: Source[T], buffer_size: int) -> Stage[T]:
-    """Read ahead in a task of its own: the source works while the items are used.
+    """Read ahead in a separate task: the source works while its items are used.
 
-    Its position is that of its source: it may come and go between a save and its restore.
+    Its position is that of its source, so you may add or remove it between a save and a restore.
 
     Args:
         source: see `asynchooks.data`.
-        buffer_size: items, >= 1, that it holds at most, with the one that is being read.
+        buffer_size: the most items that it holds, >= 1, including the one being read.
 
     Example:
         async with (

@@ -142,6 +142,14 @@ def has_methods(source: Any, *names: str) -> bool:
     return all(callable(getattr(source, name, None)) for name in names)
 
 
+def short_repr(source: object) -> str:
+    """For messages: the `repr` of a queue or stream would show everything that it holds."""
+    text, kind = repr(source), type(source).__name__
+    if len(text) <= 80:
+        return text
+    return f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"
+
+
 def read_elsewhere(source: object) -> InputError:
     return InputError(
         f"{source!r} is being read elsewhere; give all readers the same stage: "

@@ -22,7 +22,15 @@ from typing import Any, Protocol, TypeVar
 from .._errors import InputError, is_thrown_away
 from .._later import is_a
 from ._openers import opener_of
-from ._source_stage import OwnState, Passes, SourceStage, has_methods, read_elsewhere, too_short
+from ._source_stage import (
+    OwnState,
+    Passes,
+    SourceStage,
+    has_methods,
+    read_elsewhere,
+    short_repr,
+    too_short,
+)
 from ._stage import Stage, T, saved_count
 from ._thread_source import ThreadSource
 
@@ -129,7 +137,7 @@ class QueueSource(SourceStage):
         """What is put into a queue from now on is new."""
 
     def __repr__(self) -> str:
-        return repr(self._queue)
+        return short_repr(self._queue)
 
 
 class AsyncSource(SourceStage):
@@ -302,7 +310,7 @@ class AsyncSource(SourceStage):
             self._passes.load(self._position.saved)
 
     def __repr__(self) -> str:
-        return repr(self._source)
+        return short_repr(self._source)
 
 
 def _is_file(source: Any) -> bool:

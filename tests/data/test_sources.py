@@ -76,6 +76,26 @@ async def test_a_queue_of_asyncio_is_refused_elsewhere() -> None:
             pass
 
 
+async def test_a_stream_is_named_in_reasons_without_its_inner_state() -> None:
+    send, receive = anyio.create_memory_object_stream[int](9)
+    for i in range(9):
+        send.send_nowait(i)
+    send.close()
+    session = MonitoredSession([FeedHook(receive, "x")], FunctionSessionCreator(lambda x: {"x": x}))
+    async with receive, session:
+        while not session.should_stop():
+            await session.run("x")
+    assert "a MemoryObjectReceiveStream" in str(session.stop_reason)
+    assert "MemoryObjectStreamState" not in str(session.stop_reason)
+
+
+@on_asyncio
+async def test_a_queue_is_named_without_its_items() -> None:
+    queue: asyncio.Queue[list[int]] = asyncio.Queue()
+    queue.put_nowait(list(range(100)))
+    assert repr(prefetch(queue, 1)) == "prefetch(a Queue)"
+
+
 @on_asyncio
 async def test_a_cancelled_reader_of_a_queue_loses_no_item() -> None:
     queue: asyncio.Queue[int] = asyncio.Queue()

@@ -34,26 +34,30 @@ logger = logging.getLogger("asynchooks")
 
 
 class CheckpointSaverHook(SessionRunHook):
-    """Saves checkpoints at each creation of a session, then every n steps or seconds, and at end.
+    """Saves checkpoints when a session is created, every n steps or seconds, and at the end.
 
     On a step function it also resumes: a new session continues from the newest intact checkpoint
-    in the directory, its hooks from their saved states (`state_dict`), and so does one that
-    replaces a lost one. On a graph `ChiefSessionCreator(checkpoint_dir=...)` restores the model.
+    in the directory, and its hooks from their saved states (`state_dict`). So does a raw session
+    that replaces a lost one. On a graph, `ChiefSessionCreator(checkpoint_dir=...)` restores the
+    model.
 
-    The model is copied in a thread, in `global_step.exclusive()`: no worker that shares it runs a
-    step meanwhile, so that a checkpoint holds one step. (Steps that other processes make on a
-    server may mix in. Where runs under way do not end within 30 s, as they may wait for this
-    worker, it is saved while they run, with a warning; but for calls of a sync step function that
-    is not thread-safe it waits on, with another one.) With `background=True` the copy is written
-    while training continues; an error of that asks training to stop, and leaves the block at its
-    end. At the end the model is saved only if that step is not saved yet, and every write is waited
-    for. That checkpoint holds the steps made until its own worker ended: items that other workers
-    are still working on are unused in it, and trained by a session that resumes from it. A
-    cancellation waits for a save that is under way.
+    The model is copied in a thread, within `global_step.exclusive()`: no worker that shares it runs
+    a step during the copy, so a checkpoint holds exactly one step. There are two exceptions. Steps
+    that other processes make on a server may be partly in the checkpoint. And if runs under way do
+    not end within 30 s, for example because they wait for this worker, the model is saved while
+    they run, with a warning; but for calls of a sync step function that is not thread-safe, the
+    save keeps waiting, with another warning.
+
+    With `background=True`, the copy is written while training continues. An error of the write
+    requests a stop, and is raised at the end of the block. At the end, the model is saved only if
+    the current step is not saved yet, and the hook waits for all writes. That checkpoint holds the
+    steps made until its own worker ended. Items that other workers are still processing count as
+    unused, so a session that resumes from it trains on them. A cancellation waits for a save under
+    way.
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
-    directory of its own that is complete or not there, with sizes and hashes of all its files;
-    and one run at a time may use `checkpoint_dir`. Two hooks must not share it.
+    separate directory that is either complete or absent, with sizes and hashes of all its files.
+    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it.
 
     Args:
         checkpoint_dir: directory for the checkpoints (and, on a graph, an event file).
@@ -61,38 +65,38 @@ class CheckpointSaverHook(SessionRunHook):
         save_steps: steps between two saves, >= 0; exactly one of the two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
             `save(path)` and `restore(path)`, such as `StateDictSaver(model=model)`. One that has
-            no `snapshot()` writes while training stands still, also with `background`.
+            no `snapshot()` pauses training while it writes, even with `background`.
         checkpoint_basename: checkpoints are named `<basename>-<global step>`.
-        scaffold: on a graph, a Scaffold, whose saver is used. With neither it is the one in the
-            graph's collection SAVERS.
+        scaffold: on a graph, a Scaffold, whose saver is used. With neither, the saver is the one
+            in the graph's collection SAVERS.
         listeners: `CheckpointSaverListener`s, ours or TensorFlow's, called in this order. They must
-            not open or run a session on the same model: it would wait for the save to end (in a
-            coroutine's own task, a RuntimeError).
+            not open or run a session on the same model: it would wait for the save to end (within
+            the coroutine's own task, that raises a RuntimeError).
         save_graph_def: whether to write `graph.pbtxt` and a `.meta` file for each checkpoint.
         background: whether to write while training continues.
-        when_busy: what a save does that is due while another is being written.
-        retention: which checkpoints stay; None keeps the newest five, and on a graph without
-            `background` leaves that to the saver.
+        when_busy: what a save does if it becomes due while another one is being written.
+        retention: which checkpoints to keep; None keeps the newest five, or on a graph without
+            `background` leaves this to the saver.
         metric: what `retention.keep_best` compares: fetches of one number,
             `evaluation.metric("accuracy")`, or a function that returns it (None: not known). A
-            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best`
-            the model is saved at once, whatever the intervals, after an exclusive evaluation that
-            is better than the best ones; a concurrent one ranks the checkpoint of the step at
-            which it began, if that was saved and is still there, and else a warning says so.
+            checkpoint has the metric of an evaluation of its own step, or none. With `keep_best`,
+            the model is saved immediately, whatever the intervals, after an exclusive evaluation
+            that beats the best ones kept. A concurrent evaluation ranks the checkpoint of the step
+            at which it began; if that was not saved or is gone, a warning is logged.
 
     Raises:
-        ValueError: saver and scaffold are both given, or both or neither interval.
-        TypeError: `checkpoint_dir` is no path; `saver` is no saver; `metric` is missing;
-            `retention` is no Retention.
+        ValueError: both saver and scaffold are given, or both or neither of the intervals.
+        TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
+            `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
         CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none
             there is intact.
-        MetricError: out of `run`: the metric is no number.
+        MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 
-    Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverHook`; all but its arguments is ours.
+    Source: TensorFlow's `tf.compat.v1.train.CheckpointSaverHook`; all but the arguments is new.
 
     Example:
         saver = StateDictSaver(weights={"w": weights})
