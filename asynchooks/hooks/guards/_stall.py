@@ -56,6 +56,10 @@ class StallHook(SessionRunHook):
     The watch itself ends at any stop, at this hook's `end` and with an error. It does not cover the
     creation of a session, nor the pauses of a `Recovery`.
 
+    A wait within a run counts, also where it is intended: that of a worker for the start step of its
+    `GlobalStepWaiterHook`, or for other workers under a protocol. Give `secs` above it, or give the
+    hook to a worker that does not wait.
+
     Give it to one session at a time, to each worker its own.
 
     Args:
@@ -198,7 +202,8 @@ class _Watch:
         self.stopped_at = self.engine.now()
         self.error = error = StallError(
             f"{what}; the log says what all tasks and threads were doing. "
-            f"If a run may take longer, give StallHook more than {self.secs:g} s"
+            "If a run may take longer, its waits for other workers included, give StallHook more "
+            f"than {self.secs:g} s"
         )
         # other workers read it, too
         reason = StopReason("StallHook", f"no run of its session {since}", error)
