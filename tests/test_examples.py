@@ -102,10 +102,12 @@ def test_the_durable_example_resumes_and_ends_as_an_uninterrupted_one(
     assert float(whole.rpartition(" ")[2]) >= 0.95
 
 
-def test_every_example_is_in_the_readme_of_the_examples() -> None:
-    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+def test_every_example_is_in_the_readme_of_the_examples_and_on_the_site() -> None:
+    readme = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
     names = [path.name for path in sorted((ROOT / "examples").glob("*.py"))]
-    assert [name for name in names if f"`{name}`" not in text] == []
+    assert [name for name in names if f"`{name}`" not in readme] == []
+    assert [name for name in names if f"{{literalinclude}} ../examples/{name}\n" not in page] == []
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

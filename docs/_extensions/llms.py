@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.builders.text import TextBuilder
 
 # what others have made of a page stands in no source
-MADE = re.compile(r"^```\{(eval-rst|include)\}", re.MULTILINE)
+MADE = re.compile(r"^```\{(eval-rst|include|literalinclude)\}", re.MULTILINE)
 TOCTREE = re.compile(r"^```\{toctree\}.*?^```\n", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r"\{[\w:]+\}`[~!]?([^`<]*?)\s*(?:<[^`]*>)?`")
