@@ -56,9 +56,9 @@ class StallHook(SessionRunHook):
     The watch itself ends at any stop, at this hook's `end` and with an error. It does not cover the
     creation of a session, nor the pauses of a `Recovery`.
 
-    A wait within a run counts, also where it is intended: that of a worker for the start step of its
-    `GlobalStepWaiterHook`, or for other workers under a protocol. Give `secs` above it, or give the
-    hook to a worker that does not wait.
+    A wait within a run counts, also where it is intended: that of a worker for the first step of
+    its `GlobalStepWaiterHook`, or for other workers under a protocol. Give `secs` above it, or give
+    the hook to a worker that does not wait.
 
     Give it to one session at a time, to each worker its own.
 
