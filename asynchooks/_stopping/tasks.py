@@ -159,26 +159,33 @@ class _Task:
             self.tasks.running.pop(self, None)
 
     async def _failure_of(self, fn: SideTask, args: tuple[Any, ...]) -> BaseException | None:
-        """Run it once; returns what it raised, unless that was StopTraining at a stop."""
-        tasks = self.tasks
+        """Run it once; returns what it raised, unless that was StopTraining at a stop.
+
+        Tasks in a group of its own may each have raised one.
+        """
         try:
-            await tasks.in_context(_call(fn, args), self.__str__)
+            await self.tasks.in_context(_call(fn, args), self.__str__)
         except StopTraining as error:
-            if not (tasks.stop.is_set or tasks.is_ending()):
-                logger.warning(
-                    "The side task %s has ended by %r, though no stop was requested; training "
-                    "goes on. To end it: session.request_stop()", self.name, error,
-                )  # fmt: skip
-            return None
+            self._note_end(error)
         except BaseException as error:
             failure = self.engine.failure_in(error)
             if failure is None:
                 raise
+            if isinstance(failure, BaseExceptionGroup) and failure.split(StopTraining)[1] is None:
+                self._note_end(failure)
+                return None
             if is_input_end(failure):  # it could pass for the clean end of a session around this
                 failure = no_input_end(failure, str(self))
             add_note(failure, f"in {self}")
             return failure
         return None
+
+    def _note_end(self, error: BaseException) -> None:
+        if not (self.tasks.stop.is_set or self.tasks.is_ending()):
+            logger.warning(
+                "The side task %s has ended by %r, though no stop was requested; training "
+                "goes on. To end it: session.request_stop()", self.name, error,
+            )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:
         if self.tasks.is_over():

@@ -20,6 +20,7 @@ from asynchooks import (
     Restart,
     SessionRunHook,
     SharedSessionCreator,
+    StopAtStepHook,
     StopTraining,
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
@@ -386,6 +387,29 @@ async def test_a_side_task_may_be_started_in_begin_and_start_another_one() -> No
     async with session:
         await settle()
     assert ran == [True]
+
+
+async def test_a_stop_ends_a_side_task_whose_own_tasks_wait() -> None:
+    met: list[BaseException] = []
+
+    async def wait_in_two_tasks() -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(2):
+                    group.start_soon(session.or_stop, anyio.sleep_forever)
+        except BaseException as error:
+            met.append(error)
+            raise
+
+    hooks = [StopAtStepHook(last_step=2)]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        session.start_soon(wait_in_two_tasks)
+        while not session.should_stop():
+            await session.run("calls")
+            await settle()
+    assert isinstance(met[0], BaseExceptionGroup)  # of StopTraining alone: no failure
+    assert session.stop_reason is not None
+    assert session.stop_reason.error is None
 
 
 async def test_misuse_of_start_soon_says_what_to_do() -> None:
