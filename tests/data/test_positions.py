@@ -60,7 +60,23 @@ prop = settings(
 )
 
 
+def _is_cut_ahead(recipe: Recipe, above: tuple[str, ...] = ()) -> bool:
+    """Whether a pass ends by `take` while tasks read ahead, and the next one goes on from there.
+
+    How far they have read by then is chance, and so is what the next pass begins with.
+    """
+    kind, child = recipe[:2]
+    if kind == "leaf":
+        tasks = [place for place, each in enumerate(above) if each in ("prefetch", "map")]
+        cuts = [place for place, each in enumerate(above) if each == "take"]
+        is_cut = any("repeat" in above[:cut] and cut < max(tasks, default=-1) for cut in cuts)
+        return child == "stateful, the same again" and is_cut
+    below = child if kind == "interleave" else [child]
+    return any(_is_cut_ahead(each, (*above, kind)) for each in below)
+
+
 async def _whole(recipe: Recipe) -> list[Any]:
+    assume(not _is_cut_ahead(recipe))
     try:
         return await read_all(build_stage(recipe))
     except InputError:  # the source of an endless repeat is empty
