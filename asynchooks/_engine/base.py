@@ -116,6 +116,9 @@ class ShieldedScope(Protocol):
     @property
     def cancelled_caught(self) -> bool: ...
 
+    def cancel(self) -> object:
+        """End its time now."""
+
 
 class EngineTask(ABC):
     """A task started by an engine.

@@ -119,6 +119,35 @@ class Admission:
             news = self.news()
         wake_all(news)
 
+    def restart(self, value: int) -> None:
+        """Begin a new epoch at a value, and wake the tasks that this concerns."""
+        with self.lock:
+            self.gate.restart(value)
+            news = self.news() + [(slot, value) for slot in self.waiters.restart_slots]
+            self.waiters.restart_slots.clear()
+        wake_all(news)
+
+    def watch_next(self, slot: Slot) -> Callable[[], None]:
+        """Wake the slot when the step moves, or goes back; returns a function that ends this.
+
+        It does not count as a wait for a step.
+        """
+        if self.gate.is_unread:
+            self.refresh()
+        with self.lock:
+            waiter = self.waiters.add(self.gate.value + 1, slot, None)
+            self.waiters.restart_slots.append(slot)
+        if self.gate.source is not None:
+            self.gate.source.look_again()
+
+        def forget() -> None:
+            with self.lock:
+                self.waiters.leave(waiter)
+                if slot in self.waiters.restart_slots:
+                    self.waiters.restart_slots.remove(slot)
+
+        return forget
+
     def look_again(self) -> None:
         """Notify the source, if there is one, when credits run short; without the lock."""
         source = self.gate.source

@@ -336,8 +336,7 @@ class GlobalStep:
 
     def restart(self, value: int) -> None:
         """Begin a new epoch at a value, which may be below the current one; from any thread."""
-        with self.admission.change() as gate:
-            gate.restart(value)
+        self.admission.restart(value)
         self._look_again()
 
     def raise_limit(self, step: int) -> None:

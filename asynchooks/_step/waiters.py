@@ -106,7 +106,8 @@ class Waiters:
 
     __slots__ = (
         "_heap", "_num_gone", "_num_idle", "_order", "is_closed", "limit_slots", "next_step",
-        "num_workers", "opened", "source_state", "stop_reason", "training", "workers",
+        "num_workers", "opened", "restart_slots", "source_state", "stop_reason", "training",
+        "workers",
     )  # fmt: skip
 
     def __init__(self, num_workers: float | None) -> None:
@@ -116,6 +117,7 @@ class Waiters:
         self._num_idle = 0  # open workers that wait themselves
         self._order = 0
         self.limit_slots: list[Slot] = []  # to wake when the limit changes
+        self.restart_slots: list[Slot] = []  # to wake when the step goes back
         self.num_workers = num_workers
         self.opened = 0
         self.workers: dict[Worker, None] = {}  # in order of opening

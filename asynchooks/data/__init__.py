@@ -16,7 +16,10 @@ from ._batches import Batches
 from ._map import map_concurrent
 from ._prefetch import prefetch
 from ._repeat import repeat
+from ._rollout import Rollout, RolloutStatistics, WhenStale
+from ._rollouts import rollouts
 from ._select import interleave, shard, take
+from ._shielded import shielded
 from ._shuffle import shuffle
 from ._sources import Source
 from ._stage import Stage
@@ -24,15 +27,20 @@ from ._statistics import StageStatistics
 
 __all__ = [
     "Batches",
+    "Rollout",
+    "RolloutStatistics",
     "Source",
     "Stage",
     "StageStatistics",
+    "WhenStale",
     "batch",
     "interleave",
     "map_concurrent",
     "prefetch",
     "repeat",
+    "rollouts",
     "shard",
+    "shielded",
     "shuffle",
     "take",
 ]

@@ -8,56 +8,25 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
-from .._engine.stop import Stop
 from .._engine.sync import Lock
 from .._errors import InputError
 from .._hook import SessionRunContext
-from .._step.global_step import GlobalStep
 from .._stopping.session_stop import Handle, SessionStop
 from ._prefetch import Buffered, Prefetch
 from ._source_stage import fingerprint
 from ._sources import stage_of
 from ._stage import BEYOND, Phase, Stage
+from ._training_end import TrainingEnd
 
 logger = logging.getLogger("asynchooks")
 
 _NUM_SAVED = 4096
 """Saved positions whose place is remembered: more than checkpoints are kept, and than are asked for
 between two of them."""
-
-
-class TrainingEnd(Stop):
-    """What ends a consumer's wait: a stop, or the limit, which another worker may reach."""
-
-    def __init__(self, stop: Stop, step: GlobalStep) -> None:
-        self._slots = []
-        self._stop = stop
-        self._step = step
-        self._forget: dict[Slot, Callable[[], None]] = {}
-
-    @property
-    def is_set(self) -> bool:  # type: ignore[override]
-        return self._stop.is_set or self._step.is_at_limit
-
-    @property
-    def training(self) -> object:
-        """The training that ends, for comparison with others."""
-        return self._step.training
-
-    def add(self, slot: Slot) -> None:
-        self._stop.add(slot)
-        self._forget[slot] = self._step.watch_limit(slot)
-        if self.is_set:
-            slot.wake(STOPPED)
-
-    def discard(self, slot: Slot) -> None:
-        self._stop.discard(slot)
-        self._forget.pop(slot)()
 
 
 class CurrentRun:
@@ -200,7 +169,7 @@ class Consumers:
             self._num_seen = self.stage._num_out
             if item is Buffered.END:
                 if self._num_taken == 0 and not self.stage._is_loaded:
-                    raise InputError(f"{self.stage!r} has no items: there is nothing to train with")
+                    raise InputError(self.stage._why_empty())
                 self._ended_in = None if end is None else end.training
                 raise StopAsyncIteration
             if self._returned:
@@ -290,10 +259,7 @@ class Consumers:
             num_used, used = self.stage._num_out, used | self.stage._used_beyond
         while num_used < self._num_taken and num_used in used:
             num_used += 1
-        state = self.stage._saved_at(num_used)
-        beyond = sorted(place - num_used for place in used if place >= num_used)
-        if beyond:
-            state[BEYOND] = beyond
+        state = self.stage._saved_used(num_used, used)
         self._remember(state, num_used)
         return state
 

@@ -193,10 +193,10 @@ class Buffered(Stage[Any]):
             while self._takers:
                 self._takers.popleft().wake()
 
-    def _begin_worker(self) -> None:
+    def _begin_worker(self, worker: Worker | None = None) -> None:
         if self._is_stopping:
             return
-        worker = Worker()
+        worker = worker or Worker()
         self._num_working += 1
         self._workers.append(worker)
         worker.task = self._engine.start(self._guarded, worker)

@@ -56,6 +56,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     kind: ClassVar[str]
     """The name of the function that makes it."""
     runs_tasks: ClassVar[bool] = False
+    must_be_last: ClassVar[bool] = False
+    """Whether no other stage may read it."""
     _is_for_once = False
     """Whether it is a source that can be iterated once only."""
 
@@ -63,6 +65,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._sources: Sequence[Stage[Any]] = sources
         self._args = args  # what it is made with, behind its sources
         for each in sources:
+            each._check_may_feed(self.kind)
             each._num_parents += 1
         self._num_parents: int = 0  # stages that read it
         self._phase = Phase.NEW
@@ -270,10 +273,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         if self._consumers is not None:
             state: dict[str, Any] = self._consumers.state_dict()
             return state
-        state = self._saved_at(self._num_out)
-        beyond = sorted(place - self._num_out for place in self._used_beyond)
-        beyond = [place for place in beyond if place >= 0]  # the position says the others
-        return {**state, BEYOND: beyond} if beyond else state
+        return self._saved_used(self._num_out, self._used_beyond)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a pipeline of the same stages was; sizes of buffers may differ.
@@ -298,6 +298,16 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def _saved_at(self, num_out: int) -> dict[str, Any]:
         return {"stage": self.kind, **self._state_at(num_out)}
 
+    def _saved_used(self, num_used: int, used: Iterable[int]) -> dict[str, Any]:
+        """The position behind that many items, with the places behind it that were used, too."""
+        state = self._saved_at(num_used)
+        beyond = sorted(place - num_used for place in used if place >= num_used)
+        return {**state, BEYOND: beyond} if beyond else state
+
+    def _why_empty(self) -> str:
+        """What to say where it has ended without an item."""
+        return f"{self!r} has no items: there is nothing to train with"
+
     def _load_saved(self, state: Mapping[str, Any]) -> None:
         if state["stage"] != self.kind:
             raise InputStateError(
@@ -305,6 +315,14 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 "pipeline of the same stages, in the same order"
             )
         self._load(state)
+
+    def _check_may_feed(self, reader: str) -> None:
+        if self.must_be_last:
+            raise ValueError(
+                f"{reader} is to read {self!r}, ahead of the learner, so that its batches would be "
+                f"older than promised. Put {self.kind}(...) last, and do the rest in its function "
+                "or in the step"
+            )
 
     def _check_alone(self) -> None:
         for stage in self._walk()[1:]:

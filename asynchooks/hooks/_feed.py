@@ -16,7 +16,8 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
-from ..data._consumers import Consumer, CurrentRun, TrainingEnd, consumers_of
+from ..data._consumers import Consumer, CurrentRun, consumers_of
+from ..data._training_end import TrainingEnd
 from ._input_position import saved_position
 
 

@@ -127,13 +127,16 @@ class TurboKernel(Kernel):
     @contextmanager
     def shielded(self, seconds: float) -> Iterator[ShieldedScope]:
         task: TurboTask = self.entry[2]
-        task.shield = scope = _Shield(outer=task.shield)
-        task.is_guarded = True
 
         def end() -> None:
             scope.is_over = True
             self.interrupt(task)
 
+        def cancel() -> None:
+            self.push(self.time, Call(end, "the cancellation of a shielded scope"))
+
+        task.shield = scope = _Shield(task.shield, cancel)
+        task.is_guarded = True
         timer = Call(end, "the end of a shielded scope")
         if (until := self.time + max(0.0, seconds)) < math.inf:
             self.push(until, timer)
@@ -377,6 +380,7 @@ class _Shield:
     """A scope that shields from the task's cancellation until its time is over."""
 
     outer: _Shield | None
+    cancel: Callable[[], None]
     shield: bool = True
     is_over: bool = False
     cancelled_caught: bool = False

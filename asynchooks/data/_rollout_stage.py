@@ -1,0 +1,500 @@
+"""Rollouts: the tasks, batches and position of `rollouts`.
+
+Which call may begin, and which results make a batch, `Ages` decides; which items are finished,
+`Places` knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from .._engine.base import TIMED_OUT, Slot
+from .._engine.stop import Stop
+from .._engine.threads import close_unrun
+from .._errors import add_note, is_input_end, note_once, shown
+from .._step.global_step import GlobalStep
+from .._stopping.backoff import Restart
+from ._ages import Ages, Call, PublishedVersion
+from ._cancelled_once import CancelledOnce
+from ._places import Places, saved_places
+from ._prefetch import Buffered, Worker
+from ._rollout import Rollout, RolloutStatistics, WhenStale
+from ._stage import Phase, Stage, saved_count
+from ._training_end import TrainingEnd
+
+logger = logging.getLogger("asynchooks")
+
+_CLEAN_UP_SECS = 30.0
+"""What a cancelled call gets to clean up, without being cancelled again."""
+_LEFT_ALONE_SECS = 1.0
+"""What it gets then, cancelled once more."""
+_PATIENCE_SECS = 5.0
+"""How long the learner waits for a version to be published before the log says so."""
+_MANY_REFUSED = 32
+"""After how many batches' worth of refused results in a row the log says so."""
+
+
+@dataclass(eq=False)
+class Caller(Worker):
+    """A task that makes one call after the other."""
+
+    call: Call | None = None
+    slot: Slot | None = None  # it waits for a call
+
+
+class Rollouts(Buffered):
+    kind = "rollouts"
+    must_be_last = True
+
+    def __init__(
+        self,
+        source: Stage[Any],
+        fn: Callable[[Any], Awaitable[Any]],
+        batch_size: int,
+        concurrency: int,
+        max_staleness: int,
+        when_stale: WhenStale,
+        version: GlobalStep | None,
+        accept: Callable[[Any], bool] | None,
+        restart: Restart | None,
+        max_failures: int,
+    ) -> None:
+        super().__init__(
+            source, fn, batch_size, concurrency, max_staleness, when_stale, version, accept,
+            restart, max_failures,
+        )  # fmt: skip
+        self._fn = fn
+        self._concurrency = concurrency
+        self._max_staleness = max_staleness
+        self._accept = accept
+        self._restart = restart
+        self._max_failures = max_failures
+        self._published = PublishedVersion(version)
+        self._ages = Ages(batch_size, max_staleness, when_stale)
+        self._many_refused = _MANY_REFUSED * batch_size
+        self._has_begun = False
+        self._num_asking = 0  # tasks that wait for a batch
+        self._num_asked = 0  # batches before the one that was asked for last
+        self._num_read = 0
+        self._pending: deque[Call] = deque()  # read, and not begun
+        self._has_all = False  # nothing more is read, and all that was read has begun
+        self._source_error: Exception | None = None  # why; it comes after all results
+        self._num_calls = 0  # under way, also those that are cancelled and clean up
+        self._idle: deque[Caller] = deque()
+        self._places = Places()
+        self._counts = Counter[str]()
+        self._staleness = Counter[int]()
+        self._failures: list[Exception] = []  # of the items in a row that failed last
+        self._num_refused_in_a_row = 0
+        self._warned_at: int | None = None  # the version for which the log said that it is old
+
+    # Calls
+
+    def _start(self) -> None:
+        """It begins when the learner asks: only then are the weights restored."""
+
+    def _num_room(self) -> int:
+        """How many calls may begin now."""
+        ages = self._ages
+        num_free = self._concurrency - self._num_calls - ages.num_ready
+        return min(num_free, ages.num_room(self._version()))
+
+    def _version(self) -> int:
+        return self._published.on_clock(self._ages.num_batches, self._num_asked)
+
+    async def _work(self, worker: Worker) -> None:
+        if isinstance(worker, Caller):
+            await self._make_calls(worker)
+        else:
+            await self._read_all(worker)
+
+    async def _read_all(self, worker: Worker) -> None:
+        """Read items, and begin calls when there is room for them."""
+        pending = self._pending
+        try:
+            while not (self._is_over or self._has_all):
+                if not pending:
+                    await self._read_more(worker)
+                elif self._num_room() > 0:
+                    self._begin(pending.popleft())
+                else:
+                    await self._wait_for_room(worker)
+        finally:
+            worker.protect()
+            await self._close_source()
+            self._look()
+
+    async def _read_more(self, worker: Worker) -> None:
+        # at least one ahead, so that the end is known when the last call has begun
+        before = self._engine.tick()
+        try:
+            items = await self._source._read(max(1, self._num_room()))
+        except Exception as error:
+            if worker.is_unwanted and self._is_of_clean_up(error):
+                self._closing_error = self._closing_error or error
+            self._source_error, items = error, ()
+        self._clocks.input_wait += self._engine.tick() - before
+        self._has_all = not items
+        for item in items:
+            place = self._places.begin + self._num_read
+            self._num_read += 1
+            if not self._places.is_finished(place):  # before the restore
+                self._pending.append(Call(item, place))
+
+    async def _wait_for_room(self, worker: Worker) -> None:
+        engine, step = self._engine, self._published.step
+        self._room = slot = Slot(engine, f"room in {self!r}, or a newer version of the weights")
+        forget = None if step is None else step.admission.watch_next(slot)
+        if self._num_room() > 0:  # another thread has published it since
+            slot.wake()
+        before = engine.tick()
+        worker.is_at_rest = True
+        try:
+            is_warned = self._warned_at == self._version()
+            until = math.inf if is_warned else engine.now() + _PATIENCE_SECS
+            if await engine.park(slot, until) is TIMED_OUT:
+                self._warn_of_old_version()
+        finally:
+            worker.is_at_rest = False
+            if forget is not None:
+                forget()
+            self._clocks.blocked += engine.tick() - before
+
+    def _warn_of_old_version(self) -> None:
+        version = self._version()
+        if self._num_calls or not self._num_asking or self._ages.num_room(version) > 0:
+            return
+        self._warned_at = version
+        logger.warning(
+            "The learner waits for results, and no call may begin: version %d of the weights is "
+            "the last that was published, %d steps ago, and max_staleness is %d. Publish the step "
+            "when its weights have arrived: version.publish(step), at least once in "
+            "max_staleness + 1 steps",
+            self._published.in_steps(version), self._ages.num_batches - version,
+            self._max_staleness,
+        )  # fmt: skip
+
+    def _begin(self, call: Call) -> None:
+        self._stamp(call)
+        self._num_calls += 1
+        if self._idle:
+            caller = self._idle.popleft()
+            assert caller.slot is not None
+            caller.is_at_rest = False
+            caller.slot.wake()
+        else:
+            caller = Caller()
+            self._begin_worker(caller)
+        caller.call, call.worker = call, caller
+
+    def _stamp(self, call: Call) -> None:
+        """Write down the version of the weights that the call begins with."""
+        version = self._version()
+        self._ages.begin(call, version)
+        call.version = self._published.in_steps(version)
+
+    async def _make_calls(self, caller: Caller) -> None:
+        try:
+            while (call := caller.call) is not None and not self._is_over:
+                if call.is_held:
+                    await self._make(call, caller)
+                caller.call = call.worker = None
+                self._num_calls -= 1
+                if caller.is_unwanted:
+                    return
+                self._look()
+                if not self._is_over:
+                    await self._rest_until_called(caller)
+        finally:
+            if caller.call is not None:
+                self._num_calls -= 1
+            self._workers.remove(caller)
+            self._look()
+
+    async def _rest_until_called(self, caller: Caller) -> None:
+        caller.slot = Slot(self._engine, f"an item for {self!r}")
+        caller.is_at_rest = True
+        self._idle.append(caller)
+        try:
+            await self._engine.park(caller.slot)
+        finally:
+            caller.slot = None
+            if caller in self._idle:
+                self._idle.remove(caller)
+
+    async def _make(self, call: Call, caller: Caller) -> None:
+        """Call the function, again after a failure that allows it, and settle the item."""
+        while True:
+            try:
+                result, is_of_use = await self._result_of(call, caller)
+            except Exception as raised:
+                error = _alone(raised)
+                if self._is_over or not call.is_held:
+                    self._note_clean_up(call, caller, error)
+                    return
+                if not await self._may_try_again(call, caller, error):
+                    return
+            else:
+                break
+            self._ages.withdraw(call)  # what comes now is younger
+            self._stamp(call)
+        if self._is_over or not call.is_held:  # it did not mind its cancellation
+            return
+        self._failures.clear()
+        if is_of_use:
+            call.result = result
+            self._ages.set_ready(call)
+            self._num_refused_in_a_row = 0
+        else:
+            self._ages.withdraw(call)
+            self._give_up(call, "refused")
+            self._count_refused()
+
+    async def _result_of(self, call: Call, caller: Caller) -> tuple[Any, bool]:
+        """(What the function returned, whether it is of use)."""
+        pending = self._fn(call.item)
+        if not isinstance(pending, Awaitable):
+            raise self._misuse(
+                f"fn returned {shown(pending)}, which cannot be awaited; give an async function"
+            )
+        on_cancelled = partial(self._shield, call, caller)
+        result = await CancelledOnce(pending, self._engine, on_cancelled)
+        if self._accept is None:
+            return result, True
+        answer: Any = self._accept(result)
+        if isinstance(answer, Awaitable):
+            close_unrun(answer)
+            raise self._misuse("accept is async; give a function that returns a bool")
+        return result, bool(answer)
+
+    def _misuse(self, text: str) -> TypeError:
+        error = TypeError(text)
+        self._failures = []
+        self._restart, self._max_failures = None, 0  # it would be the same for each item
+        return error
+
+    def _shield(self, call: Call, caller: Caller) -> None:
+        """Its cancellation is delivered: what it awaits from now on is not cancelled."""
+        if caller.is_unwanted and not caller.is_at_rest:
+            caller.protect()
+            self._engine.start(self._end_clean_up, call, caller)
+
+    async def _end_clean_up(self, call: Call, caller: Caller) -> None:
+        task, scope = caller.task, caller.scope
+        assert task is not None
+        assert scope is not None
+        if not await task.wait(self._engine.now() + _CLEAN_UP_SECS):
+            logger.error(
+                "The call for item %d of %r did not end within %g s of its cancellation",
+                call.place, self, _CLEAN_UP_SECS,
+            )  # fmt: skip
+            scope.shield = False
+            caller.cancel()
+
+    async def _may_try_again(self, call: Call, caller: Caller, error: Exception) -> bool:
+        """Whether a failed call is made again, after a pause; else the item is settled."""
+        restart = self._restart
+        call.num_failures += 1
+        if restart is not None and call.num_failures <= restart.max_attempts:
+            self._counts["retried"] += 1
+            logger.info("The call for item %d of %r is made again: %r", call.place, self, error)
+            slot = Slot(self._engine, f"another call of {self!r}")
+            pause = restart.pause_before(call.num_failures)
+            await self._engine.park(slot, self._engine.now() + pause)
+            return call.is_held and not self._is_over
+        note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
+        self._failures.append(error)
+        if len(self._failures) <= self._max_failures:
+            logger.error("Item %d of %r has failed: %r", call.place, self, error)
+            self._ages.withdraw(call)
+            self._give_up(call, "failed")
+        else:
+            first = self._failures[0]
+            if first is not error:
+                num_more = len(self._failures) - 1
+                add_note(first, f"and the {num_more} items after it failed, the last by {error!r}")
+            self._end_by(first, caller)
+        return False
+
+    def _end_by(self, error: BaseException, caller: Caller) -> None:
+        self._finish(error)
+        for worker in self._workers:
+            if worker is not caller and not worker.is_at_rest:
+                worker.cancel()
+        self._taken()
+
+    def _fail(self, error: BaseException) -> None:
+        super()._fail(error)
+        for worker in self._workers:
+            if not worker.is_at_rest:
+                worker.cancel()
+        self._taken()
+
+    def _note_clean_up(self, call: Call, caller: Caller, error: Exception) -> None:
+        """A call that is not wanted any more has ended by an error, perhaps of its clean-up."""
+        if not (caller.is_unwanted and self._is_of_clean_up(error)):
+            return
+        note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
+        if self._is_stopping:
+            self._closing_error = self._closing_error or error
+        else:
+            logger.error("The clean-up of item %d of %r failed: %r", call.place, self, error)
+
+    def _give_up(self, call: Call, why: str) -> None:
+        """The item is finished, and is not trained on."""
+        self._counts[why] += 1
+        self._places.finish(call.place)
+        logger.debug("Item %d of %r is %s", call.place, self, why)
+
+    def _count_refused(self) -> None:
+        self._num_refused_in_a_row += 1
+        if self._num_refused_in_a_row == self._many_refused:
+            logger.warning(
+                "The last %d results of %r were all refused by accept; the learner waits",
+                self._many_refused, self,
+            )  # fmt: skip
+
+    # Batches
+
+    async def take(self, stop: Stop | None) -> Any:
+        if self._phase is not Phase.OPEN:
+            self._open_by_itself()
+        published = self._published
+        if published.step is None and isinstance(stop, TrainingEnd):
+            published.step = stop.step  # the function uses the weights that the session trains
+        self._num_asked = self._ages.num_batches
+        self._version()  # the first look comes before the first batch
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin_worker()
+        self._num_asking += 1
+        try:
+            while True:
+                self._look()
+                await self.wait(stop)
+                if not self._ready:
+                    return self.END
+                if self._engine.tick() > self._rest_at:
+                    await self._rest()
+                if self._ready:  # else another one has taken it
+                    break
+            batch = self._ready.popleft()
+        finally:
+            self._num_asking -= 1
+        self._is_taken_from = True
+        self._num_out += 1
+        self._clocks.count((batch,))
+        self._look()
+        return batch
+
+    def _look(self) -> None:
+        """Something has changed: perhaps there is a batch now, or room for a call."""
+        while self._num_asking > len(self._ready) and not self._is_over:
+            batch = self._ages.take_batch(self._has_all)
+            if batch:
+                self._give_out(batch)
+                continue
+            if self._has_all and self._ages.num_held == 0:
+                self._finish(self._source_error)
+            break
+        if self._room is not None and (self._is_over or self._num_room() > 0):
+            self._room.wake()
+            self._room = None
+        if self._is_over:
+            while self._idle:
+                caller = self._idle.popleft()
+                assert caller.slot is not None
+                caller.slot.wake()
+
+    _taken = _look
+
+    def _give_out(self, calls: Sequence[Call]) -> None:
+        now = self._ages.num_batches - 1
+        batch = [
+            Rollout(call.item, call.result, call.version, now - call.born, call.place)
+            for call in calls
+        ]
+        for each in batch:
+            self._staleness[each.staleness] += 1
+        self._places.give_out([each.place for each in batch])
+        self._put((batch,))
+        for call in self._ages.take_stale():
+            self._give_up(call, "dropped")
+            if call.worker is not None:
+                call.worker.cancel()
+
+    def _why_empty(self) -> str:
+        counts = {why: self._counts[why] for why in ("refused", "failed", "dropped")}
+        found = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+        if not found:
+            return super()._why_empty()
+        return f"{self!r} gave no batch, as none of its {self._num_read} items was of use: {found}"
+
+    # Position: what is not finished begins again
+
+    def _saved_used(self, num_used: int, used: Iterable[int]) -> dict[str, Any]:
+        frontier, beyond = self._places.finished_with(num_used, used)
+        below = self._source._saved_at(frontier - self._places.begin)
+        places = saved_places(frontier, beyond)
+        return {"stage": self.kind, "source": below, **places, "counts": dict(self._counts)}
+
+    def _saved_at(self, num_out: int) -> dict[str, Any]:
+        return self._saved_used(num_out, ())
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        self._places.load(state)
+        self._counts = Counter({why: saved_count(num) for why, num in state["counts"].items()})
+
+    def _trim(self, num_out: int) -> None:
+        self._places.trim(num_out)
+        self._source._trim(self._places.frontier - self._places.begin)
+
+    # The end
+
+    async def _wait_for_workers(self) -> None:
+        last = self._engine.now() + _CLEAN_UP_SECS + _LEFT_ALONE_SECS
+        for worker in list(self._workers):
+            if worker.task is None:
+                continue
+            is_reader = not isinstance(worker, Caller)
+            if not await worker.task.wait(math.inf if is_reader else last):
+                logger.error("A cancelled call of %r did not end: it is left alone", self)
+
+    def statistics(self) -> RolloutStatistics:
+        if isinstance(self._successor, Rollouts):
+            return self._successor.statistics()
+        known, counts = super().statistics(), self._counts
+        return RolloutStatistics(
+            **{each.name: getattr(known, each.name) for each in fields(known)},
+            num_under_way=self._num_calls,
+            num_ready=self._ages.num_ready,
+            staleness=dict(sorted(self._staleness.items())),
+            num_refused=counts["refused"],
+            num_dropped=counts["dropped"],
+            num_failed=counts["failed"],
+            num_retried=counts["retried"],
+        )
+
+    def _fill(self) -> tuple[int, int]:
+        return self._num_calls + self._ages.num_ready, self._concurrency
+
+
+def _alone(error: Exception) -> Exception:
+    """The error, out of the groups in which it is alone.
+
+    A RuntimeError if it would pass for the end of the input.
+    """
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if is_input_end(error):
+        bug = RuntimeError(f"rollouts called what raised {error!r}")
+        bug.__cause__ = error
+        return bug
+    return error
