@@ -19,7 +19,7 @@ from .._stopping.session_stop import Handle, SessionStop
 from ._prefetch import Buffered, Prefetch
 from ._source_stage import fingerprint
 from ._sources import stage_of
-from ._stage import BEYOND, Phase, Stage
+from ._stage import Phase, Stage
 from ._training_end import TrainingEnd
 
 logger = logging.getLogger("asynchooks")
@@ -107,6 +107,8 @@ class Consumers:
         # of items that loops had in hand at the rewind, whose runs are made again: the new places
         self._carried: set[int] = set()
         self._carried_used: set[int] = set()
+        # of a stage that gives other items after a restore: these items themselves, by new place
+        self._kept: dict[int, Any] = {}
         # places of saved positions, by fingerprint; below 0 before the one that was loaded
         self._saved: dict[bytes, int] = {}
 
@@ -237,6 +239,8 @@ class Consumers:
             return
         if taken.place in self._carried:  # it comes once more, as no loop has it now
             self._carried.discard(taken.place)
+        elif self._rewind_to is not None:
+            self._kept.pop(taken.place, None)
         elif self._reader is not None:
             self._returned.append(taken.place)
             self._reader.put_back(taken.item)
@@ -248,8 +252,8 @@ class Consumers:
 
     def state_dict(self) -> dict[str, Any]:
         if self._rewind_to is not None:
-            used = {*self._rewind_to.get(BEYOND, ()), *self._carried_used}
-            state = {**self._rewind_to, BEYOND: sorted(used)} if used else dict(self._rewind_to)
+            items = {place: self._kept.get(place, ()) for place in self._carried_used}
+            state = self.stage._state_with(self._rewind_to, items)
             self._remember(state, 0)
             return state
         self.stage._check_alone()
@@ -295,13 +299,19 @@ class Consumers:
         """Loops make their runs again with what they have in hand: it must not come once more."""
         self._carried.clear()
         self._carried_used.clear()
+        if self.stage.gives_others_after_restore:
+            self._kept = {}
+            for consumer in self.members:
+                if consumer.carry(self._generation, to=len(self._kept)) is not None:
+                    self._kept[len(self._kept)] = consumer.item
+            return
         base = self._saved.get(fingerprint(state))
         if base is None:  # the place of that position is not known
             self._saved.clear()
             return
         self._saved = {key: place - base for key, place in self._saved.items()}
         for consumer in self.members:
-            place = consumer.carry(self._generation, base)
+            place = consumer.carry(self._generation, back_by=base)
             if place is not None:
                 self._carried.add(place)
 
@@ -311,6 +321,18 @@ class Consumers:
         self._carried -= self._carried_used
         self._num_taken = self._num_used = self._num_seen = 0
         self._returned.clear()
+        self._keep_in_hand(stage)
+
+    def _keep_in_hand(self, stage: Stage[Any]) -> None:
+        """Have what loops have in hand count as the first items of the stage."""
+        kept, self._kept = self._kept, {}
+        num = max(kept, default=-1) + 1
+        for place in range(num):
+            stage._keep(kept.get(place, ()))
+            if place not in kept:  # it was given back since
+                self._used_beyond.add(place)
+        self._num_taken = self._num_seen = num
+        self._advance()
 
 
 class Consumer:
@@ -367,13 +389,19 @@ class Consumer:
         """Whether the loop was left early, and its iterator collected."""
         return self.loop is not None and self.loop() is None
 
-    def carry(self, generation: int, base: int) -> int | None:
+    @property
+    def item(self) -> Any:
+        """The item in hand."""
+        return None if self._taken is None else self._taken.item
+
+    def carry(self, generation: int, *, back_by: int = 0, to: int | None = None) -> int | None:
         """Keep what a loop has in hand at a rewind; its place from there on."""
         taken = self._taken
         if taken is None or self.loop is None or taken.generation != generation - 1:
             return None
-        self._taken = Taken(taken.item, taken.place - base, generation)
-        return self._taken.place
+        place = taken.place - back_by if to is None else to
+        self._taken = Taken(taken.item, place, generation)
+        return place
 
     def use(self) -> None:
         """A run has used the item in hand, if there is one."""

@@ -21,16 +21,23 @@ class Places:
         self.frontier = 0  # all before it are finished
         self._beyond: set[int] = set()  # these behind it are, too
         self._batches: deque[list[int]] = deque()  # given out, and used perhaps
+        self._kept: set[int] = set()
         self._num_trimmed = 0  # batches before them, which are finished
 
-    def is_finished(self, place: int) -> bool:
-        return place < self.frontier or place in self._beyond
+    def is_past(self, place: int) -> bool:
+        """Whether the item is finished, or in a batch that was given out before the restore."""
+        return place < self.frontier or place in self._beyond or place in self._kept
 
     def finish(self, place: int) -> None:
         self._beyond.add(place)
 
     def give_out(self, batch: list[int]) -> None:
         self._batches.append(batch)
+
+    def keep(self, batch: list[int]) -> None:
+        """A batch of before the restore is in use, and counts as given out."""
+        self._kept.update(batch)
+        self.give_out(batch)
 
     def trim(self, num_used: int) -> None:
         """So many batches are finished."""

@@ -51,6 +51,7 @@ class Caller(Worker):
 class Rollouts(Buffered):
     kind = "rollouts"
     must_be_last = True
+    gives_others_after_restore = True
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Rollouts(Buffered):
         for item in items:
             place = self._places.begin + self._num_read
             self._num_read += 1
-            if not self._places.is_finished(place):  # before the restore
+            if not self._places.is_past(place):  # before the restore
                 self._pending.append(Call(item, place))
 
     async def _wait_for_room(self, worker: Worker) -> None:
@@ -451,6 +452,14 @@ class Rollouts(Buffered):
         super()._load(state)
         self._places.load(state)
         self._counts = Counter({why: saved_count(num) for why, num in state["counts"].items()})
+
+    def _state_with(self, state: Mapping[str, Any], items: Mapping[int, Any]) -> dict[str, Any]:
+        places = {each.place - state["place"] for batch in items.values() for each in batch}
+        return {**state, "beyond": sorted({*state["beyond"], *places})}
+
+    def _keep(self, item: Sequence[Rollout]) -> None:
+        self._places.keep([each.place for each in item])
+        self._num_out += 1
 
     def _trim(self, num_out: int) -> None:
         self._places.trim(num_out)

@@ -58,6 +58,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     runs_tasks: ClassVar[bool] = False
     must_be_last: ClassVar[bool] = False
     """Whether no other stage may read it."""
+    gives_others_after_restore: ClassVar[bool] = False
+    """Whether its items are put together anew then, so that a place says nothing of them."""
     _is_for_once = False
     """Whether it is a source that can be iterated once only."""
 
@@ -303,6 +305,15 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         state = self._saved_at(num_used)
         beyond = sorted(place - num_used for place in used if place >= num_used)
         return {**state, BEYOND: beyond} if beyond else state
+
+    def _state_with(self, state: Mapping[str, Any], items: Mapping[int, Any]) -> dict[str, Any]:
+        """A position, with items behind it, by place, that were used since."""
+        used = {*state.get(BEYOND, ()), *items}
+        return {**state, BEYOND: sorted(used)} if used else dict(state)
+
+    def _keep(self, item: Any) -> None:
+        """Right after its state was loaded: an item of before, in use, counts as the next one."""
+        raise NotImplementedError(f"{self.kind} gives the same items after a restore")
 
     def _why_empty(self) -> str:
         """What to say where it has ended without an item."""
