@@ -77,6 +77,18 @@ class RolloutStatistics(StageStatistics):
     num_retried: int = 0
     """Calls that were made again after one that failed."""
 
+    def _lines(self, indent: str) -> list[str]:
+        first, *below = super()._lines(indent)
+        counts = {
+            "under way": self.num_under_way, "ready": self.num_ready,
+            "refused": self.num_refused, "dropped": self.num_dropped,
+            "failed": self.num_failed, "retried": self.num_retried,
+        }  # fmt: skip
+        known = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        ages = ", ".join(f"{age}: {count:,}" for age, count in self.staleness.items())
+        more = "; ".join(text for text in (known, ages and f"by staleness {ages}") if text)
+        return [f"{first}; {more}" if more else first, *below]
+
     @property
     def mean_staleness(self) -> float:
         """Of the results given out, in steps; NaN before the first one."""

@@ -17,7 +17,7 @@ from typing import Any
 from .._engine.base import TIMED_OUT, Slot
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
-from .._errors import add_note, is_input_end, note_once, shown
+from .._errors import StopTraining, add_note, is_input_end, note_once, shown
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
 from ._ages import Ages, Call, PublishedVersion
@@ -91,6 +91,8 @@ class Rollouts(Buffered):
         self._places = Places()
         self._counts = Counter[str]()
         self._staleness = Counter[int]()
+        self._misused: TypeError | None = None
+        self._training_end: Stop | None = None  # of the session that asked last
         self._failures: list[Exception] = []  # of the items in a row that failed last
         self._num_refused_in_a_row = 0
         self._warned_at: int | None = None  # the version for which the log said that it is old
@@ -239,6 +241,13 @@ class Rollouts(Buffered):
                 if self._is_over or not call.is_held:
                     self._note_clean_up(call, caller, error)
                     return
+                if isinstance(raised, StopTraining) and self._is_training_over:
+                    self._ages.withdraw(call)  # a wait of its own ended by the stop
+                    return
+                if raised is self._misused:
+                    self._name(call, error)
+                    self._end_by(error, caller)
+                    return
                 if not await self._may_try_again(call, caller, error):
                     return
             else:
@@ -256,6 +265,10 @@ class Rollouts(Buffered):
             self._ages.withdraw(call)
             self._give_up(call, "refused")
             self._count_refused()
+
+    @property
+    def _is_training_over(self) -> bool:
+        return self._training_end is not None and self._training_end.is_set
 
     async def _result_of(self, call: Call, caller: Caller) -> tuple[Any, bool]:
         """(What the function returned, whether it is of use)."""
@@ -275,10 +288,9 @@ class Rollouts(Buffered):
         return result, bool(answer)
 
     def _misuse(self, text: str) -> TypeError:
-        error = TypeError(text)
-        self._failures = []
-        self._restart, self._max_failures = None, 0  # it would be the same for each item
-        return error
+        """An error that every item would meet: it ends training at once."""
+        self._misused = TypeError(text)
+        return self._misused
 
     def _shield(self, call: Call, caller: Caller) -> None:
         """Its cancellation is delivered: what it awaits from now on is not cancelled."""
@@ -309,7 +321,7 @@ class Rollouts(Buffered):
             pause = restart.pause_before(call.num_failures)
             await self._engine.park(slot, self._engine.now() + pause)
             return call.is_held and not self._is_over
-        note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
+        self._name(call, error)
         self._failures.append(error)
         if len(self._failures) <= self._max_failures:
             logger.error("Item %d of %r has failed: %r", call.place, self, error)
@@ -322,6 +334,9 @@ class Rollouts(Buffered):
                 add_note(first, f"and the {num_more} items after it failed, the last by {error!r}")
             self._end_by(first, caller)
         return False
+
+    def _name(self, call: Call, error: Exception) -> None:
+        note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
 
     def _end_by(self, error: BaseException, caller: Caller) -> None:
         self._finish(error)
@@ -341,7 +356,7 @@ class Rollouts(Buffered):
         """A call that is not wanted any more has ended by an error, perhaps of its clean-up."""
         if not (caller.is_unwanted and self._is_of_clean_up(error)):
             return
-        note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
+        self._name(call, error)
         if self._is_stopping:
             self._closing_error = self._closing_error or error
         else:
@@ -366,7 +381,7 @@ class Rollouts(Buffered):
     async def take(self, stop: Stop | None) -> Any:
         if self._phase is not Phase.OPEN:
             self._open_by_itself()
-        published = self._published
+        published, self._training_end = self._published, stop
         if published.step is None and isinstance(stop, TrainingEnd):
             published.step = stop.step  # the function uses the weights that the session trains
         self._num_asked = self._ages.num_batches

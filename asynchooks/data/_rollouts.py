@@ -50,7 +50,9 @@ def rollouts(
         batch_size: results in a batch, >= 1; the last batch may be smaller.
         concurrency: items held, under way and ready ones together, >= `batch_size`. About
             concurrency / batch_size is the mean staleness of a learner that is kept busy.
-        max_staleness: steps, >= 0. 0 is the synchronous loop, batch for batch.
+        max_staleness: steps, >= 0. 0 is the synchronous loop, batch for batch. Where several
+            batches make one step, or the version is published every so many steps, it is at least
+            their number less one: with less the learner would wait for ever.
         when_stale: what is done so that nothing older is trained on.
         version: the step that the weights in use have reached, published by the program when they
             have arrived where `fn` uses them, not before. None: `fn` uses the weights that the
