@@ -340,6 +340,7 @@ class MonitoredSession(AsyncOnly):
         *args: Any,
         on_failure: OnFailure | Restart = OnFailure.STOP,
         name: str | None = None,
+        cancel_at_end: bool = False,
     ) -> None:
         """Start `fn(*args)` as a side task: it never outlives the session.
 
@@ -351,15 +352,18 @@ class MonitoredSession(AsyncOnly):
         Args:
             on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
             name: its name in logs and stop reasons; by default the name of `fn`.
+            cancel_at_end: whether it is cancelled as soon as the session ends, after `end` of all
+                hooks, instead of after the grace period: for a task that waits for another
+                library. What it shields then has the grace period. A stop alone does not cancel it.
 
         Raises:
             RuntimeError: the session is not open.
             StopTraining: the session is ending, and the caller is one of its side tasks.
-            TypeError: `fn` is not callable, or `on_failure` is not a policy.
+            TypeError: an argument is of the wrong type.
         """
         self._check_ends(fn)
         self._phase.check_open("start_soon", in_opening=True)
-        self._stops.tasks.start(fn, args, on_failure, name)
+        self._stops.tasks.start(fn, args, on_failure, name, cancel_at_end)
 
     def batches(self, source: Source[T]) -> Batches[T]:
         """The items of a source, for as long as training continues: `async for x in ...`.

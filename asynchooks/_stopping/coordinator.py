@@ -273,7 +273,8 @@ class Coordinator:
     ) -> None:
         """Stop, then wait for threads and side tasks on the engine's clock, until then at most.
 
-        Side tasks that live on are cancelled then, at once with `cancel_tasks`. Threads are waited
+        Side tasks that live on are cancelled then; at once with `cancel_tasks`, or if they were
+        started so. Threads are waited
         for until `lost_peer` is set at most: they block on what will never answer. Cancellation
         leaves at once; call it again, shielded, to finish.
         """
@@ -309,6 +310,7 @@ class Coordinator:
         *args: Any,
         on_failure: OnFailure | Restart = OnFailure.STOP,
         name: str | None = None,
+        cancel_at_end: bool = False,
     ) -> None:
         """Start `fn(*args)` as a side task: it never outlives the session, nor a raw session.
 
@@ -319,10 +321,13 @@ class Coordinator:
         Args:
             on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
             name: what to call it in logs and reasons; by default what `fn` is called.
+            cancel_at_end: whether it is cancelled as soon as the session, or the raw session,
+                ends, after `end` of all hooks. What it shields then has the grace period. A stop
+                alone does not cancel it.
 
         Raises:
             RuntimeError: the coordinator was joined: the session is over.
-            TypeError: `fn` cannot be called, or `on_failure` is no policy.
+            TypeError: `fn` cannot be called, `on_failure` is no policy, or `cancel_at_end` no bool.
         """
         if self._joined:
             raise RuntimeError(
@@ -333,7 +338,7 @@ class Coordinator:
             in_context = self._owner.in_session_context
             fail = lambda error, reason: self.request_stop(error, reason=reason)  # noqa: E731
             self._tasks = SideTasks(self.stop, in_context, fail, lambda: self._joined)
-        self._tasks.start(fn, args, on_failure, name)
+        self._tasks.start(fn, args, on_failure, name, cancel_at_end)
 
     def _notify(self) -> None:
         with self._lock:

@@ -273,6 +273,7 @@ class SessionStop(CoordinatorOwner):
             coord.detach()
         if self._tasks is not None:
             self.stop.set()
+            self._tasks.cancel(all_tasks=False)  # not only once the coordinator's have ended
         is_ended = coord is None and self._tasks is None
         if error is None and not is_ended:
             error = await interruption(self._end_tasks(engine, until, lost_peer, cancel=False))

@@ -70,47 +70,70 @@ class SideTasks:
         args: tuple[Any, ...],
         on_failure: OnFailure | Restart = OnFailure.STOP,
         name: str | None = None,
+        cancel_at_end: bool = False,
     ) -> None:
         """Start `fn(*args)`.
 
         Raises:
-            TypeError: `fn` cannot be called, or `on_failure` is no policy.
+            TypeError: `fn` cannot be called, `on_failure` is no policy, or `cancel_at_end` no bool.
         """
         _check_async_function(fn)
         instance(
             "on_failure", on_failure, (OnFailure, Restart),
             "OnFailure.STOP, OnFailure.LOG or a Restart(max_attempts=...)",
         )  # fmt: skip
-        task = _Task(self, current_engine(), name or name_of(fn))
+        instance("cancel_at_end", cancel_at_end, bool, "True or False")
+        task = _Task(self, current_engine(), name or name_of(fn), cancel_at_end)
         self.running[task] = None
         task.engine_task = task.engine.start(task.run, fn, args, on_failure)
+
+    def cancel(self, *, all_tasks: bool) -> None:
+        """Cancel those with `cancel_at_end`, or all; does not wait for them."""
+        for task in self.running:
+            if all_tasks or task.cancel_at_end:
+                task.cancel()
 
     async def end(self, engine: Engine, until: float, *, cancel: bool) -> None:
         """Wait for all until then, on the engine's clock, and cancel them; at once if `cancel`.
 
-        A stop was requested before. Cancellation leaves at once; call it again, shielded.
+        Those with `cancel_at_end` are cancelled at once in any case, and have until then to clean
+        up. A stop was requested before. Cancellation leaves at once; call it again, shielded.
         """
-        if self.running and not cancel:
-            await self._warn_of_late_tasks(engine, until)
-        for task in list(self.running):
-            if cancel or not await task.wait(until):
-                task.cancel()
-        last = engine.now() + _CANCEL_SECS
-        for task in list(self.running):
-            if not await task.wait(last):
-                logger.error(
-                    "The side task %s did not end when it was cancelled: left alone", task.name
-                )
+        self.cancel(all_tasks=cancel)
+        await self._warn_of_late_tasks(engine, until, is_cancelled=cancel)
+        left: set[_Task] = set()
+        while waited := [task for task in self.running if task not in left]:
+            self.cancel(all_tasks=cancel)  # also those that others have started meanwhile
+            for task in waited:
+                if not (cancel or task.cancel_at_end or await task.wait(until)):
+                    task.cancel()
+            last = engine.now() + _CANCEL_SECS
+            for task in waited:
+                if not await task.wait(max(last, until) if task.cancel_at_end else last):
+                    left.add(task)
+                    logger.error(
+                        "The side task %s did not end when it was cancelled: left alone", task.name
+                    )
         self.running.clear()
 
-    async def _warn_of_late_tasks(self, engine: Engine, until: float) -> None:
+    async def _warn_of_late_tasks(
+        self, engine: Engine, until: float, *, is_cancelled: bool
+    ) -> None:
+        waited = [task for task in self.running if task.cancel_at_end or not is_cancelled]
         soon = min(until, engine.now() + _PATIENCE_SECS)
-        late = [task.name for task in list(self.running) if not await task.wait(soon)]
-        if late and soon < until:
+        late = [task for task in waited if not await task.wait(soon)]
+        if soon == until:
+            return
+        if names := [task.name for task in late if task.cancel_at_end]:
+            logger.warning(
+                "Waiting up to %g s more for side tasks that were cancelled to clean up: %s",
+                until - soon, ", ".join(names),
+            )  # fmt: skip
+        if names := [task.name for task in late if not task.cancel_at_end]:
             logger.warning(
                 "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. "
                 "Their waits end at once through coord.or_stop(fn, *args)",
-                until - soon, ", ".join(late),
+                until - soon, ", ".join(names),
             )  # fmt: skip
 
 
@@ -121,6 +144,7 @@ class _Task:
     tasks: SideTasks
     engine: Engine
     name: str
+    cancel_at_end: bool
     engine_task: EngineTask | None = None
 
     def __str__(self) -> str:
@@ -198,6 +222,12 @@ class _Task:
             add_note(error, f"it was restarted {restart.max_attempts} times before")
             logger.error("The side task %s failed again, so training stops: %r", self.name, error)
             self._fail(error)
+            return False
+        if self.tasks.stop.is_set:
+            logger.warning(
+                "The side task %s failed (%s: %s) after a stop was requested: not restarted",
+                self.name, type(error).__name__, error,
+            )  # fmt: skip
             return False
         pause = restart.pause_before(num_failures)
         logger.warning(
