@@ -12,6 +12,7 @@ At the end it prints the moves of the last episodes; the shortest way has 9.
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 from typing import Any
 
@@ -66,20 +67,17 @@ async def play(policy: Policy, rng: np.random.Generator) -> dict[str, Any]:
 
 
 class Actor:
-    """Plays until training stops; fails after `crash_after` episodes, if that is a number."""
+    """Plays until the session ends; fails after `crash_after` episodes, if that is a number."""
 
     def __init__(self, policy: Policy, seed: int, crash_after: int | None) -> None:
         self.policy, self.seed, self.crash_after = policy, seed, crash_after
 
-    async def act(self, session: ah.MonitoredSession, episodes: Episodes) -> None:
+    async def act(self, episodes: Episodes) -> None:
         rng = np.random.default_rng(self.seed)
-        number = 0
-        while not session.should_stop():
+        for number in itertools.count():
             if number == self.crash_after:
                 raise ConnectionError(f"actor {self.seed} has lost its game server")
-            episode = await play(self.policy, rng)
-            await session.or_stop(episodes.send, episode)  # waits while the learner has enough
-            number += 1
+            await episodes.send(await play(self.policy, rng))  # waits while the learner has enough
 
 
 async def main(last_step: int, crash: bool) -> None:
@@ -97,7 +95,7 @@ async def main(last_step: int, crash: bool) -> None:
     async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(policy.learn)) as session:
         for seed in range(NUM_ACTORS):
             actor = Actor(policy, seed, 40 if crash and seed == 3 else None)
-            session.start_soon(actor.act, session, send, name=f"actor {seed}")
+            session.start_soon(actor.act, send, name=f"actor {seed}", cancel_at_end=True)
         while not session.should_stop():
             outputs = await session.run({"return": "return", "moves": "moves"})
     print(f"after {session.global_step.value} steps: {outputs['moves']:.1f} moves of at least 9")
