@@ -278,14 +278,14 @@ class SessionStop(CoordinatorOwner):
         if error is None and not is_ended:
             error = await interruption(self._end_tasks(engine, until, lost_peer, cancel=False))
             is_ended = error is None
-        is_cancelled = not isinstance(error, (Exception, type(None)))
-        for cancel in (is_cancelled, True):
-            if not is_ended:  # an anyio shield does not hold a native cancellation back
-                with engine.shielded(math.inf):
-                    ending = self._end_tasks(engine, until, lost_peer, cancel=cancel)
-                    again = await interruption(ending)
-                error = error or again
-                is_ended = again is None
+        cancel = not isinstance(error, (Exception, type(None)))
+        while not is_ended:  # an anyio shield does not hold a native cancellation back
+            with engine.shielded(math.inf):
+                ending = self._end_tasks(engine, until, lost_peer, cancel=cancel)
+                again = await interruption(ending)
+            error = error or again
+            is_ended = again is None or engine.failure_in(again) is not None
+            cancel = True
         if coord is not None and self.is_curable(coord.error):
             logger.error("A preemption was reported while the session ended: %r", coord.error)
         return self.first_error(error)

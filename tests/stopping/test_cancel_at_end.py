@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -227,6 +228,30 @@ def test_a_cancellation_during_the_end_does_not_cut_the_clean_up_short(backend: 
 
     scene.simulation.run(main)
     assert scene.log == [("cancelled", 3.0), ("cleaned up", 13.0), ("left", 13.0)]
+
+
+def test_no_number_of_native_cancellations_cuts_the_clean_up_short() -> None:
+    """Unlike a cancel scope's, they reach what is shielded."""
+    scene = Scene("asyncio")
+
+    async def train() -> None:
+        try:
+            async with MonitoredSession([], counting_creator(), 30.0) as session:
+                session.start_soon(scene.sleep, 10.0, cancel_at_end=True)
+                await scene.simulation.sleep(3.0)
+        finally:
+            scene.note("left")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(train())
+        for _ in range(7):
+            await scene.simulation.sleep(1.0)
+            task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    scene.simulation.run(main)
+    assert scene.log == [("cancelled", 1.0), ("cleaned up", 11.0), ("left", 11.0)]
 
 
 @on_every_engine
