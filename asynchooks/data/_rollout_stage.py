@@ -95,7 +95,8 @@ class Rollouts(Buffered):
         self._training_end: Stop | None = None  # of the session that asked last
         self._failures: list[Exception] = []  # of the items in a row that failed last
         self._num_refused_in_a_row = 0
-        self._warned_at: int | None = None  # the version for which the log said that it is old
+        self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
+        self._warned_at: int | None = None  # the version for which the log said so
 
     # Calls
 
@@ -152,15 +153,15 @@ class Rollouts(Buffered):
 
     async def _wait_for_room(self, worker: Worker) -> None:
         engine, step = self._engine, self._published.step
-        self._room = slot = Slot(engine, f"room in {self!r}, or a newer version of the weights")
+        self._room = slot = Slot(engine, "room in rollouts, or a newer version of the weights")
         forget = None if step is None else step.admission.watch_next(slot)
         if self._num_room() > 0:  # another thread has published it since
             slot.wake()
         before = engine.tick()
+        self._is_timed = self._starves()
         worker.is_at_rest = True
         try:
-            is_warned = self._warned_at == self._version()
-            until = math.inf if is_warned else engine.now() + _PATIENCE_SECS
+            until = engine.now() + _PATIENCE_SECS if self._is_timed else math.inf
             if await engine.park(slot, until) is TIMED_OUT:
                 self._warn_of_old_version()
         finally:
@@ -169,11 +170,15 @@ class Rollouts(Buffered):
                 forget()
             self._clocks.blocked += engine.tick() - before
 
-    def _warn_of_old_version(self) -> None:
+    def _starves(self) -> bool:
+        """Whether the learner waits, only a newer version can help, and the log has not said so."""
+        if self._num_calls or self._num_asking <= len(self._ready) or self._is_over:
+            return False
         version = self._version()
-        if self._num_calls or not self._num_asking or self._ages.num_room(version) > 0:
-            return
-        self._warned_at = version
+        return self._warned_at != version and self._ages.num_room(version) <= 0
+
+    def _warn_of_old_version(self) -> None:
+        version = self._warned_at = self._version()
         logger.warning(
             "The learner waits for results, and no call may begin: version %d of the weights is "
             "the last that was published, %d steps ago, and max_staleness is %d. Publish the step "
@@ -221,7 +226,7 @@ class Rollouts(Buffered):
             self._look()
 
     async def _rest_until_called(self, caller: Caller) -> None:
-        caller.slot = Slot(self._engine, f"an item for {self!r}")
+        caller.slot = Slot(self._engine, "an item for rollouts")
         caller.is_at_rest = True
         self._idle.append(caller)
         try:
@@ -250,6 +255,10 @@ class Rollouts(Buffered):
                     return
                 if not await self._may_try_again(call, caller, error):
                     return
+            except BaseException as error:
+                if self._engine.failure_in(error) is not None:  # no cancellation
+                    self._name(call, error)
+                raise
             else:
                 break
             self._ages.withdraw(call)  # what comes now is younger
@@ -317,7 +326,7 @@ class Rollouts(Buffered):
         if restart is not None and call.num_failures <= restart.max_attempts:
             self._counts["retried"] += 1
             logger.info("The call for item %d of %r is made again: %r", call.place, self, error)
-            slot = Slot(self._engine, f"another call of {self!r}")
+            slot = Slot(self._engine, "another call of rollouts")
             pause = restart.pause_before(call.num_failures)
             await self._engine.park(slot, self._engine.now() + pause)
             return call.is_held and not self._is_over
@@ -335,7 +344,7 @@ class Rollouts(Buffered):
             self._end_by(first, caller)
         return False
 
-    def _name(self, call: Call, error: Exception) -> None:
+    def _name(self, call: Call, error: BaseException) -> None:
         note_once(error, f"in rollouts, at item {call.place}: {shown(call.item)}")
 
     def _end_by(self, error: BaseException, caller: Caller) -> None:
@@ -419,7 +428,9 @@ class Rollouts(Buffered):
             if self._has_all and self._ages.num_held == 0:
                 self._finish(self._source_error)
             break
-        if self._room is not None and (self._is_over or self._num_room() > 0):
+        if self._room is not None and (
+            self._is_over or self._num_room() > 0 or (self._starves() and not self._is_timed)
+        ):
             self._room.wake()
             self._room = None
         if self._is_over:
