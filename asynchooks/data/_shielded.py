@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from .. import _check as check
-from .._engine.base import TIMED_OUT, Engine, ShieldedScope, Slot, async_block
+from .._engine.base import Engine, Slot, async_block
 from .._engine.current import current_engine
 from .._errors import add_note, shown
+from .._stopping.session_stop import interruption
 
 R = TypeVar("R")
+
+_CANCEL_SECS = 1.0
+"""What leaving gets to end once it was cancelled."""
 
 
 @async_block("shielded(manager)")
@@ -22,8 +27,10 @@ async def shielded(
     """Enter and leave an async context manager whole: no cancellation comes in between.
 
     For what stays behind on a server when its creation or deletion is interrupted: a sandbox, a
-    session of an inference engine. A cancellation that comes while it is entered is raised at the
-    first wait of the block instead; one that comes while it is left, behind the block.
+    session of an inference engine. The manager is entered and left in a task of its own, which no
+    cancellation of the caller reaches: neither that of a task group, nor `task.cancel()`. One that
+    comes while it is entered is raised when it has been left again; one that comes while it is
+    left, behind the block. Context variables that the manager sets are not seen in the block.
 
     Args:
         manager: gives the resource when it is entered, and deletes it when it is left.
@@ -33,6 +40,7 @@ async def shielded(
     Raises:
         TypeError: `manager` is no async context manager.
         TimeoutError: leaving it took longer, and the block raised nothing; else a note says it.
+        BaseException: what entering or leaving it raised.
 
     Example:
         from contextlib import asynccontextmanager
@@ -51,35 +59,88 @@ async def shielded(
         "contextlib.asynccontextmanager",
     )  # fmt: skip
     engine = current_engine()
+    holder = _Holder(engine, manager)
+    task = engine.start(holder.hold)
     raised: BaseException | None = None
-    # one scope around all of it, shielded or not: the manager may open scopes that it closes later
-    with engine.shielded(math.inf) as scope:
-        resource = await manager.__aenter__()
-        scope.shield = False
-        try:
-            yield resource
-        except BaseException as error:
-            raised = error
-        scope.shield = True
-        has_left = Slot(engine, "a resource to be left")
-        engine.start(_cancel_late, engine, has_left, limit_secs, scope)
-        try:
-            traceback = None if raised is None else raised.__traceback__
-            if await manager.__aexit__(type(raised) if raised else None, raised, traceback):
-                raised = None
-        finally:
-            has_left.wake()
-    if scope.cancelled_caught:
+    try:
+        raised = await _uncancelled(engine, partial(engine.park, holder.has_entered))
+        if not holder.is_held:
+            if raised is not None and holder.error is not None:
+                add_note(raised, f"then, entering {shown(manager)}: {holder.error!r}")
+            raise raised or holder.error or RuntimeError(f"{shown(manager)} was not entered")
+        raised = raised or await interruption(engine.checkpoint())
+        if raised is None:
+            try:
+                yield holder.resource
+            except BaseException as error:
+                raised = error
+    finally:
+        holder.leave.wake(raised)
+    until = engine.now() + limit_secs
+    cancelled = await _uncancelled(engine, partial(task.wait, until))
+    if not holder.has_left:
+        task.cancel()
         late = f"leaving {shown(manager)} took more than {limit_secs:g} s, and was cancelled"
+        again = await _uncancelled(engine, partial(task.wait, until + _CANCEL_SECS))
+        cancelled = cancelled or again
         if raised is None:
             raise TimeoutError(late)
         add_note(raised, late)
-    if raised is not None:
-        raise raised
+    elif holder.error is not None and holder.error is not raised:
+        raise holder.error
+    elif holder.swallows:
+        raised = None
+    if raised is not None or cancelled is not None:
+        raise raised or cancelled or AssertionError
 
 
-async def _cancel_late(
-    engine: Engine, has_left: Slot, limit_secs: float, scope: ShieldedScope
-) -> None:
-    if await engine.park(has_left, engine.now() + limit_secs) is TIMED_OUT:
-        scope.cancel()
+class _Holder:
+    """Holds the resource of a manager, in a task of its own."""
+
+    def __init__(self, engine: Engine, manager: AbstractAsyncContextManager[Any]) -> None:
+        self._engine = engine
+        self._manager = manager
+        self.has_entered = Slot(engine, f"{shown(manager)} to be entered")
+        self.leave = Slot(engine, "the end of a block")  # gets what the block raised
+        self.resource: Any = None
+        self.is_held = self.has_left = self.swallows = False
+        self.error: BaseException | None = None  # of entering, or of leaving
+
+    async def hold(self) -> None:
+        try:
+            await self._hold()
+        except BaseException as error:
+            self.error = error
+            if self._engine.failure_in(error) is None:
+                raise
+            self.has_left = self.is_held
+        finally:
+            self.has_entered.wake()
+
+    async def _hold(self) -> None:
+        manager, raised = self._manager, None
+        self.resource = await manager.__aenter__()
+        self.is_held = True
+        self.has_entered.wake()
+        # an event loop that is closed cancels this task, too: it leaves then as well
+        raised = await interruption(self._engine.park(self.leave)) or self.leave.value
+        kind = None if raised is None else type(raised)
+        traceback = None if raised is None else raised.__traceback__
+        self.swallows = bool(await manager.__aexit__(kind, raised, traceback))
+        self.has_left = True
+
+
+async def _uncancelled(
+    engine: Engine, wait: Callable[[], Awaitable[object]]
+) -> BaseException | None:
+    """Wait however often the task is cancelled; returns the first cancellation.
+
+    A shield holds back no `task.cancel()` of asyncio.
+    """
+    cancelled: BaseException | None = None
+    with engine.shielded(math.inf):
+        while (error := await interruption(wait())) is not None:
+            if engine.failure_in(error) is not None:
+                raise error
+            cancelled = cancelled or error
+    return cancelled
