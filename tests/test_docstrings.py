@@ -76,7 +76,7 @@ def test_every_field_is_described(name: str) -> None:
     names = getattr(public, "_fields", None) or [
         each.name for each in dataclasses.fields(public) if not each.name.startswith("_")
     ]
-    text = described(public)
+    text = "\n".join(described(each) for each in public.__mro__ if each in RECORDS.values())
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
@@ -122,8 +122,12 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         return {"loss": 0.5, "accuracy": 0.9}
 
     coordinators = iter([False, True, True])
+    async def answer(prompt: object) -> object:
+        return prompt
+
     namespace: dict[str, Any] = {
         **NAMES,
+        "answer": answer,
         "anyio": anyio,
         "math": math,
         "np": np,
@@ -132,6 +136,7 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         "creator": asynchooks.FunctionSessionCreator(step),
         "hooks": [],
         "model": Model(),
+        "prompts": range(20),
         "records": list(np.zeros((64, 3))),
         "saver": asynchooks.StateDictSaver(weights={"w": np.zeros(3)}),
         "session": Starts(),

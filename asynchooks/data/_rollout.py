@@ -58,6 +58,9 @@ class RolloutStatistics(StageStatistics):
     Those that were not trained on are counted over restored runs, too, as their places are.
 
     Example:
+        groups = rollouts(answer, prompts, 8, concurrency=16, max_staleness=2)
+        async with MonitoredSession([FeedHook(groups, "images")], creator) as session:
+            await session.run("loss")
         seen = groups.statistics()
         print(f"{seen.num_refused} refused, {seen.num_dropped} dropped, ages {seen.staleness}")
     """
