@@ -211,7 +211,9 @@ class Consumers:
         before, self.stage = self.stage, self.stage._restarted(self.stage._epoch)
         self._load(self.stage, state)
         try:
-            if reader is not None:
+            if reader is before:
+                before._num_users -= 1  # closed below, with a successor
+            elif reader is not None:
                 await reader.aclose()
         finally:
             await before._replace_by(self.stage)

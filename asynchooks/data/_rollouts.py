@@ -56,7 +56,8 @@ def rollouts(
         when_stale: what is done so that nothing older is trained on.
         version: the step that the weights in use have reached, published by the program when they
             have arrived where `fn` uses them, not before. None: `fn` uses the weights that the
-            session trains, whose global step this is.
+            session trains, whose global step this is; without a session, one task reads the stage,
+            and each batch is trained on before it asks for the next.
         accept: says of a result whether it is of use. One that is not is counted, and the next
             item takes its place.
         restart: how often, and after which pauses, a failed call is made again, with the weights

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .. import _check as check
-from .._engine.base import Engine, Slot, async_block
+from .._engine.base import Engine, ShieldedScope, Slot, async_block
 from .._engine.current import current_engine
 from .._errors import add_note, shown
 from .._stopping.session_stop import interruption
@@ -30,7 +30,9 @@ async def shielded(
     session of an inference engine. The manager is entered and left in a task of its own, which no
     cancellation of the caller reaches: neither that of a task group, nor `task.cancel()`. One that
     comes while it is entered is raised when it has been left again; one that comes while it is
-    left, behind the block. Context variables that the manager sets are not seen in the block.
+    left, behind the block. Context variables that the manager sets are not seen in the block. A
+    task group that the manager holds open is not cancelled with the block; if it fails, the block
+    is cancelled, and its error leaves.
 
     Args:
         manager: gives the resource when it is entered, and deletes it when it is left.
@@ -69,11 +71,19 @@ async def shielded(
                 add_note(raised, f"then, entering {shown(manager)}: {holder.error!r}")
             raise raised or holder.error or RuntimeError(f"{shown(manager)} was not entered")
         raised = raised or await interruption(engine.checkpoint())
+        is_cancelled = raised is not None
         if raised is None:
-            try:
-                yield holder.resource
-            except BaseException as error:
-                raised = error
+            with engine.shielded(math.inf) as scope:
+                scope.shield, holder.block = False, scope
+                try:
+                    if holder.has_failed:
+                        scope.cancel()
+                    yield holder.resource
+                except BaseException as error:
+                    raised, is_cancelled = error, engine.failure_in(error) is None
+            if holder.has_failed and is_cancelled:
+                raised = await interruption(engine.checkpoint())  # by others as well
+                is_cancelled = raised is not None
     finally:
         holder.leave.wake(raised)
     until = engine.now() + limit_secs
@@ -88,7 +98,7 @@ async def shielded(
         add_note(raised, late)
     elif holder.error is not None and holder.error is not raised:
         raise holder.error
-    elif holder.swallows:
+    elif holder.swallows and not is_cancelled:
         raised = None
     if raised is not None or cancelled is not None:
         raise raised or cancelled or AssertionError
@@ -103,7 +113,9 @@ class _Holder:
         self.has_entered = Slot(engine, f"{shown(manager)} to be entered")
         self.leave = Slot(engine, "the end of a block")  # gets what the block raised
         self.resource: Any = None
+        self.block: ShieldedScope | None = None
         self.is_held = self.has_left = self.swallows = False
+        self.has_failed = False  # within the block: of a task group that the manager holds open
         self.error: BaseException | None = None  # of entering, or of leaving
 
     async def hold(self) -> None:
@@ -118,12 +130,16 @@ class _Holder:
             self.has_entered.wake()
 
     async def _hold(self) -> None:
-        manager, raised = self._manager, None
+        manager = self._manager
         self.resource = await manager.__aenter__()
         self.is_held = True
         self.has_entered.wake()
         # an event loop that is closed cancels this task, too: it leaves then as well
-        raised = await interruption(self._engine.park(self.leave)) or self.leave.value
+        raised = await interruption(self._engine.park(self.leave))
+        self.has_failed = raised is not None
+        if self.has_failed and self.block is not None:
+            self.block.cancel()
+        raised = raised or self.leave.value
         kind = None if raised is None else type(raised)
         traceback = None if raised is None else raised.__traceback__
         self.swallows = bool(await manager.__aexit__(kind, raised, traceback))
