@@ -268,11 +268,11 @@ class Learner:
         if task in self.under_way:
             self.settle_rollout(task, self.under_way.pop(task))
         elif task is not None:
-            task.result()
             if task is self.evaluation:
                 self.evaluation = None
             if task is self.writing:
                 self.writing = None
+            task.result()
 
     def on_signal(self, number: signal.Signals) -> None:
         """Stop after this step. Later signals end the process, but for those that come together."""
@@ -292,7 +292,10 @@ class Learner:
         if self.writing is not None:
             tasks.append(self.writing)
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=CLEAN_UP_SECS)
+            done, late = await asyncio.wait(tasks, timeout=CLEAN_UP_SECS)
+            for task in done:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    logger.error("Another error, while training ended: %r", error)
             for task in late:
                 logger.error("%r did not end when it was cancelled", task)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import itertools
 import random
@@ -334,9 +335,13 @@ def test_a_batch_waits_for_older_groups_that_later_batches_would_have_no_room_fo
     checkpoints.close()
 
 
-@pytest.mark.parametrize("failing", ["evaluation", "write"])
+@pytest.mark.parametrize("failing", ["evaluation", "write", "rollouts"])
 def test_an_error_beside_the_steps_ends_training(
-    failing: str, tmp_path: Path, by_hand: ModuleType, monkeypatch: pytest.MonkeyPatch
+    failing: str,
+    tmp_path: Path,
+    by_hand: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, checkpoints = Pretended(by_hand, random.Random(1)), by_hand.Checkpoints(str(tmp_path))
     learner = by_hand.Learner(model, checkpoints, last_step=10**6)
@@ -347,13 +352,21 @@ def test_an_error_beside_the_steps_ends_training(
     def write(step: int, state: Any) -> None:
         raise OSError("of the write")
 
+    async def answer(prompt: tuple[int, ...]) -> None:
+        raise OSError("of the rollouts")
+
     if failing == "evaluation":
         monkeypatch.setattr(model, "evaluate", evaluate)
-    else:
+    elif failing == "write":
         monkeypatch.setattr(checkpoints, "write", write)
+    else:
+        monkeypatch.setattr(model, "answer", answer)
     with pytest.raises(OSError, match=f"of the {failing}"):
         asyncio.run(learner.train())
-    assert learner.step == (100 if failing == "evaluation" else 0)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    assert caplog.text.count("Another error") == (15 if failing == "rollouts" else 0)
+    assert learner.step - (100 if failing == "evaluation" else 0) in (0, 1)
     checkpoints.close()
 
 
