@@ -21,6 +21,7 @@ import numpy as np
 
 import asynchooks
 from asynchooks import (
+    FeedHook,
     FunctionSessionCreator,
     MonitoredSession,
     SessionRunContext,
@@ -28,6 +29,7 @@ from asynchooks import (
     SharedSessionCreator,
     StopAtStepHook,
 )
+from asynchooks.data import Rollout, WhenStale, rollouts
 from asynchooks.protocols import StaleSynchronous, parse_protocol
 from asynchooks.simulation import (
     Constant,
@@ -480,6 +482,92 @@ def losses() -> dict[str, tuple[float, Report]]:
 
 def loss_by_protocol() -> str:
     """Loss against virtual time, each protocol at its own learning rate."""
+
+    def plot(figure: Any) -> None:
+        axes = figure.subplots()
+        for name, (rate, report) in losses().items():
+            points = [(secs, loss) for secs, _, loss in report.losses]
+            label = f"{name}, rate {rate:g}: {report.updates} updates"
+            # steps: the parameters stand still between two updates
+            axes.plot(*zip(*points, strict=True), label=label, color=PROTOCOLS[name],
+                      linewidth=1.6, drawstyle="steps-post")  # fmt: skip
+        axes.set(xlabel="virtual seconds", ylabel="loss", yscale="log", xlim=(0, SECS))
+        axes.legend(frameon=False, loc="upper right")
+
+    return plotted(plot, (7.8, 3.7))
+
+
+BOUNDS = (0, 1, 2, 4, 8, 16)
+POLICIES = {WhenStale.WAIT: BLUE, WhenStale.ACCEPT: GREEN, WhenStale.DROP: RED}
+NUM_STEPS, NUM_SEEDS, GROUPS, CONCURRENCY, MEAN_SECS = 300, 4, 8, 24, 2.0
+
+
+def train_on_rollouts(policy: WhenStale, bound: int, seed: int) -> tuple[float, int, float]:
+    """The learner's busy share, the greatest staleness, the relative length of what is trained."""
+    simulation = Simulation(seed, "turbo")
+    lengths = np.random.default_rng(seed).lognormal(np.log(MEAN_SECS) - 0.5, 1.0, 20_000)
+    trained: list[float] = []
+
+    async def rollout(prompt: int) -> float:
+        secs = float(lengths[prompt])
+        await simulation.sleep(secs)
+        return secs
+
+    async def step(groups: list[Rollout]) -> dict[str, float]:
+        trained.extend(group.result for group in groups)
+        await simulation.sleep(1.0)
+        return {}
+
+    source = rollouts(
+        rollout, range(20_000), GROUPS, concurrency=CONCURRENCY, max_staleness=bound,
+        when_stale=policy,
+    )  # fmt: skip
+
+    async def main() -> float:
+        hooks = [FeedHook(source, "groups"), StopAtStepHook(last_step=NUM_STEPS)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+            while not session.should_stop():
+                await session.run([])
+            return simulation.now
+
+    secs = simulation.run(main)
+    ages = source.statistics().staleness
+    return NUM_STEPS / secs, max(ages), float(np.mean(trained)) / MEAN_SECS
+
+
+def rollout_policies() -> str:
+    """What WAIT, ACCEPT and DROP cost, by the bound on staleness."""
+    found = {
+        policy: [[train_on_rollouts(policy, bound, seed) for seed in range(NUM_SEEDS)]
+                 for bound in BOUNDS]
+        for policy in POLICIES
+    }  # fmt: skip
+
+    def plot(figure: Any) -> None:
+        busy, age, length = figure.subplots(1, 3)
+        places = range(len(BOUNDS))
+        for policy, colour in POLICIES.items():
+            by_bound = found[policy]
+            dashes = "--" if policy is WhenStale.DROP else "-"  # it covers WAIT in the middle
+            style = {"color": colour, "marker": "o", "markersize": 4, "linestyle": dashes}
+            busy.plot(places, [100 * np.mean([seed[0] for seed in each]) for each in by_bound],
+                      label=policy.name, **style)  # fmt: skip
+            age.plot(places, [max(seed[1] for seed in each) for each in by_bound], **style)
+            length.plot(places, [np.mean([seed[2] for seed in each]) for each in by_bound], **style)
+        busy.set(title="busy share of the learner, %", ylim=(0, 105))
+        age.set(title="greatest staleness, steps", ylim=(0, None))
+        length.set(title="mean length trained on / of all", ylim=(0, 1.05))
+        for axes in (busy, age, length):
+            axes.set_xticks(places, [str(bound) for bound in BOUNDS])
+            axes.set_xlabel("max_staleness")
+            axes.title.set_size(10)
+        busy.legend(frameon=False, loc="lower right")
+
+    return plotted(plot, (7.8, 3.0))
+
+
+def plotted(plot: Callable[[Any], None], size: tuple[float, float]) -> str:
+    """What `plot` draws into a figure of so many inches, in the colours of the site."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -490,18 +578,11 @@ def loss_by_protocol() -> str:
         "path.simplify": False,
     }  # fmt: skip
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(7.8, 3.7), layout="constrained", facecolor=CARD)
-        axes = figure.subplots()
-        axes.set_facecolor(CARD)
-        for name, (rate, report) in losses().items():
-            points = [(secs, loss) for secs, _, loss in report.losses]
-            label = f"{name}, rate {rate:g}: {report.updates} updates"
-            # steps: the parameters stand still between two updates
-            axes.plot(*zip(*points, strict=True), label=label, color=PROTOCOLS[name],
-                      linewidth=1.6, drawstyle="steps-post")  # fmt: skip
-        axes.set(xlabel="virtual seconds", ylabel="loss", yscale="log", xlim=(0, SECS))
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.legend(frameon=False, loc="upper right")
+        figure = Figure(figsize=size, layout="constrained", facecolor=CARD)
+        plot(figure)
+        for axes in figure.axes:
+            axes.set_facecolor(CARD)
+            axes.grid(color=GRID, linewidth=0.8)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None}, facecolor=CARD)
     return with_generic_font(file.getvalue())
@@ -520,6 +601,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "exact-stop.svg": exact_stop,
     "trace.svg": trace,
     "loss-by-protocol.svg": loss_by_protocol,
+    "rollout-policies.svg": rollout_policies,
     "rooms.svg": rooms,
 }
 
