@@ -26,7 +26,7 @@ extensions = [
 exclude_patterns = ["_build"]
 nitpicky = True
 # type variables: a signature shows them, no page describes them
-nitpick_ignore_regex = [(r"py:(class|obj)", r"(asynchooks\..*\.)?(T|Key|Made|Batched)")]
+nitpick_ignore_regex = [(r"py:(class|obj)", r"(asynchooks\..*\.)?(T|R|Key|Made|Batched)")]
 
 # Markdown: headings down to the third level can be linked to
 myst_enable_extensions = ["colon_fence", "deflist"]
