@@ -111,7 +111,7 @@ async def main(args: argparse.Namespace) -> None:
         print(f"training begins at step {session.global_step.value}", flush=True)
         while not session.should_stop():
             await session.run("reward")
-    seen: Any = source.statistics()  # RolloutStatistics
+    seen = source.statistics()
     ages = ", ".join(f"{num} of age {age}" for age, num in seen.staleness.items())
     print(f"groups: {ages}; {seen.num_refused} refused, {seen.num_dropped} dropped")
     accuracy = (await evaluate(session, args.last_step))["accuracy"]

@@ -122,6 +122,7 @@ async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
         return {"loss": 0.5, "accuracy": 0.9}
 
     coordinators = iter([False, True, True])
+
     async def answer(prompt: object) -> object:
         return prompt
 

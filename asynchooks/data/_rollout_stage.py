@@ -24,7 +24,7 @@ from ._ages import Ages, Call, PublishedVersion
 from ._cancelled_once import CancelledOnce
 from ._places import Places, saved_places
 from ._prefetch import Buffered, Worker
-from ._rollout import Rollout, RolloutStatistics, WhenStale
+from ._rollout import Rollout, RolloutStage, RolloutStatistics, WhenStale
 from ._stage import Phase, Stage, saved_count
 from ._training_end import TrainingEnd
 
@@ -48,7 +48,7 @@ class Caller(Worker):
     slot: Slot | None = None  # it waits for a call
 
 
-class Rollouts(Buffered):
+class Rollouts(Buffered, RolloutStage):
     kind = "rollouts"
     must_be_last = True
     gives_others_after_restore = True
@@ -505,7 +505,7 @@ class Rollouts(Buffered):
     def statistics(self) -> RolloutStatistics:
         if isinstance(self._successor, Rollouts):
             return self._successor.statistics()
-        known, counts = super().statistics(), self._counts
+        known, counts = Stage.statistics(self), self._counts
         return RolloutStatistics(
             **{each.name: getattr(known, each.name) for each in fields(known)},
             num_under_way=self._num_calls,

@@ -8,10 +8,10 @@ from typing import Any
 from .. import _check as check
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
-from ._rollout import Rollout, WhenStale
+from ._rollout import RolloutStage, WhenStale
 from ._rollout_stage import Rollouts
 from ._sources import Source, stage_of
-from ._stage import Stage, T
+from ._stage import T
 
 
 def rollouts(
@@ -26,7 +26,7 @@ def rollouts(
     accept: Callable[[Any], bool] | None = None,
     restart: Restart | None = None,
     max_failures: int = 0,
-) -> Stage[list[Rollout]]:
+) -> RolloutStage:
     """Batches of what an async function makes of each item, none of them too old.
 
     For a learner that trains on what its own weights generate. When a call begins, the stage
@@ -53,7 +53,7 @@ def rollouts(
         max_staleness: steps, >= 0. 0 is the synchronous loop, batch for batch. Where several
             batches make one step, or the version is published every so many steps, it is at least
             their number less one: with less the learner would wait for ever.
-        when_stale: what is done so that nothing older is trained on.
+        when_stale: what is done about results that would be older: see `WhenStale`.
         version: the step that the weights in use have reached, published by the program when they
             have arrived where `fn` uses them, not before. None: `fn` uses the weights that the
             session trains, whose global step this is; without a session, one task reads the stage,

@@ -96,4 +96,4 @@ async def test_places_and_counts_go_on_over_restores(tmp_path: Path) -> None:
                 await session.run("x")
         if life == 3:
             assert sorted(learner.items) == sorted(places) == list(range(0, 40, 2))
-            assert source.statistics().num_refused == 20  # type: ignore[attr-defined]
+            assert source.statistics().num_refused == 20
