@@ -15,9 +15,9 @@ from ._stage import Stage, T, saved_count
 def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
     """Read the source again and again; each pass is an epoch.
 
-    Every `shuffle` below gets another order in each epoch, from the same seed. A source with a
-    state of its own, whose passes end early by `take`, has to begin a pass in `__iter__`, not at
-    its first item: else a restore at the end of a pass misses that the next one begins.
+    Every `shuffle` below gets another order in each epoch, from the same seed. Where `take` ends
+    a pass early, a restore at the end of it reads its last item again and drops it: so a source
+    with a state of its own begins the next pass, or goes on, as it did.
 
     Args:
         source: see `asynchooks.data`; it can be iterated again, or is a function that takes

@@ -75,17 +75,38 @@ class Take(Stage[Any]):
         super().__init__(source, args=(count,))
         self._count = count
         self._num_before = 0  # before the restore
+        self._num_to_pass = 0  # items of the source that were given before the restore
+        for stage in self._walk()[1:]:
+            stage._may_be_cut = True
 
     async def _pull(self, limit: int) -> Sequence[Any]:
+        source = self._sources[0]
+        if source._num_out < self._num_to_pass:
+            await _pass_over(source, self._num_to_pass)
         left = self._count - self._num_before - self._num_out
-        return await self._sources[0]._read(min(limit, left)) if left > 0 else ()
+        return await source._read(min(limit, left)) if left > 0 else ()
+
+    def _num_in_at(self, num_out: int) -> int:
+        """One less where it ends a pass: that item is read again after a restore.
+
+        So the sources are where they were when the next pass begins, which is theirs to notice.
+        """
+        num_in = self._num_to_pass + num_out
+        is_end = self._num_before + num_out >= self._count
+        return num_in - 1 if is_end and self._epoch and num_in else num_in
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
-        return {"taken": self._num_before + num_out, **super()._state_at(num_out)}
+        num_to_pass = self._num_to_pass + num_out - self._num_in_at(num_out)
+        return {
+            "taken": self._num_before + num_out,
+            **({"to_pass": num_to_pass} if num_to_pass else {}),
+            **super()._state_at(num_out),
+        }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         super()._load(state)
         self._num_before = saved_count(state["taken"])
+        self._num_to_pass = saved_count(state.get("to_pass", 0))
 
 
 class Shard(Stage[Any]):
@@ -141,10 +162,18 @@ class Interleave(Stage[Any]):
         super().__init__(*sources)
         self._next = 0  # the source to read next
         self._has_ended = [False] * len(sources)
+        self._ends: dict[int, int] = {}  # behind how many items a source was seen to have ended
         self._nums_in = [0] * len(sources)
+        self._nums_to_pass = [0] * len(sources)  # items that were given before the restore
+        self._is_behind = False  # whether these, or an end, are still to be read
         self._log: deque[int] = deque()  # the source of each item, since those trimmed
+        self._first = 0  # the source to read for the first of these
 
     async def _pull(self, limit: int) -> Sequence[Any]:
+        if self._is_behind:
+            for place, num in enumerate(self._nums_to_pass):
+                await _pass_over(self._sources[place], num + (place in self._ends))
+            self._is_behind = False
         while not all(self._has_ended):
             place = self._next
             if not self._has_ended[place]:
@@ -155,31 +184,60 @@ class Interleave(Stage[Any]):
                     self._next = (place + 1) % len(self._sources)
                     return items
                 self._has_ended[place] = True
+                self._ends.setdefault(place, self._num_out)
             self._next = (place + 1) % len(self._sources)
         return ()
 
     def _nums_at(self, num_out: int) -> tuple[int, list[int]]:
-        """The source that was next, and the items each had given, behind that many items."""
-        nums, since = list(self._nums_in), len(self._log) - (self._num_out - num_out)
-        for place in list(self._log)[since:]:
+        """The source to read next, and the items each had given, behind that many items."""
+        nums, log = list(self._nums_in), list(self._log)
+        since = len(log) - (self._num_out - num_out)
+        for place in log[since:]:
             nums[place] -= 1
-        return self._log[since] if num_out < self._num_out else self._next, nums
+        return (log[since - 1] + 1) % len(nums) if since else self._first, nums
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
+        turn, nums_in, to_pass = self._sources_at(num_out)
+        sources = [each._saved_at(num) for each, num in zip(self._sources, nums_in, strict=True)]
+        state = {"next": turn, "sources": sources}
+        if not any(to_pass):
+            return state
+        return {**state, "to_pass": to_pass, "ended": self._ended_at(num_out)}
+
+    def _ended_at(self, num_out: int) -> list[int]:
+        return sorted(place for place, at in self._ends.items() if at < num_out)
+
+    def _sources_at(self, num_out: int) -> tuple[int, list[int], list[int]]:
+        """The source that was next; where to begin after a restore, and what to pass over then.
+
+        Where a pass may be cut before the turn of a source, each one reads its last item again:
+        see `Take._num_in_at`.
+        """
         turn, nums = self._nums_at(num_out)
-        sources = [each._saved_at(num) for each, num in zip(self._sources, nums, strict=True)]
-        return {"next": turn, "sources": sources}
+        nums = [num + more for num, more in zip(nums, self._nums_to_pass, strict=True)]
+        is_cut = bool(self._may_be_cut and self._epoch)
+        to_pass = [int(is_cut and num > 0) for num in nums]
+        return turn, [num - less for num, less in zip(nums, to_pass, strict=True)], to_pass
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for each, saved in zip(self._sources, state["sources"], strict=True):
             each._load_saved(saved)
-        self._next = saved_count(state["next"]) % len(self._sources)
+        self._next = self._first = saved_count(state["next"]) % len(self._sources)
+        nums = [saved_count(num) for num in state.get("to_pass", self._nums_to_pass)]
+        self._nums_to_pass, self._is_behind = nums, any(nums)
+        self._ends = {saved_count(place): -1 for place in state.get("ended", ())}
 
     def _trim(self, num_out: int) -> None:
         if self._num_out - num_out > len(self._log):  # another reader is farther
             return
-        _, nums = self._nums_at(num_out)
+        _, nums_in, _ = self._sources_at(num_out)
         while len(self._log) > self._num_out - num_out:
-            self._log.popleft()
-        for each, num in zip(self._sources, nums, strict=True):
+            self._first = (self._log.popleft() + 1) % len(self._sources)
+        for each, num in zip(self._sources, nums_in, strict=True):
             each._trim(num)
+
+
+async def _pass_over(source: Stage[Any], num: int) -> None:
+    """Read the first items after a restore, which were given before it."""
+    while source._num_out < num and await source._read(num - source._num_out):
+        pass

@@ -21,22 +21,36 @@ class OwnState(NamedTuple):
     """A state of the iterator's own.
 
     Where a pass begins, it may still be that of the end of the pass before, as a generator begins
-    at its first `next`: iterated from there, it gives nothing. Then `last` is loaded, that pass is
-    ended once more, and the source iterated again.
+    at its first `next`. Iterated from there, the source goes on with the pass before: it gives
+    nothing if that pass had ended, and its next items if `take` had cut it. So `before` is loaded,
+    one more `next` brings the source to where that pass was left, and it is iterated again.
     """
 
     value: Any
     begins: bool = False  # whether a pass begins here
-    last: Any = None  # behind the last item of the pass before, if there was one
+    before: Any = None  # ahead of the last `next` of the pass before, if there was one
+    was_cut: bool = False  # whether that pass was left before its end
 
     def encoded(self) -> dict[str, Any]:
         state = {"state": encoded(self.value)}
-        return {**state, "pass_before": encoded(self.last)} if self.begins else state
+        if self.begins:
+            state["pass_before"] = encoded(self.before)
+        return {**state, "was_cut": True} if self.was_cut else state
 
     @classmethod
     def decoded(cls, state: Mapping[str, Any]) -> OwnState:
-        last = decoded(state.get("pass_before"))
-        return cls(decoded(state["state"]), "pass_before" in state, last)
+        before = decoded(state.get("pass_before"))
+        was_cut = bool(state.get("was_cut"))
+        return cls(decoded(state["state"]), "pass_before" in state, before, was_cut)
+
+    @property
+    def is_behind_cut(self) -> bool:
+        """Whether a pass begins here, behind one that was cut."""
+        return self.begins and self.was_cut and self.before is not None
+
+    def is_one_of(self, *states: Any) -> bool:
+        own = fingerprint(encoded(self.value))
+        return any(fingerprint(encoded(each)) == own for each in states)
 
 
 class Passes:
@@ -44,37 +58,43 @@ class Passes:
 
     def __init__(self) -> None:
         self.first: OwnState | None = None
-        self._unread: OwnState | None = None  # a position that was loaded, and not read from yet
-        self._last: Any = None
+        self.unread: OwnState | None = None  # the beginning of a pass: loaded, and not begun yet
+        self._last: Any = None  # behind the last item, or before the first one
+        self._before: Any = None  # ahead of the last `next`
+        self._is_cut = False  # whether the end has not been read
 
     def load(self, state: OwnState | None) -> None:
-        self._unread = state
+        self.unread = state if state is not None and state.begins else None
 
-    def take_unread(self, saved: OwnState | None) -> Any:
-        """The state with which a pass is begun and left, before one begins from `saved`; or None.
-
-        A pass that was restored behind its last item, as `take` may do, reads nothing, and the
-        source goes on from there in the next pass.
-        """
-        unread, self._unread = self._unread, None
-        return unread.value if unread is not None and saved is None else None
+    def following(self) -> OwnState | None:
+        """Where the next pass begins, before it does; None if none came before it."""
+        if self.unread is not None or self._before is None:
+            return self.unread
+        return OwnState(self._last, True, self._before, self._is_cut)
 
     def begin(
         self, loaded: OwnState | None, current: Callable[[], Any], is_whole: bool = True
     ) -> OwnState:
         """The state before the first item; `is_whole`: whether a pass begins there."""
         if loaded is None:
-            loaded = OwnState(current(), is_whole, self._last if is_whole else None)
+            before = self._before if is_whole else None
+            loaded = OwnState(current(), is_whole, before, before is not None and self._is_cut)
         else:
-            self._last = loaded.last if loaded.begins else loaded.value
+            self._before = loaded.before if loaded.begins else loaded.value
+            self._is_cut = loaded.was_cut
+        self._last, self.unread = loaded.value, None
         if self.first is None and loaded.begins:
             self.first = loaded
         return loaded
 
     def go_on(self, state: Any) -> OwnState:
         """The state behind an item."""
-        self._last = state
+        self._before, self._last, self._is_cut = self._last, state, True
         return OwnState(state)
+
+    def end(self) -> None:
+        """The end of a pass was read."""
+        self._before, self._is_cut = self._last, False
 
 
 class SourcePosition:

@@ -163,7 +163,7 @@ class AsyncSource(SourceStage):
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         if self._iterator is None:
-            self._iterator = self._begun()
+            self._iterator = await self._begun()
         items: list[Any] = []
         while self._num_to_pass:
             if not await self._add(items, 1):
@@ -179,31 +179,53 @@ class AsyncSource(SourceStage):
         if self._stateful is not None and items:
             state = self._passes.go_on(self._stateful.state_dict())
             self._position.states.append((self._num_out + 1, state))
+        elif self._stateful is not None:
+            self._passes.end()
         return items
 
-    def _begun(self) -> AsyncIterator[Any]:
+    async def _begun(self) -> AsyncIterator[Any]:
         if self._stateful is None:
             return self._source.__aiter__()
-        saved = self._position.saved
-        unread = self._passes.take_unread(saved)
-        if unread is not None:
-            self._stateful.load_state_dict(unread)
-            self._source.__aiter__()  # nothing of it runs before its first item
+        position = self._position
+        saved = position.saved = position.saved or self._passes.unread
+        iterator = None
         if saved is not None:
             self._is_at_beginning = saved.begins
-            self._stateful.load_state_dict(saved.value)
-        iterator = self._source.__aiter__()
-        self._position.states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
+            if saved.is_behind_cut:
+                iterator = await self._next_pass(saved)
+            if iterator is None:
+                self._stateful.load_state_dict(saved.value)
+        iterator = iterator or self._source.__aiter__()
+        position.states.append((0, self._passes.begin(saved, self._stateful.state_dict)))
         return iterator
 
     async def _begin_again(self) -> None:
         """See `OwnState`."""
         saved = self._position.saved
-        if saved is not None and saved.last is not None:
-            self._stateful.load_state_dict(saved.last)
+        await _close(self._iterator)
+        if saved is not None and saved.before is not None:
+            self._stateful.load_state_dict(saved.before)
             self._iterator = self._source.__aiter__()
             await self._add([], 1)
+            await _close(self._iterator)
         self._iterator = self._source.__aiter__()
+
+    async def _next_pass(self, saved: OwnState) -> AsyncIterator[Any] | None:
+        """The pass behind one that was cut, which ends once more; None if that leads elsewhere."""
+        source, state = self._source, self._stateful.state_dict
+        self._stateful.load_state_dict(saved.before)
+        iterator = source.__aiter__()
+        for is_second in (False, True):  # `before` may be that of a pass of one item: stale itself
+            try:
+                await anext(iterator, None)
+                left_at = state()
+            finally:
+                await _close(iterator)
+            iterator, begin = source.__aiter__(), state()
+            if saved.is_one_of(begin, begin if is_second else left_at):
+                return iterator
+        await _close(iterator)
+        return None
 
     async def _read_into(self, items: list[Any], size: int) -> bool:
         if self._iterator is None or self._num_to_pass or self._stateful is not None:
@@ -278,19 +300,8 @@ class AsyncSource(SourceStage):
             file: Any = self._source
             if _is_file(file):
                 file.wrapped.close()  # at once, also in a task that is cancelled
-        if isinstance(iterator, AsyncGenerator):
-            try:
-                await iterator.aclose()
-            except RuntimeError as error:
-                if "already running" not in str(error):  # its other reader closes it
-                    raise
-            except BaseExceptionGroup as group:
-                if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
-                    raise
-        elif iterator is not self._source:
-            aclose = getattr(iterator, "aclose", None)
-            if aclose is not None:
-                await aclose()
+        if isinstance(iterator, AsyncGenerator) or iterator is not self._source:
+            await _close(iterator)
 
     @property
     def _is_for_once(self) -> bool:  # type: ignore[override]
@@ -299,7 +310,8 @@ class AsyncSource(SourceStage):
     def _state_at(self, num_out: int) -> dict[str, Any]:
         position = self._position
         if self._stateful is not None and not position.states:  # nothing was read yet
-            return self._passes.begin(position.saved, self._stateful.state_dict).encoded()
+            begin = position.saved or self._passes.following()
+            return (begin or OwnState(self._stateful.state_dict(), begins=True)).encoded()
         return position.at(num_out)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -311,6 +323,22 @@ class AsyncSource(SourceStage):
 
     def __repr__(self) -> str:
         return short_repr(self._source)
+
+
+async def _close(iterator: Any) -> None:
+    if isinstance(iterator, AsyncGenerator):
+        try:
+            await iterator.aclose()
+        except RuntimeError as error:
+            if "already running" not in str(error):  # its other reader closes it
+                raise
+        except BaseExceptionGroup as group:
+            if group.split(GeneratorExit)[1] is not None:  # a task group within it wraps that
+                raise
+        return
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()
 
 
 def _is_file(source: Any) -> bool:

@@ -80,6 +80,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._is_loaded = False
         self._used_beyond: set[int] = set()  # places behind the position, used before the restore
         self._epoch: tuple[int, ...] = ()  # which pass it is, where `repeat` makes several
+        self._may_be_cut = False  # whether a `take` above may end a pass before its end
         self._num_out = 0  # items that left it since it was made or its state was loaded
         self._trim_next = TRIM_EVERY
         self._engine: Engine
@@ -377,6 +378,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             make: Callable[..., Stage[Any]] = type(self)
             stage = make(*(each._restarted(epoch) for each in self._sources), *self._args)
         stage._set_epoch(epoch)
+        stage._may_be_cut = self._may_be_cut
         return stage
 
     def _set_epoch(self, epoch: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from .._engine.base import TIMED_OUT, Engine, Slot
 from .._engine.current import engine_in_use
 from ._openers import Opened, Opener
-from ._source_stage import SourcePosition, SourceStage, too_short
+from ._source_stage import OwnState, SourcePosition, SourceStage, too_short
 from ._stage import wait_to_end
 
 logger = logging.getLogger("asynchooks")
@@ -93,13 +93,12 @@ class _Reading(SourcePosition):
         self._num_read = 0
 
     def open(self) -> Opened:
+        if self.saved is None:
+            self.saved = self._opener.passes.unread
         saved = self.saved
-        unread = self._opener.passes.take_unread(saved)
-        if unread is not None:
-            close = getattr(self._opener.open(0, unread).iterator, "close", None)
-            if callable(close):
-                close()
-        opened = self._opener.open(self.begin, None if saved is None else saved.value)
+        opened = self._next_pass(saved) if saved is not None and saved.is_behind_cut else None
+        if opened is None:
+            opened = self._opener.open(self.begin, None if saved is None else saved.value)
         for place in range(opened.num_to_pass):
             if next(opened.iterator, self) is self:
                 raise too_short(self._opener, place, opened.num_to_pass)
@@ -109,16 +108,43 @@ class _Reading(SourcePosition):
         return opened if saved is None or not saved.begins else replace(opened, again=self._again)
 
     def _again(self) -> Opened:
-        last = None if self.saved is None else self.saved.last
-        if last is not None:
-            next(self._opener.open(0, last).iterator, None)
+        before = None if self.saved is None else self.saved.before
+        if before is not None:
+            opened = self._opener.open(0, before)
+            next(opened.iterator, None)
+            _close(opened)
         return self._opener.open(0, None)
+
+    def _next_pass(self, saved: OwnState) -> Opened | None:
+        """The pass behind one that was cut, which ends once more; None if that leads elsewhere."""
+        opened = self._opener.open(0, saved.before)
+        for is_second in (False, True):  # `before` may be that of a pass of one item: stale itself
+            next(opened.iterator, None)
+            left_at = opened.state and opened.state()
+            _close(opened)
+            opened = self._opener.open(0, None)
+            begin = opened.state and opened.state()
+            if saved.is_one_of(begin, begin if is_second else left_at):
+                return opened
+        _close(opened)
+        return None
 
     def note(self, opened: Opened) -> None:
         """An item was read."""
         self._num_read += 1
         if opened.state is not None:
             self.states.append((self._num_read, self._opener.passes.go_on(opened.state())))
+
+    def note_end(self, opened: Opened) -> None:
+        if opened.state is not None:
+            self._opener.passes.end()
+
+
+def _close(opened: Opened) -> None:
+    """A generator, or a file; iterators of other libraries end by being forgotten."""
+    close = getattr(opened.iterator, "close", None)
+    if callable(close):
+        close()
 
 
 class ReadingThread:
@@ -199,16 +225,17 @@ class ReadingThread:
         self._wake()
 
     def _next(self) -> Any:
-        if self._opened is None:
-            self._opened = self._reading.open()
+        opened = self._opened = self._opened or self._reading.open()
         try:
-            item = next(self._opened.iterator)
+            item = next(opened.iterator)
         except StopIteration:
-            if self._opened.again is None or self._num_read:
+            if opened.again is None or self._num_read:
+                self._reading.note_end(opened)
                 raise
-            self._opened = self._opened.again()
-            item = next(self._opened.iterator)
-        self._reading.note(self._opened)
+            _close(opened)
+            self._opened = opened.again()
+            return self._next()
+        self._reading.note(opened)
         return item
 
     def _wake(self) -> None:
@@ -218,11 +245,9 @@ class ReadingThread:
 
     def _close(self) -> None:
         opened, self._opened = self._opened, None
-        # a generator, or a file; iterators of other libraries end by being forgotten
-        close = None if opened is None else getattr(opened.iterator, "close", None)
         try:
-            if callable(close):
-                close()
+            if opened is not None:
+                _close(opened)
         except BaseException as error:
             self._closing_error = error
         self._is_closed = True

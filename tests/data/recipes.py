@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import anyio.lowlevel
@@ -21,7 +22,16 @@ from asynchooks.data import (
     take,
 )
 
-from .sources import BadRecordError, GetSetIterator
+from .sources import (
+    AsyncEpochs,
+    AsyncOnce,
+    BadRecordError,
+    Epochs,
+    GetSetIterator,
+    Once,
+    Stateful,
+    StatefulSync,
+)
 
 Recipe = tuple[Any, ...]
 
@@ -97,8 +107,25 @@ LEAVES: dict[str, Callable[[int, Faults], Any]] = {
     "thread": lambda num, faults: lambda: _Leaf(num, faults).numbers(),
     "stateful": lambda num, faults: lambda: _KnowingAsync(num, faults),
     "stateful in thread": lambda num, faults: lambda: _KnowingInThread(num, faults),
-    "stateful, the same again": _KnowingInThread,
     "iterator": lambda num, faults: lambda: GetSetIterator(num),
+}
+
+SAME_AGAIN: dict[str, Callable[[int], Any]] = {
+    "goes on": StatefulSync,
+    "goes on, async": Stateful,
+    "once": Once,
+    "once, async": AsyncOnce,
+    **{
+        f"epochs {begins}{kind}": partial(make, begins=begins)
+        for kind, make in (("", Epochs), (", async", AsyncEpochs))
+        for begins in ("at iter", "at next", "at both ends")
+    },
+}
+"""Sources that know their position, and of which all passes read the same object."""
+
+LEAVES |= {
+    name: lambda num, faults, make=make: make(num)  # type: ignore[misc]
+    for name, make in SAME_AGAIN.items()
 }
 
 

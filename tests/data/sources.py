@@ -204,6 +204,35 @@ class AsyncEpochs(Epochs):
             yield item
 
 
+class Once:
+    """An iterable that goes on where it was loaded, once; further passes begin at the beginning."""
+
+    def __init__(self, num_items: int) -> None:
+        self._num_items = num_items
+        self._begin = self._at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._begin = self._at = state["at"]
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self._begin = self._begin, 0
+        for item in range(begin, self._num_items):
+            self._at = item + 1
+            yield item
+
+
+class AsyncOnce(Once):
+    """The same as an async iterable."""
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for item in self:
+            await anyio.lowlevel.checkpoint()
+            yield item
+
+
 class GetSetIterator:
     """An iterator whose state are bytes, as those of Grain are."""
 

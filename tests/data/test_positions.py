@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from asynchooks.data._source_stage import fingerprint
 
 from ..hooks.inputs import Diary, saving, until_stopped
 from ..support.helpers import settle
-from .recipes import Recipe, build_stage, recipes
+from .recipes import SAME_AGAIN, Recipe, build_stage, recipes
 from .sources import (
     AsyncEpochs,
     BadRecordError,
@@ -63,14 +63,20 @@ prop = settings(
 def _is_cut_ahead(recipe: Recipe, above: tuple[str, ...] = ()) -> bool:
     """Whether a pass ends by `take` while tasks read ahead, and the next one goes on from there.
 
-    How far they have read by then is chance, and so is what the next pass begins with.
+    How far they have read by then is chance, and so is what the next pass begins with. And of a
+    source that counts a pass as it ends, a pass that was cut behind the last item has the state of
+    one that has ended.
     """
     kind, child = recipe[:2]
     if kind == "leaf":
         tasks = [place for place, each in enumerate(above) if each in ("prefetch", "map")]
-        cuts = [place for place, each in enumerate(above) if each == "take"]
-        is_cut = any("repeat" in above[:cut] and cut < max(tasks, default=-1) for cut in cuts)
-        return child == "stateful, the same again" and is_cut
+        cuts = [
+            place
+            for place, each in enumerate(above)
+            if each == "take" and "repeat" in above[:place]
+        ]
+        is_cut_ahead = any(cut < max(tasks, default=-1) for cut in cuts)
+        return child in SAME_AGAIN and (is_cut_ahead or bool(cuts and "both ends" in child))
     below = child if kind == "interleave" else [child]
     return any(_is_cut_ahead(each, (*above, kind)) for each in below)
 
@@ -84,18 +90,75 @@ async def _whole(recipe: Recipe) -> list[Any]:
         raise
 
 
-@pytest.mark.parametrize("make", [Epochs, AsyncEpochs])
-async def test_a_restore_where_take_ended_a_pass_begins_the_next_pass(
-    make: type[Epochs],
-) -> None:
-    def passes_of_two() -> Stage[int]:
-        return take(repeat(take(make(4, "at iter"), 2)), 7)
+CUT: dict[str, Callable[[Callable[[int], Any]], Stage[Any]]] = {
+    "of one item": lambda make: take(make(9), 1),
+    "of two items": lambda make: take(make(5), 2),
+    "shuffled": lambda make: take(shuffle(make(9), 3, 1), 2),
+    "shuffled, with the end read": lambda make: take(shuffle(make(4), 8, 1), 2),
+    "in shards": lambda make: take(shard(make(6), 2, 1), 2),
+    "of passes": lambda make: take(repeat(make(2), 2), 3),
+}
 
-    whole = await read_all(passes_of_two())
-    assert whole == [0, 1, 10, 11, 20, 21, 30]
+
+async def _check_every_restore(make: Callable[[], Stage[Any]]) -> list[Any]:
+    """The first items, which are the same with restores behind any two of them in a row."""
+    whole = await read_all(take(make(), 8))
     for first in range(8):
-        lives = [(passes_of_two(), first), (passes_of_two(), 8)]
-        assert await read_in_lives(*lives, reads_ahead=False) == whole
+        lives = [(take(make(), 8), count) for count in (first, 1, 8)]
+        assert await read_in_lives(*lives, reads_ahead=False) == whole, first
+    return whole
+
+
+@pytest.mark.parametrize("kind", SAME_AGAIN)
+@pytest.mark.parametrize("cut", CUT)
+async def test_a_restore_where_take_ended_a_pass_goes_on_as_the_source_does(
+    kind: str, cut: str
+) -> None:
+    assert len(await _check_every_restore(lambda: repeat(CUT[cut](SAME_AGAIN[kind])))) == 8
+
+
+@pytest.mark.parametrize("kind", [each for each in SAME_AGAIN if "goes on" not in each])
+async def test_a_pass_that_take_ends_behind_the_last_item_begins_anew(kind: str) -> None:
+    whole = await _check_every_restore(lambda: repeat(take(SAME_AGAIN[kind](4), 4)))
+    assert [item % 10 for item in whole] == 2 * [0, 1, 2, 3]
+
+
+class Connection(AsyncEpochs):
+    """Its iterators are no generators, and hold something open from the beginning."""
+
+    num_open = 0
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        Connection.num_open += 1
+        return _Lines(iter(self))
+
+
+class _Lines:
+    def __init__(self, items: Iterator[int]) -> None:
+        self._items = items
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self
+
+    async def __anext__(self) -> int:
+        await anyio.lowlevel.checkpoint()
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        Connection.num_open -= 1
+
+
+@pytest.mark.parametrize("begins", ["at iter", "at next", "at both ends"])
+async def test_the_iterators_that_find_the_position_are_closed(begins: str) -> None:
+    def make(num_items: int) -> Connection:
+        return Connection(num_items, begins)
+
+    await _check_every_restore(lambda: repeat(interleave([take(make(5), 2), make(4)])))
+    await _check_every_restore(lambda: repeat(take(shuffle(make(4), 8, 1), 2)))
+    await _check_every_restore(lambda: repeat(interleave([prefetch(make(n), 3) for n in (2, 3)])))
+    assert Connection.num_open == 0
 
 
 @prop
@@ -108,7 +171,7 @@ async def test_a_restore_where_take_ended_a_pass_begins_the_next_pass(
 )
 @example(
     # a pass that ends by `take`, and whose source goes on from there in the next
-    recipe=("take", ("repeat", ("take", ("leaf", "stateful, the same again", 2), 1), None), 2),
+    recipe=("take", ("repeat", ("take", ("leaf", "goes on", 2), 1), None), 2),
     first=0,
     second=1,
     variation=0,
