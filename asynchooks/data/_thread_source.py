@@ -80,6 +80,14 @@ class ThreadSource(SourceStage):
             self._position.saved = self._opener.passes.first  # it may have moved since
         self._opener.passes.load(self._position.saved)
 
+    def _state_at(self, num_out: int) -> dict[str, Any]:
+        position = self._position
+        if not (num_out or position.begin or position.states or position.saved):
+            following = self._opener.passes.following()  # a pass that is not open yet
+            if following is not None:
+                return following.encoded()
+        return super()._state_at(num_out)
+
     def __repr__(self) -> str:
         return repr(self._opener)
 

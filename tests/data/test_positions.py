@@ -96,6 +96,8 @@ CUT: dict[str, Callable[[Callable[[int], Any]], Stage[Any]]] = {
     "shuffled": lambda make: take(shuffle(make(9), 3, 1), 2),
     "shuffled, with the end read": lambda make: take(shuffle(make(4), 8, 1), 2),
     "in shards": lambda make: take(shard(make(6), 2, 1), 2),
+    "of two sources": lambda make: take(interleave([make(5), make(2)]), 6),
+    "of two sources, one cut": lambda make: interleave([take(make(5), 2), make(4)]),
     "of passes": lambda make: take(repeat(make(2), 2), 3),
 }
 
@@ -121,6 +123,12 @@ async def test_a_restore_where_take_ended_a_pass_goes_on_as_the_source_does(
 async def test_a_pass_that_take_ends_behind_the_last_item_begins_anew(kind: str) -> None:
     whole = await _check_every_restore(lambda: repeat(take(SAME_AGAIN[kind](4), 4)))
     assert [item % 10 for item in whole] == 2 * [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", SAME_AGAIN)
+async def test_a_source_that_has_given_nothing_in_a_pass_keeps_its_number(kind: str) -> None:
+    make = SAME_AGAIN[kind]
+    await _check_every_restore(lambda: repeat(interleave([make(2), make(3)])))
 
 
 class Connection(AsyncEpochs):
