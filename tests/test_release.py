@@ -110,6 +110,51 @@ def test_relative_links_of_the_readme_lead_to_the_address_of_the_project(
     )
 
 
+def test_definitions_titles_and_badges_are_links_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hatchling")
+    monkeypatch.syspath_prepend(str(ROOT))
+    absolute = importlib.import_module("hatch_build").absolute
+    text = (
+        '[a](a.md "A title") [![b](b.svg)](b.md) [c](./c.md) ![d][d] [![e][e]][f] [g]\n\n'
+        "[d]: d.png\n[e]: <e.svg>\n[f]: /f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n"
+    )
+    page, file = "https://host.example/us/blob/HEAD", "https://host.example/us/raw/HEAD"
+    assert absolute(text, "https://host.example/us") == (
+        f'[a]({page}/a.md "A title") [![b]({file}/b.svg)]({page}/b.md) [c]({page}/c.md) '
+        f"![d][d] [![e][e]][f] [g]\n\n[d]: {file}/d.png\n[e]: <{file}/e.svg>\n"
+        f"[f]: {page}/f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n"
+    )
+
+
+@pytest.mark.faults
+def test_no_link_of_the_metadata_is_relative_once_the_project_has_an_address(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("hatchling")
+    markdown = pytest.importorskip("markdown_it").MarkdownIt()
+    for name in ("README.md", "LICENSE", "hatch_build.py", "asynchooks/_version.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    address = "https://host.example/us"
+    unpublished, published = "# [project.urls]\n# Repository = ", "[project.urls]\nRepository = "
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert unpublished in settings
+    settings = settings.replace(f'{unpublished}"..."', f'{published}"{address}"')
+    (tmp_path / "pyproject.toml").write_text(settings)
+    code = "from hatchling.build import *; prepare_metadata_for_build_wheel('.')"
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, said(done)
+
+    (path,) = tmp_path.glob("*.dist-info/METADATA")
+    text = str(message_from_bytes(path.read_bytes()).get_payload())
+    targets = re.findall(r'(?:href|src)="([^"]*)"', markdown.render(text))
+    assert f"{address}/blob/HEAD/docs/tutorial/index.md" in targets
+    assert [each for each in targets if not re.match("https?://|#", each)] == []
+    for each in targets:
+        if each.startswith(address):
+            assert (ROOT / each.removeprefix(f"{address}/blob/HEAD/").partition("#")[0]).exists()
+
+
 @pytest.fixture(scope="module")
 def sdist(dist: Path) -> Mapping[str, bytes]:
     """The files of the sdist, by their paths below its one directory."""
