@@ -232,8 +232,11 @@ class Buffered(Stage[Any]):
     def _is_of_clean_up(self, error: BaseException) -> bool:
         """Whether a source raised it as its read was cancelled; else it failed by itself.
 
-        A failure by itself belongs to an item that nothing will take any more.
+        A failure by itself belongs to an item that nothing will take any more. The context of a
+        group says nothing: on asyncio it is a cancellation, too, where a child failed by itself.
         """
+        if isinstance(error, BaseExceptionGroup):
+            return any(self._is_of_clean_up(each) for each in error.exceptions)
         context = error.__context__
         while context is not None and self._engine.failure_in(context) is not None:
             context = context.__context__

@@ -90,6 +90,60 @@ async def test_an_error_of_its_clean_up_leaves_where_a_read_of_the_source_is_can
     assert "the file cannot be closed" in str(caught.value.__notes__)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda source: prefetch(source, 2), lambda source: map_concurrent(same, source, 2)]
+)
+async def test_an_error_of_the_clean_up_in_a_task_of_its_source_leaves_as_a_group(
+    make: Callable[[Any], Stage[Any]],
+) -> None:
+    async def hold() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise OSError("the file cannot be closed")
+
+    async def read() -> AsyncIterator[int]:
+        yield 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold)
+            await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with make(read()) as items:
+            await anext(items)
+            await settle()
+    assert repr(caught.value.exceptions) == "(OSError('the file cannot be closed'),)"
+
+
+async def test_a_task_of_its_source_that_failed_before_the_closing_raises_nothing_there() -> None:
+    held, released = anyio.Event(), anyio.Event()
+
+    async def fail() -> None:
+        raise ValueError("of item 1, which nothing takes")
+
+    async def hold() -> None:
+        with anyio.CancelScope(shield=True):
+            held.set()
+            await released.wait()
+
+    async def read() -> AsyncIterator[int]:
+        yield 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold)
+            await held.wait()
+            group.start_soon(fail)
+            await anyio.sleep_forever()
+
+    async def release() -> None:
+        await settle()  # the stage is being closed by then
+        released.set()
+
+    async with anyio.create_task_group() as group, prefetch(read(), 2) as items:
+        await anext(items)
+        await settle()
+        group.start_soon(release)
+
+
 async def test_it_must_be_opened_and_says_how() -> None:
     for stage, line in (
         (prefetch([1], 1), r"prefetch\(a list of 1\) runs tasks and must be opened"),
