@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from typing import Any, TypeVar
 
 from .._check import function, instance
@@ -300,9 +301,10 @@ async def or_stop(
 
 
 def _check_async_function(fn: object) -> None:
-    if isinstance(fn, Coroutine):
+    if isinstance(fn, Coroutine) and not callable(fn):
         name = getattr(fn, "__qualname__", "fn")
-        fn.close()  # else Python warns that it was never awaited
+        if iscoroutine(fn) and getcoroutinestate(fn) == CORO_CREATED:
+            fn.close()  # else Python warns that it was never awaited
         raise TypeError(
             f"fn is the coroutine {name}(...), which has been called already; give the function, "
             f"then its arguments: {name}, ... in place of {name}(...)"

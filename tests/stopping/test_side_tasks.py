@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 import anyio
@@ -454,3 +455,54 @@ async def test_a_side_task_that_fails_after_its_session_is_only_logged(
     await settle()
     assert "A side task failed after its session had ended" in caplog.text
     assert session.stop_reason is reason
+
+
+class CallableCoroutine(Coroutine[Any, Any, None]):
+    """Both a coroutine, by its methods, and a function."""
+
+    num_calls = 0
+
+    def send(self, value: Any) -> Any:
+        raise StopIteration
+
+    def throw(self, *args: Any) -> Any:
+        raise StopIteration
+
+    def close(self) -> None:
+        raise AssertionError("it is not ours to close")
+
+    def __await__(self) -> Any:
+        yield
+
+    async def __call__(self) -> None:
+        self.num_calls += 1
+
+
+async def test_a_function_that_is_a_coroutine_too_is_called() -> None:
+    fn = CallableCoroutine()
+    async with MonitoredSession([], counting_creator()) as session:
+        session.start_soon(fn)
+        await session.or_stop(fn)
+    assert fn.num_calls == 2
+
+
+async def test_a_coroutine_that_has_begun_is_refused_and_left_alone() -> None:
+    reached, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def wait() -> None:
+        reached.set()
+        await go_on.wait()
+        ended.set()
+
+    coroutine = wait()
+
+    async def run() -> None:
+        await coroutine
+
+    async with MonitoredSession([], counting_creator()) as session, anyio.create_task_group() as g:
+        g.start_soon(run)
+        await reached.wait()
+        with pytest.raises(TypeError, match="fn is the coroutine .*wait.*has been called"):
+            session.start_soon(coroutine)  # type: ignore[arg-type]
+        go_on.set()
+        await ended.wait()
