@@ -81,7 +81,13 @@ class CheckpointDirectory:
         retention: Retention | None = None,
     ) -> None:
         path = _check.path("directory", directory)
-        if re.match(r"\w[\w+.-]*://", path):
+        # pathlib makes one slash of two; a drive of Windows is one letter
+        address = re.match(r"([A-Za-z][\w+.-]+):/", path)
+        if address is not None and address[1].lower() == "file":
+            raise ValueError(
+                f"the directory of checkpoints is {path!r}, an address; give the path alone"
+            )
+        if address is not None and ("://" in path or not isinstance(directory, str)):
             raise ValueError(
                 f"the directory of checkpoints is {path!r}, the address of an object store; give "
                 "the path of a local directory, and copy its checkpoints to the store in a "

@@ -77,11 +77,26 @@ def test_a_directory_at_the_prefix_is_a_checkpoint_too(tmp_path: Path) -> None:
     assert list(read_manifest(saved.path).files) == ["model.ckpt-1/ä/variables"]
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket", "memory:///"])
-def test_the_address_of_an_object_store_is_refused(address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["s3://bucket/run", "gs://bucket", "memory:///", Path("gs://bucket/run"), Path("s3://bucket")],
+)
+def test_the_address_of_an_object_store_is_refused(address: str | Path) -> None:
     match = "give the path of a local directory, and copy its checkpoints"
     with pytest.raises(ValueError, match=match):
         CheckpointDirectory(address)
+
+
+@pytest.mark.parametrize("address", ["file:///runs/a", "FILE:/runs/a", Path("file:///runs/a")])
+def test_the_address_of_a_file_is_refused_and_the_path_is_asked_for(address: str | Path) -> None:
+    with pytest.raises(ValueError, match="is '(?i:file):.*', an address; give the path alone"):
+        CheckpointDirectory(address)
+
+
+@pytest.mark.parametrize("path", ["C:/runs", "a:b", "runs/gs://bucket"])
+def test_other_paths_with_a_colon_are_local(path: str) -> None:
+    CheckpointDirectory(path)
+    CheckpointDirectory(Path(path))
 
 
 def test_a_step_saved_again_replaces_the_checkpoint(tmp_path: Path) -> None:
