@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         parser.error(unknown("command", arguments[0], COMMANDS, parser.prog))
     options, rest = parser.parse_known_args(arguments)
-    if rest:
+    if rest and rest != ["--"]:
         options.parser.refuse(rest)
     if options.command is None:
         parser.print_help(sys.stderr)
@@ -116,7 +116,10 @@ class OneLineParser(argparse.ArgumentParser):
 
     def refuse(self, arguments: Sequence[str]) -> NoReturn:
         """Report the arguments that the parser did not recognise."""
-        for text in arguments:
+        for place, text in enumerate(arguments):
+            if text == "--":  # what follows is no option
+                arguments = [*arguments[:place], *arguments[place + 1 :]]
+                break
             if text.startswith("-"):
                 option = text.partition("=")[0]
                 self.error(unknown("option", option, self._option_string_actions, self.prog))

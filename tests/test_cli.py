@@ -388,6 +388,12 @@ def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(
          "asynchooks simulate --help"),
         ("simulate 4 5", "asynchooks simulate: error: '4' is one argument too many; see asynchooks "
          "simulate --help"),
+        ("simulate -- extra", "asynchooks simulate: error: 'extra' is one argument too many; see "
+         "asynchooks simulate --help"),
+        ("simulate -- --extra", "asynchooks simulate: error: '--extra' is one argument too many; "
+         "see asynchooks simulate --help"),
+        ("simulate --nonsense -- extra", "asynchooks simulate: error: there is no option "
+         "'--nonsense'; see asynchooks simulate --help"),
         ("launch --woker 3 train.py", "asynchooks launch: error: there is no option '--woker'; did "
          "you mean '--workers'?"),
     ],
