@@ -122,14 +122,17 @@ async def main(directory: str, last_step: int) -> None:
                 await session.run("loss")
                 num_steps[i] += 1
         if i == 0:
-            print(f"stopped by {session.stop_reason}")
+            reason = session.stop_reason
+            print(f"stopped by {reason}")
+            if reason is not None and reason.who == "EarlyStoppingHook":
+                print(f"the weights of step {stopping.best_step} were restored")
 
     print(f"{NUM_WORKERS} workers train one module on {len(train_y)} digits", flush=True)
     print(f"checkpoints are kept in {directory!r}; interrupt it, and start it again")
     async with anyio.create_task_group() as group:
         group.start_soon(worker, 0)
     print(f"the workers ran {num_steps} steps")
-    print(f"test accuracy {training.accuracy():.4f}, with the weights of step {stopping.best_step}")
+    print(f"test accuracy {training.accuracy():.4f}")
 
 
 if __name__ == "__main__":
