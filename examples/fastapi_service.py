@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import signal
 import tempfile
 from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ PAGE = """<!doctype html><title>Training</title>
   source.onmessage = (event) => {
     const values = JSON.parse(event.data);
     document.getElementById("step").textContent = values.step;
-    document.getElementById("loss").textContent = values.loss.toFixed(4);
+    document.getElementById("loss").textContent = values.loss?.toFixed(4) ?? "not finite";
   };
   source.addEventListener("end", () => source.close());  // else it connects again
 </script>
@@ -73,7 +74,10 @@ class Latest(ah.SessionRunHook):
     async def after_run(
         self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
     ) -> None:
-        self.values = {"step": run_context.global_step.value, "loss": run_values.results}
+        loss = run_values.results
+        # JSON has no NaN and no infinity
+        self.values["loss"] = loss if math.isfinite(loss) else None
+        self.values["step"] = run_context.global_step.value
 
 
 class Training:
@@ -170,7 +174,14 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def leave(sig: int, frame: FrameType | None) -> None:
+    """Has blocks end as usual: a signal's own way would leave the temporary directory behind."""
+    raise SystemExit(128 + sig)
+
+
 if __name__ == "__main__":
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, leave)  # uvicorn raises the signal again when the server has ended
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", help="for checkpoints; a temporary one by default")
     parser.add_argument("--port", type=int, default=8000)

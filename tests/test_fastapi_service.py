@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from asynchooks.checkpoints import CheckpointDirectory
@@ -30,7 +33,7 @@ START_SECS, END_SECS = 60.0, 10.0
 class Service:
     """The example's process, which serves and trains into a directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_temporary: bool = False) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -38,10 +41,10 @@ class Service:
         self.directory = directory
         self.process = subprocess.Popen(
             [
-                sys.executable, str(ROOT / "examples" / "fastapi_service.py"),
-                "--directory", str(directory), "--port", str(port),
+                sys.executable, str(ROOT / "examples" / "fastapi_service.py"), "--port", str(port),
+                *([] if is_temporary else ["--directory", str(directory)]),
             ],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory.parent)},
             stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip
@@ -98,12 +101,58 @@ def test_sigterm_ends_open_streams_and_training_before_the_server(service: Servi
     assert steps == sorted(set(steps))
     assert all(each["loss"] > 0 for each in seen)
     assert "event: end" in rest
-    assert service.process.returncode == -signal.SIGTERM, log
+    assert service.process.returncode == 128 + signal.SIGTERM, log
     ended = next(line for line in log.splitlines() if line.startswith("training ended at step "))
     assert ended.endswith(": PreemptionHook: the server got SIGTERM")
     newest = CheckpointDirectory(service.directory).newest_intact()
     assert newest is not None
     assert newest.step == int(ended.split()[4].removesuffix(":")) >= steps[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_without_a_traceback_and_its_temporary_directory(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    service = Service(tmp_path / "unused", is_temporary=True)
+    try:
+        service.wait_until_up()
+        assert len(list(tmp_path.iterdir())) == 1
+        service.process.send_signal(number)
+        log = service.log()
+    finally:
+        service.close()
+    assert service.process.returncode == 128 + number, log
+    assert "Traceback" not in log
+    assert f"PreemptionHook: the server got {number.name}" in log
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_none_in_json(
+    loss: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    example = importlib.import_module("fastapi_service")
+
+    async def step(model: Any) -> dict[str, float]:
+        await anyio.lowlevel.checkpoint()
+        return {"loss": loss}
+
+    async def main() -> tuple[dict[str, Any], str]:
+        training = example.Training(str(tmp_path))
+        async with anyio.create_task_group() as group:
+            await group.start(training.run)
+            event = await anext(training.events(5))
+            status = training.status()
+            training.session.request_stop("seen")
+        return status, event
+
+    monkeypatch.setattr(example.Model, "step", step)
+    status, event = anyio.run(main)
+    assert status["loss"] is None
+    assert status["step"] >= 5
+    values = json.loads(event.removeprefix("data: "), parse_constant=pytest.fail)
+    assert values["loss"] is None
 
 
 def test_a_stop_over_http_ends_training_and_leaves_the_server_up(service: Service) -> None:
