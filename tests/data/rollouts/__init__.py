@@ -1,0 +1,1 @@
+"""rollouts and shielded."""
