@@ -68,9 +68,9 @@ def test_a_position_has_just_what_was_given_up_or_used(
                 assert below <= model.all_finished()
             for place in range(frontier, frontier + 20):
                 if place in model.finished:
-                    assert places.is_finished(place)
+                    assert places.is_past(place)
                 elif not any(place in batch for batch in model.batches):
-                    assert not places.is_finished(place)
+                    assert not places.is_past(place)
         used = {number for number in model.used if number >= model.num_used}
         frontier, beyond = places.finished_with(model.num_used, used)
         assert set(range(frontier)) | beyond == model.all_finished()
