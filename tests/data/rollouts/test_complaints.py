@@ -176,7 +176,7 @@ def test_a_worker_that_dies_on_its_first_call_ends_training_at_once(
     learner = Learner(backend)
     error = GenerationError("no engine")
 
-    async def answer(item: int) -> int:
+    async def answer(item: Any) -> Any:
         if not is_at_once:
             await learner.sleep(2.0)
         if item == 1:
