@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -101,8 +102,8 @@ def test_it_is_entered_and_left_whole_wherever_it_is_cancelled(
 
     assert world.run(work, cancel_at) is None
     assert world.steps == CREATED + DELETED
-    assert "within" in world.log
-    # in its creation: raised at the first wait of the block; in its deletion: behind the block
+    # in its creation: it is left at once; in its deletion: raised behind the block
+    assert ("within" in world.log) == (cancel_at > 3.0)
     left_at = 3.0 if cancel_at < 3.0 else min(cancel_at, 6.0)
     assert world.ended_at == left_at + 3.0
     assert ("to the end" in world.log) == (cancel_at >= 6.0)
@@ -292,7 +293,9 @@ def test_a_manager_may_hold_a_task_group_open(backend: Any, cancel_at: float) ->
 
 
 @on_loops
-def test_a_task_of_its_group_that_fails_cancels_the_block(backend: Any) -> None:
+def test_a_task_of_its_group_that_fails_gives_the_resource_up_and_its_error_leaves(
+    backend: Any,
+) -> None:
     world, error = World(backend), BoxError()
 
     @asynccontextmanager
@@ -384,3 +387,121 @@ def test_a_plain_with_is_refused(backend: Any) -> None:
             pass
 
     assert "async with shielded(manager):" in str(world.run(work))
+
+
+# asyncio's own cancellations, which a shield does not keep out
+
+
+class NativeWorld:
+    """Boxes in real time."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.log: list[str] = []
+
+    @asynccontextmanager
+    async def box(self) -> AsyncIterator[None]:
+        self.open += 1
+        for _ in range(4):
+            await asyncio.sleep(0)
+        self.log.append("created")
+        try:
+            yield
+        finally:
+            for _ in range(4):
+                await asyncio.sleep(0)
+            self.open -= 1
+            self.log.append("deleted")
+
+    async def work(self) -> None:
+        async with shielded(self.box()):
+            self.log.append("within")
+            for _ in range(4):
+                await asyncio.sleep(0)
+        self.log.append("behind")
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num_cancels", [1, 3])
+@pytest.mark.parametrize("num_turns", range(1, 40))
+def test_task_cancel_does_not_come_in_between(num_turns: int, num_cancels: int) -> None:
+    world = NativeWorld()
+
+    async def main() -> None:
+        task = asyncio.create_task(world.work())
+        await turns(num_turns)
+        is_done = task.done()
+        for _ in range(num_cancels):
+            task.cancel()
+            await turns(1)
+        [left] = await asyncio.gather(task, return_exceptions=True)
+        assert world.open == 0
+        assert isinstance(left, asyncio.CancelledError) == (not is_done)
+        assert world.log[-1] in ("deleted", "behind")
+
+    asyncio.run(main())
+    assert world.log[:1] == ["created"]
+
+
+@pytest.mark.parametrize("num_turns", range(1, 30))
+def test_neither_does_the_failure_of_a_task_group(num_turns: int) -> None:
+    world, error = NativeWorld(), BoxError()
+
+    async def fail() -> None:
+        await turns(num_turns)
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3):
+                    group.create_task(world.work())
+                group.create_task(fail())
+        assert caught.value.exceptions == (error,)
+        assert world.open == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("secs", [0.0, 0.005, 0.015, 0.025])
+def test_neither_does_a_timeout_of_asyncio(secs: float) -> None:
+    deleted: list[float] = []
+
+    @asynccontextmanager
+    async def box() -> AsyncIterator[None]:
+        await asyncio.sleep(0.01)
+        try:
+            yield
+        finally:
+            await asyncio.sleep(0.01)
+            deleted.append(secs)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(secs):
+                async with shielded(box()):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(1.0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    asyncio.run(main())
+    assert deleted == [secs]
+
+
+def test_the_end_of_an_event_loop_leaves_it_too() -> None:
+    world = NativeWorld()
+
+    async def main() -> None:
+        task = asyncio.create_task(world.work())
+        await turns(8)
+        assert not task.done()
+        assert world.log[-1] == "within"
+
+    asyncio.run(main())
+    assert world.open == 0
