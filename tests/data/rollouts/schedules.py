@@ -20,6 +20,7 @@ from asynchooks import (
     GlobalStep,
     InputError,
     MonitoredSession,
+    PreemptionError,
     Restart,
     SessionRunContext,
     SessionRunHook,
@@ -70,6 +71,8 @@ class Life:
     """Steps; 0: the version is the session's step."""
     lag_secs: float
     """From a step to the publication of its weights."""
+    lost_at: tuple[int, ...]
+    """The steps, counted from 1, that lose the session, which goes back to what was saved."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def _draw_life(r: random.Random, ending: Ending) -> Life:
         num_learners=r.choice([1, 1, 1, 2, 3]),
         publish_every=publish_every,
         lag_secs=r.choice([0.0, 0.7]) if publish_every else 0.0,
+        lost_at=tuple(r.randint(1, 8) for _ in range(r.choice([0, 0, 0, 1, 2]))),
     )
 
 
@@ -179,6 +183,7 @@ class _Training:
         self.step = GlobalStep(saved.step)
         self.own = GlobalStep(saved.step) if life.publish_every else None
         self.num_published = saved.step
+        self.is_restored = False
         self.num_here = 0  # trained in this life
         self.calls: Counter[int] = Counter()
         self.num_steps = 0
@@ -211,6 +216,7 @@ class _Training:
         self.feeds = [FeedHook(self.stage, "groups") for _ in range(life.num_learners)]
         if self.saved.position is not None:
             self.feeds[0].load_state_dict(self.saved.position)
+        self.save()
         learners = [simulation.start(self._learn, feed) for feed in self.feeds]
         if life.ending in (Ending.KILL, Ending.CANCEL):
             await simulation.sleep(life.at / 2)
@@ -248,6 +254,8 @@ class _Training:
     async def _train_with(self, groups: list[Rollout]) -> dict[str, float]:
         self._check_batch(groups)
         self.num_steps += 1
+        if self.num_steps in self.life.lost_at:
+            raise PreemptionError
         if self.life.ending is Ending.ERROR and self.num_steps == self.life.at:
             raise LostBackendError
         if self.schedule.train_secs:
@@ -259,7 +267,7 @@ class _Training:
 
     async def _learn(self, feed: FeedHook) -> None:
         hooks: list[SessionRunHook] = [feed]
-        if self.life.ending is Ending.KILL:
+        if self.life.ending is Ending.KILL or self.life.lost_at:
             hooks.append(_Saves(self))
         if self.life.ending is Ending.STOP:
             hooks.append(StopAtStepHook(last_step=self.saved.step + self.life.at))
@@ -285,15 +293,28 @@ class _Training:
             self.own.publish(self.num_published)
 
     async def _publish_late(self, version: int) -> None:
-        await self.simulation.sleep(self.life.lag_secs)
         assert self.own is not None
-        self.own.publish(version)
+        epoch = self.own.epoch
+        await self.simulation.sleep(self.life.lag_secs)
+        self.own.publish(version, epoch=epoch)
 
     def _position(self) -> Any:
         return json.loads(json.dumps(self.feeds[0].state_dict()))
 
     def save(self) -> None:
         self.saved = Saved(self.step.value, self._position(), list(self.trained))
+
+    def restore(self) -> int | None:
+        """For each raw session: the first one has what was saved already."""
+        if not self.is_restored:
+            self.is_restored = True
+            return None
+        self.trained = list(self.saved.trained)
+        self.feeds[0].load_state_dict(self.saved.position)
+        if self.own is not None:
+            self.own.restart(self.saved.step)
+        self.num_published = self.saved.step
+        return self.saved.step
 
     # What must hold
 
@@ -322,7 +343,7 @@ class _Training:
         if life.num_learners == 1:
             known = self.stage.statistics()
             num_given = sum(known.staleness.values())  # type: ignore[attr-defined]
-            may_repeat = life.ending is Ending.ERROR
+            may_repeat = life.ending is Ending.ERROR or life.lost_at
             assert num_given == self.num_here + len(groups) or may_repeat, "put together early"
 
     def _check_end(self) -> None:
@@ -331,25 +352,23 @@ class _Training:
         twice = [place for place, count in Counter(self.trained).items() if count > 1]
         assert not twice, f"trained twice: {twice}"
         if life.num_learners == 1:
-            assert set(self.sizes[:-1]) <= {life.batch_size}
-        known: Any = self.stage.statistics()
-        self.outcome.counts = Counter(
-            refused=known.num_refused, failed=known.num_failed, dropped=known.num_dropped
-        )
-        num_finished = len(self.trained) + self.outcome.counts.total()
+            assert set(self.sizes[:-1]) <= {life.batch_size} or life.lost_at
+        position = self._position()
+        self.outcome.counts = counts = Counter(position["counts"])
+        del counts["retried"]
+        num_finished = len(self.trained) + counts.total()
         assert num_finished <= num
         if schedule.when_stale is not WhenStale.DROP:
-            assert known.num_dropped == 0
+            assert counts["dropped"] == 0
         if life.ending is Ending.DATA:
-            assert num_finished == num, f"{num_finished} of {num} are finished: {known}"
-            position = self._position()
+            assert num_finished == num, f"{num_finished} of {num} are finished: {position}"
             assert (position["place"], position["beyond"]) == (num, [])
-            if not (schedule.failing or schedule.refused or known.num_dropped):
+            if not (schedule.failing or schedule.refused or counts["dropped"]):
                 assert sorted(self.trained) == list(range(num))
 
 
 class _Saves(SessionRunHook):
-    """Saves behind some steps, while no step is under way."""
+    """Saves behind some steps, while no step is under way, and brings a lost model back there."""
 
     def __init__(self, training: _Training) -> None:
         self.training = training
@@ -358,6 +377,9 @@ class _Saves(SessionRunHook):
         training = self.training
         if drawn(training.key, "save", run_context.global_step.value).random() < 0.5:
             run_context.finish_with(lambda: self._save(run_context))
+
+    async def restore_model(self, session: Any) -> int | None:
+        return self.training.restore()
 
     def _save(self, run_context: SessionRunContext) -> Awaitable[None]:
         async def save() -> None:
