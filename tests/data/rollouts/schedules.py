@@ -279,6 +279,9 @@ class _Training:
                     self._publish()
         except LostBackendError:
             assert self.life.ending is Ending.ERROR
+        except PreemptionError:  # it goes back no more when it is to stop
+            assert self.life.lost_at
+            assert session.should_stop()
         except InputError:
             assert not self.trained  # nothing was of use
 
@@ -288,15 +291,14 @@ class _Training:
             return
         self.num_published = reached - reached % every
         if self.life.lag_secs:
-            self.simulation.start(self._publish_late, self.num_published)
+            self.simulation.start(self._publish_late, self.num_published, self.own.epoch)
         else:
             self.own.publish(self.num_published)
 
-    async def _publish_late(self, version: int) -> None:
-        assert self.own is not None
-        epoch = self.own.epoch
+    async def _publish_late(self, version: int, epoch: int) -> None:
         await self.simulation.sleep(self.life.lag_secs)
-        self.own.publish(version, epoch=epoch)
+        assert self.own is not None
+        self.own.publish(version, epoch=epoch)  # unless the model has gone back since
 
     def _position(self) -> Any:
         return json.loads(json.dumps(self.feeds[0].state_dict()))
@@ -331,15 +333,13 @@ class _Training:
             assert each.version <= each.result.weights, "stamped younger than its weights"
             self.outcome.ages[each.staleness] += 1
             if self.schedule.when_stale in HARD:
-                age = step - each.result.weights
-                self.outcome.greatest_excess = max(
-                    self.outcome.greatest_excess, age - life.max_staleness
-                )
                 assert each.staleness <= life.max_staleness, "older than the bound"
-                # others may train meanwhile
-                assert age <= life.max_staleness + life.num_learners - 1, "truly older"
-            if life.num_learners == 1:
+            if life.num_learners == 1:  # else others may train while one has its batch in hand
                 assert each.version + each.staleness == step, "of another step"
+                excess = step - each.result.weights - life.max_staleness
+                if self.schedule.when_stale in HARD:
+                    assert excess <= 0, "truly older than the bound"
+                    self.outcome.greatest_excess = max(self.outcome.greatest_excess, excess)
         if life.num_learners == 1:
             known = self.stage.statistics()
             num_given = sum(known.staleness.values())  # type: ignore[attr-defined]
