@@ -37,9 +37,15 @@ class Learner:
     """
 
     def __init__(
-        self, backend: Any, train_secs: float = 1.0, begin: int = 0, seed: int = 0
+        self,
+        backend: Any,
+        train_secs: float = 1.0,
+        begin: int = 0,
+        seed: int = 0,
+        *,
+        shuffle_ties: bool = False,
     ) -> None:
-        self.simulation = Simulation(seed, backend)
+        self.simulation = Simulation(seed, backend, shuffle_ties=shuffle_ties)
         self.step = GlobalStep(begin)
         self.batches: list[list[Rollout]] = []
         self.train_secs = train_secs

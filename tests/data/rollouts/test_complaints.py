@@ -282,6 +282,24 @@ def test_the_log_says_that_a_learner_starves_as_all_results_are_refused(
     assert "The last 64 results" in told[0]
 
 
+@on_engines
+def test_it_says_nothing_where_some_are_of_use(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner(backend)
+
+    async def answer(item: int) -> int:
+        await learner.sleep(1.0)
+        return item
+
+    stage = rollouts(
+        answer, range(600), 2, concurrency=4, max_staleness=1, accept=lambda item: item % 3 == 0
+    )
+    learner.run(lambda: learner.train(stage))
+    assert known(stage).num_refused == 400
+    assert caplog.records == []
+
+
 # Sandboxes, and the end
 
 

@@ -97,6 +97,29 @@ def test_an_error_ends_training_before_time_goes_on(backend: Any) -> None:
 
 
 @on_engines
+def test_an_error_cancels_the_other_calls_at_once_also_while_a_step_is_under_way(
+    backend: Any,
+) -> None:
+    learner, error = Learner(backend, train_secs=100.0), GenerationError()
+    cancelled: list[float] = []
+
+    async def answer(item: int) -> int:
+        try:
+            await learner.sleep(1.0 if item < 2 else 4.0 if item == 5 else 1e6)
+        except BaseException:
+            cancelled.append(learner.now)
+            raise
+        if item == 5:
+            raise error
+        return item
+
+    stage = rollouts(answer, range(99), 2, concurrency=8, max_staleness=9)
+    assert raised_by(learner, stage) is error
+    assert cancelled == [4.0] * 7
+    assert learner.now == 101.0
+
+
+@on_engines
 @pytest.mark.parametrize("max_failures", [0, 1, 3])
 def test_so_many_items_in_a_row_may_fail_and_the_next_one_ends_training(
     backend: Any, max_failures: int, caplog: pytest.LogCaptureFixture
@@ -209,6 +232,26 @@ def test_an_item_dropped_in_the_pause_before_its_retry_is_not_called_again(backe
     assert calls.count(0) == 2  # it is made again at once, then after a pause
     assert known(stage).num_dropped == 1
     assert 0 not in [item for items in learner.items for item in items]
+
+
+@on_engines
+@pytest.mark.parametrize("seed", range(6))
+def test_an_item_may_be_dropped_as_its_pause_ends(backend: Any, seed: int) -> None:
+    learner = Learner(backend, seed=seed, shuffle_ties=True)
+
+    async def answer(item: int) -> int:
+        await learner.sleep(0.5)
+        if item == 0:
+            raise GenerationError
+        return item
+
+    stage = rollouts(
+        answer, range(30), 2, concurrency=4, max_staleness=1, when_stale=WhenStale.DROP,
+        restart=Restart(max_attempts=9, first_pause_secs=0.5, longest_pause_secs=0.5),
+    )  # fmt: skip
+    learner.run(lambda: learner.train(stage))
+    assert known(stage).num_dropped == 1
+    assert sorted(item for items in learner.items for item in items) == [*range(1, 30)]
 
 
 @on_engines
