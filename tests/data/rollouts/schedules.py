@@ -356,6 +356,9 @@ class _Training:
         position = self._position()
         self.outcome.counts = counts = Counter(position["counts"])
         del counts["retried"]
+        known: Any = self.stage.statistics()
+        by_stage = known.num_refused, known.num_failed, known.num_dropped
+        assert by_stage == (counts["refused"], counts["failed"], counts["dropped"])
         num_finished = len(self.trained) + counts.total()
         assert num_finished <= num
         if schedule.when_stale is not WhenStale.DROP:

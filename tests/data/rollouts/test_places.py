@@ -39,7 +39,7 @@ class Model:
         return self.finished.union(*(self.batches[number] for number in self.used))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(lives=st.lists(OPS, min_size=1, max_size=3))
 def test_a_position_has_just_what_was_given_up_or_used(
     lives: list[list[tuple[str, int, int]]],

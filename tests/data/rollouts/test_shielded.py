@@ -293,7 +293,33 @@ def test_a_manager_may_hold_a_task_group_open(backend: Any, cancel_at: float) ->
 
 
 @on_loops
-def test_a_task_of_its_group_that_fails_gives_the_resource_up_and_its_error_leaves(
+@pytest.mark.parametrize("cancel_at", MOMENTS)
+def test_a_manager_may_create_and_delete_within_its_task_group(
+    backend: Any, cancel_at: float
+) -> None:
+    world = World(backend)
+
+    @asynccontextmanager
+    async def box() -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            await world.wait("create")
+            group.start_soon(anyio.sleep_forever)
+            try:
+                yield
+            finally:
+                await world.wait("delete")
+                group.cancel_scope.cancel()
+
+    async def work() -> None:
+        async with shielded(box()):
+            await world.simulation.sleep(3.0)
+
+    assert world.run(work, cancel_at) is None
+    assert world.steps == CREATED + DELETED
+
+
+@on_loops
+def test_a_task_of_its_group_that_fails_ends_the_block_and_its_error_leaves(
     backend: Any,
 ) -> None:
     world, error = World(backend), BoxError()
@@ -316,12 +342,14 @@ def test_a_task_of_its_group_that_fails_gives_the_resource_up_and_its_error_leav
     async def work() -> None:
         async with shielded(box()):
             await world.simulation.sleep(30.0)
+            world.log.append("to the end")
 
     failure = world.run(work)
     assert isinstance(failure, ExceptionGroup)
     assert failure.exceptions == (error,)
     assert world.steps == CREATED + DELETED
-    assert world.ended_at == 7.0
+    assert world.ended_at == world.simulation.now == 7.0
+    assert "to the end" not in world.log
 
 
 @on_loops
