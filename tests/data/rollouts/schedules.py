@@ -356,9 +356,6 @@ class _Training:
         position = self._position()
         self.outcome.counts = counts = Counter(position["counts"])
         del counts["retried"]
-        known: Any = self.stage.statistics()
-        by_stage = known.num_refused, known.num_failed, known.num_dropped
-        assert by_stage == (counts["refused"], counts["failed"], counts["dropped"])
         num_finished = len(self.trained) + counts.total()
         assert num_finished <= num
         if schedule.when_stale is not WhenStale.DROP:
@@ -366,6 +363,9 @@ class _Training:
         if life.ending is Ending.DATA:
             assert num_finished == num, f"{num_finished} of {num} are finished: {position}"
             assert (position["place"], position["beyond"]) == (num, [])
+            known: Any = self.stage.statistics()
+            by_stage = known.num_refused, known.num_failed, known.num_dropped
+            assert by_stage == (counts["refused"], counts["failed"], counts["dropped"])
             if not (schedule.failing or schedule.refused or counts["dropped"]):
                 assert sorted(self.trained) == list(range(num))
 
