@@ -220,3 +220,41 @@ def test_a_stage_that_nothing_is_asked_of_begins_no_call(backend: Any) -> None:
             assert begun == [0, 1, 2, 3]
 
     learner.run(main)
+
+
+@pytest.mark.parametrize("backend", ["asyncio"])
+def test_a_call_whose_wait_fails_as_it_is_dropped_is_cancelled_at_its_next_one(
+    backend: Any,
+) -> None:
+    learner = Learner(backend)
+    futures: list[asyncio.Future[None]] = []
+    ended: list[float] = []
+
+    async def answer(item: int) -> int:
+        if item == 0:
+            futures.append(asyncio.get_running_loop().create_future())
+            try:
+                try:
+                    await futures[0]
+                except EndError:
+                    await learner.sleep(1e6)  # it tries another engine
+            finally:
+                ended.append(learner.now)
+        await learner.sleep(1.0)
+        return item
+
+    def accept(item: int) -> bool:
+        if item == 2:  # the batch with it drops item 0
+            futures[0].set_exception(EndError())
+        return True
+
+    async def main() -> None:
+        stage = rollouts(
+            answer, range(9), 1, concurrency=2, max_staleness=1, when_stale=WhenStale.DROP,
+            accept=accept,
+        )  # fmt: skip
+        await learner.train(stage)
+        assert known(stage).num_dropped == 1
+
+    learner.run(main)
+    assert ended == [3.0]  # when the third batch was put together

@@ -243,6 +243,30 @@ def test_leaving_is_cancelled_after_its_limit(backend: Any, cancel_at: float | N
 
 
 @on_engines
+def test_a_leaving_that_was_cancelled_has_ended_when_the_error_leaves(backend: Any) -> None:
+    world = World(backend)
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        yield
+        try:
+            await world.simulation.sleep(10.0)
+        finally:
+            world.log.append("given up")
+
+    async def work() -> None:
+        try:
+            async with shielded(slow(), limit_secs=1.5):
+                pass
+        finally:
+            world.log.append("left")
+
+    assert isinstance(world.run(work), TimeoutError)
+    assert world.log == ["given up", "left"]
+    assert world.simulation.now == 1.5
+
+
+@on_engines
 def test_an_error_of_the_block_has_a_note_where_leaving_took_longer_than_its_limit(
     backend: Any,
 ) -> None:
