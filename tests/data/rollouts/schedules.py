@@ -342,7 +342,7 @@ class _Training:
                     self.outcome.greatest_excess = max(self.outcome.greatest_excess, excess)
         if life.num_learners == 1:
             known = self.stage.statistics()
-            num_given = sum(known.staleness.values())  # type: ignore[attr-defined]
+            num_given = sum(known.staleness.values())
             may_repeat = life.ending is Ending.ERROR or life.lost_at
             assert num_given == self.num_here + len(groups) or may_repeat, "put together early"
 

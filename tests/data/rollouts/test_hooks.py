@@ -25,6 +25,7 @@ from asynchooks import (
     StateDictSaver,
     StopAtStepHook,
 )
+from asynchooks._step.admission import Admission
 from asynchooks.data import Rollout, WhenStale, rollouts
 
 from ...hooks.inputs import SHORT_SECS
@@ -337,3 +338,25 @@ def test_a_version_of_its_own_may_be_published_by_another_thread() -> None:
     for backend in ("asyncio", "trio"):
         version.restart(0)
         anyio.run(main, backend=backend)
+
+
+@on_engines
+def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, version = Learner(backend), GlobalStep()
+    watch_next = Admission.watch_next
+
+    def watch_late(admission: Admission, slot: Any) -> Any:
+        if known(stage).num_items > version.value:  # as another thread would
+            version.publish(version.value + 1)
+        return watch_next(admission, slot)
+
+    async def timed(item: int) -> int:
+        await learner.sleep(1.0)
+        return item
+
+    monkeypatch.setattr(Admission, "watch_next", watch_late)
+    stage = rollouts(timed, range(9), 1, concurrency=1, max_staleness=0, version=version)
+    learner.run(lambda: learner.train(stage))
+    assert learner.items == [[item] for item in range(9)]
