@@ -19,6 +19,7 @@ from asynchooks import (
     FunctionSessionCreator,
     GlobalStep,
     InputError,
+    InputPositionHook,
     MonitoredSession,
     PreemptionError,
     Restart,
@@ -71,6 +72,8 @@ class Life:
     """Steps; 0: the version is the session's step."""
     lag_secs: float
     """From a step to the publication of its weights."""
+    loops: bool
+    """Whether the learners read `session.batches`, and no FeedHook."""
     lost_at: tuple[int, ...]
     """The steps, counted from 1, that lose the session, which goes back to what was saved."""
 
@@ -126,6 +129,7 @@ def _draw_life(r: random.Random, ending: Ending) -> Life:
         num_learners=r.choice([1, 1, 1, 2, 3]),
         publish_every=publish_every,
         lag_secs=r.choice([0.0, 0.7]) if publish_every else 0.0,
+        loops=r.random() < 0.3,
         lost_at=tuple(r.randint(1, 8) for _ in range(r.choice([0, 0, 0, 1, 2]))),
     )
 
@@ -213,7 +217,7 @@ class _Training:
         self.creator = SharedSessionCreator(
             FunctionSessionCreator(self._train_with, global_step=self.step)
         )
-        self.feeds = [FeedHook(self.stage, "groups") for _ in range(life.num_learners)]
+        self.feeds = [self._feed() for _ in range(life.num_learners)]
         if self.saved.position is not None:
             self.feeds[0].load_state_dict(self.saved.position)
         self.save()
@@ -229,6 +233,9 @@ class _Training:
         if life.ending is Ending.KILL:
             return left
         return Saved(self.step.value, self._position(), self.trained)
+
+    def _feed(self) -> FeedHook | InputPositionHook:
+        return InputPositionHook(self.stage) if self.life.loops else FeedHook(self.stage, "groups")
 
     async def _answer(self, item: int) -> Answer:
         # which weights it has, at once; they are not known to the stage
@@ -265,7 +272,7 @@ class _Training:
         self.num_here += len(groups)
         return {"loss": 0.0}
 
-    async def _learn(self, feed: FeedHook) -> None:
+    async def _learn(self, feed: FeedHook | InputPositionHook) -> None:
         hooks: list[SessionRunHook] = [feed]
         if self.life.ending is Ending.KILL or self.life.lost_at:
             hooks.append(_Saves(self))
@@ -274,7 +281,11 @@ class _Training:
         try:
             async with MonitoredSession(hooks, self.creator) as session:
                 await self.simulation.quiescence()  # until all have opened theirs
-                while not session.should_stop():
+                if self.life.loops:
+                    async for groups in session.batches(self.stage):
+                        await session.run("loss", {"groups": groups})
+                        self._publish()
+                while not session.should_stop() and not self.life.loops:
                     await session.run("loss")
                     self._publish()
         except LostBackendError:
@@ -334,7 +345,8 @@ class _Training:
             self.outcome.ages[each.staleness] += 1
             if self.schedule.when_stale in HARD:
                 assert each.staleness <= life.max_staleness, "older than the bound"
-            if life.num_learners == 1:  # else others may train while one has its batch in hand
+            # else others train while one has its batch in hand, or a loop keeps it as it goes back
+            if life.num_learners == 1 and not (life.loops and life.lost_at):
                 assert each.version + each.staleness == step, "of another step"
                 excess = step - each.result.weights - life.max_staleness
                 if self.schedule.when_stale in HARD:
