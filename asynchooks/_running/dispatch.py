@@ -17,6 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -181,6 +182,10 @@ class HookList:
                 calls.append(HookCall(place, hook, moment))
         return sorted(calls, key=lambda call: call.place)
 
+    def twin(self) -> HookList:
+        """The same hooks, to be called while this list calls others: `current` is its own."""
+        return copy(self)
+
     def watch_runs(self, watcher: SessionRunHook) -> None:
         """Call this hook in runs, too, from the next one on, after all others."""
         self._watchers += (watcher,)
@@ -203,6 +208,10 @@ class HookList:
     def culprit(self) -> str:
         """Which hook is being called, and when."""
         return "the session" if self.current is None else str(self.current)
+
+    def held_in_run(self) -> str:
+        """What a run is calling."""
+        return "the step" if self.current is None else str(self.current)
 
     async def begin(
         self,

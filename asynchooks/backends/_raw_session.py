@@ -93,6 +93,19 @@ class RawSession(ABC):
     async def _finish_step(self, pending: Awaitable[Any]) -> tuple[Any, int | None]:
         return await pending, self.read_step()
 
+    async def submit(self, feed_dict: Mapping[str, Any] | None) -> Awaitable[tuple[Any, Any]]:
+        """Begin a step; only where the creator's `in_flight` is above 1.
+
+        Returns:
+            What gives, when it is awaited: (all outputs of the step, the step after it as
+            `Admission.settle` takes it).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
+
+    def pick(self, outputs: Any, fetches: Any) -> Any:
+        """The outputs of a submitted step that were asked for, nested as `fetches`."""
+        raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
+
     @abstractmethod
     def close(self) -> Any:
         """Free what the session holds; may block, or be a coroutine. Called once."""

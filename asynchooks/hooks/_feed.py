@@ -16,6 +16,7 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
+from .._running.in_flight import InFlightContext
 from ..data._consumers import Consumer, CurrentRun, consumers_of
 from ..data._training_end import TrainingEnd
 from ._input_position import saved_position
@@ -52,6 +53,7 @@ class FeedHook(SessionRunHook):
     """
 
     uses_default_graph = False
+    may_overlap = True
     _shown = (("source", "_consumers.stage"), ("names", "_names"))
 
     def __init__(self, source: Any, names: Any = None) -> None:
@@ -70,6 +72,9 @@ class FeedHook(SessionRunHook):
             )
         self._given = self._names = names
         self._consumer: Consumer | None = None
+        # of runs that overlap each has a consumer of its own; in the order of the runs
+        self._in_flight: dict[InFlightContext, Consumer] = {}
+        self._spare: list[Consumer] = []
         self._end: TrainingEnd | None = None  # ends the waits for items
         self._run = CurrentRun(None)
 
@@ -88,7 +93,10 @@ class FeedHook(SessionRunHook):
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         consumer = self._consumer
         assert consumer is not None
-        self._run.begin(run_context)
+        if run_context.overlaps:
+            consumer = self._consumer_in_flight(run_context)
+        else:
+            self._run.begin(run_context)
         if self._end is None:
             stops = self._run.stops
             stop = Stop() if stops is None else stops.run_stop
@@ -99,8 +107,45 @@ class FeedHook(SessionRunHook):
             raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
         return SessionRunArgs(None, self._feeds(item, consumer.num_before))
 
+    def _consumer_in_flight(self, run_context: SessionRunContext) -> Consumer:
+        """The consumer of a run: first one whose run was given up, to feed its item again."""
+        self._use_up()
+        given_up = [each for each in self._in_flight if each.is_given_up]
+        context = min(given_up, key=lambda each: self._in_flight[each].num_before, default=None)
+        if context is not None:
+            consumer = self._in_flight.pop(context)
+        elif self._spare:
+            consumer = self._spare.pop()
+        else:
+            consumer = self._consumers.join(CurrentRun(self._run.stops))
+        assert isinstance(run_context, InFlightContext)
+        consumer.run.begin(run_context)
+        self._in_flight[run_context] = consumer
+        return consumer
+
+    @staticmethod
+    def _last_first(of_runs: Mapping[InFlightContext, Consumer]) -> list[Consumer]:
+        """In the order in which they give their items back, so that these come in their order."""
+        return sorted(of_runs.values(), key=lambda each: each.num_before, reverse=True)
+
+    def _use_up(self) -> None:
+        """Of the runs that were given up, keep those whose item is to be fed again."""
+        for context in [each for each in self._in_flight if each.is_given_up]:
+            if context.step_is_made or self._in_flight[context].num_before < 0:
+                self._use_in_flight(context)
+
+    def _use_in_flight(self, context: InFlightContext) -> None:
+        consumer = self._in_flight.pop(context)
+        consumer.run.end()
+        consumer.use()
+        self._spare.append(consumer)
+
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self.on_cancelled_run()
+        if run_context.overlaps:
+            assert isinstance(run_context, InFlightContext)
+            self._use_in_flight(run_context)
+        else:
+            self.on_cancelled_run()
 
     def on_cancelled_run(self) -> None:
         self._run.end()
@@ -147,7 +192,10 @@ class FeedHook(SessionRunHook):
         if self._is_by_hand:
             await self._leave()
         elif self._consumer is not None:  # it leaves when the session is closed
-            self._consumer.give_back()  # other workers may use an item that was not used
+            self._use_up()
+            # other workers may use an item that was not used; the first one comes first again
+            for each in (*self._last_first(self._in_flight), self._consumer):
+                each.give_back()
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:  # else when the session is closed, and no run goes on
@@ -162,6 +210,11 @@ class FeedHook(SessionRunHook):
             add_note(exception, f"then, closing the input: {closing!r}")
 
     async def _leave(self) -> None:
+        self._use_up()
+        of_runs, self._in_flight = self._in_flight, {}
+        spare, self._spare = self._spare, []
+        for each in (*self._last_first(of_runs), *spare):
+            await each.leave()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.leave()

@@ -41,6 +41,7 @@ class StopAtStepHook(SessionRunHook):
 
     needs_global_step = True
     uses_default_graph = False
+    may_overlap = True
     _shown = (("num_steps", "_num_steps"), ("last_step", "_last_step"))
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:

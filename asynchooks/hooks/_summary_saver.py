@@ -37,6 +37,7 @@ class SummarySaverHook(TimedOutputHook):
     """
 
     uses_default_graph = False
+    may_overlap = True
     needs_session_in_begin = False
     _shown = (("save_steps", "_timer._every_steps"), ("save_secs", "_timer._every_secs"))
 
@@ -65,11 +66,11 @@ class SummarySaverHook(TimedOutputHook):
         await super().begin()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        # of runs that overlap it is known only afterwards which are due
         next_step = run_context.global_step.value + 1
-        is_first = not (self._has_run or self._is_resumed)
-        self._is_due = is_first or self._timer.should_trigger_for_step(next_step)
+        is_due = self._is_due = run_context.overlaps or self._is_due_at(next_step)
         self._asked = ()
-        if not self._is_due or self._output.writer is None:
+        if not is_due or self._output.writer is None:
             return None
         given = self._summary_op if self._scaffold is None else self._scaffold.summary_op
         if given is None:  # the graph holds no summaries
@@ -82,13 +83,18 @@ class SummarySaverHook(TimedOutputHook):
         if writer is None:
             return
         step = run_context.global_step.value
+        is_due = self._is_due_at(step) if run_context.overlaps else self._is_due
         if not self._has_run:
             writer.add_session_log(session_start(), step)
             self._has_run = True
-        if self._is_due:
+        if is_due:
             self._timer.update_last_triggered_step(step)
             for asked, result in zip(self._asked, run_values.results or (), strict=False):
                 self._output.add_summary(self._as_summary(asked, result), step)
+
+    def _is_due_at(self, step: int) -> bool:
+        is_first = not (self._has_run or self._is_resumed)
+        return is_first or self._timer.should_trigger_for_step(step)
 
     def _as_summary(self, asked: Any, result: Any) -> Any:
         if isinstance(result, bytes) or hasattr(result, "SerializeToString"):

@@ -208,5 +208,6 @@ class SingularMonitoredSession(MonitoredSession):
         Raises:
             BaseException: the error that was reported to the coordinator.
         """
-        self._raise_reported()
+        if self._stops.coord is not None:
+            self._stops.coord.raise_requested_exception()
         return super().should_stop()

@@ -1,0 +1,128 @@
+"""A service that trains in cycles, in virtual time, and what the tests train on it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from asynchooks import PreemptionError, SessionRunArgs, SessionRunHook
+from asynchooks._engine.base import Slot
+from asynchooks._engine.current import current_engine
+from asynchooks.simulation import Simulation
+
+CYCLE_SECS = 10.0
+
+
+class Reply:
+    """The result of one request, when it is there."""
+
+    def __init__(self, items: Any, client: object = None) -> None:
+        self.items, self.client = items, client
+        self.error: BaseException | None = None
+        self.is_there = False
+        self._slots: list[Slot] = []
+
+    def give(self, error: BaseException | None = None) -> None:
+        if not self.is_there:
+            self.is_there, self.error = True, error
+            for slot in self._slots:
+                slot.wake()
+
+    async def result(self) -> dict[str, Any]:
+        if not self.is_there:
+            engine = current_engine()
+            self._slots.append(Slot(engine, "a result of the service"))
+            try:
+                await engine.park(self._slots[-1])
+            except BaseException:  # a client that hangs up: its request is dropped
+                self.is_there = True
+                raise
+        if self.error is not None:
+            raise self.error
+        return {"items": self.items}
+
+
+class Service:
+    """Trains with one request in each cycle: the first that was there when the cycle began.
+
+    Args:
+        errors: by the number of a request, from 1: what its reply raises; with a PreemptionError
+            all that is queued is lost, too.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        cycle_secs: float = CYCLE_SECS,
+        errors: Mapping[int, BaseException] | None = None,
+    ) -> None:
+        self.simulation, self.cycle_secs = simulation, cycle_secs
+        self.errors = dict(errors or {})
+        self.num_requests = self.num_errors = 0
+        self.updates: list[Any] = []  # what it was trained with
+        self.queue: deque[tuple[int, Reply]] = deque()
+        self._now: tuple[int, Reply] | None = None
+        simulation.start(self._work)
+
+    async def _work(self) -> None:
+        while True:
+            while self.queue and self.queue[0][1].is_there:
+                self.queue.popleft()
+            self._now = self.queue.popleft() if self.queue else None
+            await self.simulation.sleep(self.cycle_secs)
+            now, self._now = self._now, None
+            if now is not None:
+                self._answer(*now)
+
+    def _answer(self, number: int, reply: Reply) -> None:
+        if reply.is_there:  # it was lost
+            return
+        error = self.errors.get(number)
+        if error is None:
+            self.updates.append(reply.items)
+        else:
+            self.num_errors += 1
+        reply.give(error)
+        if isinstance(error, PreemptionError):
+            self.lose()
+
+    def submit(self, items: Any, client: object = None) -> Reply:
+        self.num_requests += 1
+        reply = Reply(items, client)
+        self.queue.append((self.num_requests, reply))
+        return reply
+
+    def lose(self, client: object = None) -> None:
+        """It will not train with what is queued, of one client or of all of them."""
+        queued = [each for each in (self._now, *self.queue) if each is not None]
+        for _, reply in queued:
+            if client in (None, reply.client):
+                reply.give(PreemptionError("the service was lost"))
+
+    def state(self) -> list[Any]:
+        return list(self.updates)
+
+    async def step(self, items: Any = None) -> Awaitable[dict[str, Any]]:
+        """A step function of two phases."""
+        return self.submit(items).result()
+
+
+class Log(SessionRunHook):
+    """Writes down before_run and after_run, with their number, and the step in after_run."""
+
+    may_overlap = True
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+        self.num_before = self.num_after = 0
+
+    async def before_run(self, run_context: Any) -> SessionRunArgs:
+        self.num_before += 1
+        self.log.append(f"B{self.num_before}")
+        return SessionRunArgs("items")
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.num_after += 1
+        self.log.append(f"A{self.num_after}")
+        assert run_context.step_is_made
