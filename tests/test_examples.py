@@ -230,6 +230,26 @@ def test_rollouts_teach_the_policy_and_a_crash_of_an_actor_leaves_at_once(backen
     assert "moves of at least" not in crashed.stdout
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_remote_trainer_makes_a_step_a_cycle_and_goes_on_where_it_was(
+    backend: str, tmp_path: Path
+) -> None:
+    line = re.compile(r"(\d) in flight, from step (\d+): (\d+) steps, ([\d.]+) s each, loss (.*)")
+    options = (str(tmp_path / "training"), "--backend", backend)
+
+    first = line.findall(run_example("remote_trainer.py", *options, "--last-step", "30"))
+    rest = line.findall(run_example("remote_trainer.py", *options))
+
+    for one, two, _ in (first, rest):
+        assert [each[:3] for each in (one, two)] == [("1", "0", "20"), ("2", "0", "20")]
+        assert float(one[3]) >= 0.19  # two cycles a step
+        assert float(two[3]) < 0.75 * float(one[3])  # one, but for a machine that is busy
+        assert one[4] == two[4]
+    assert first[2][:3] == ("2", "0", "30")
+    assert rest[2][:3] == ("2", "30", "30")
+    assert float(rest[2][4]) < 1.0  # the weights of step 30, not new ones
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
 def test_a_gradual_start_keeps_the_loss_from_rising(backend: str) -> None:
     printed = run_example("gradual_start.py", "--backend", backend)
