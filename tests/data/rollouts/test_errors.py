@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asynchooks import Restart, StopTraining
+from asynchooks import FeedHook, MonitoredSession, Restart, StopTraining
 from asynchooks.data import WhenStale, rollouts
 
 from .learning import Learner, known, log_of, on_engines, on_loops
@@ -331,6 +331,37 @@ def test_a_stop_that_a_call_raises_ends_training(backend: Any) -> None:
     stage = rollouts(answer, range(9), 2, concurrency=2, max_staleness=0)
     learner.run(lambda: learner.train(stage))
     assert learner.items == [[0, 1]]
+
+
+@on_engines
+def test_a_wait_of_a_call_that_ends_by_the_stop_is_no_failure(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner(backend)
+    sessions: list[MonitoredSession] = []
+
+    async def answer(item: int) -> int:
+        await learner.sleep(1.0)
+        if item >= 2:
+            await sessions[0].global_step.wait_for(100)
+        return item
+
+    async def main() -> None:
+        stage = rollouts(
+            answer, range(20), 2, concurrency=6, max_staleness=3, max_failures=2,
+            restart=Restart(max_attempts=3),
+        )  # fmt: skip
+        feed = FeedHook(stage, "groups")
+        async with MonitoredSession([feed], learner.creator) as session:
+            sessions.append(session)
+            await session.run("loss")
+            session.request_stop("enough")
+            await learner.sleep(5.0)
+        assert (known(stage).num_failed, known(stage).num_retried) == (0, 0)
+        assert feed.state_dict()["place"] == 2
+
+    learner.run(main)
+    assert [each for each in log_of(caplog) if "Stop requested" not in each] == []
 
 
 async def failing_source(error: Exception) -> AsyncIterator[int]:

@@ -79,6 +79,12 @@ def stage_of(num_items: int, **changes: Any) -> Any:
     return rollouts(answer, range(num_items), 2, **arguments)
 
 
+def finished_at(position: Any) -> set[int]:
+    """The places that do not begin again."""
+    place = position["place"]
+    return {*range(place), *(place + each for each in position["beyond"])}
+
+
 def saving(path: Path, model: Model) -> CheckpointSaverHook:
     return CheckpointSaverHook(path, save_steps=5, saver=StateDictSaver(model=model))
 
@@ -105,11 +111,13 @@ async def test_a_lost_session_goes_back_with_its_rollouts(
 @pytest.mark.parametrize("lost_at", [(3,), (7,), (3, 7, 8, 19)])
 async def test_a_loop_goes_back_with_its_rollouts(tmp_path: Path, lost_at: tuple[int, ...]) -> None:
     model, stage = Model(lost_at, is_fed=False), stage_of(50)
-    hooks = [InputPositionHook(stage), saving(tmp_path, model)]
+    hooks: list[Any] = [InputPositionHook(stage), saving(tmp_path, model)]
     with anyio.fail_after(SHORT_SECS):
         async with MonitoredSession(hooks, model.creator) as session:
             async for groups in session.batches(stage):
                 await session.run("loss", {"groups": groups})
+                # also where the stage has not gone back yet
+                assert finished_at(saved(hooks[0])) == set(model.places)
     assert sorted(model.places) == [*range(50)]
     assert max(model.ages) <= 3
 
