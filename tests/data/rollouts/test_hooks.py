@@ -27,6 +27,7 @@ from asynchooks import (
 )
 from asynchooks._step.admission import Admission
 from asynchooks.data import Rollout, WhenStale, rollouts
+from asynchooks.data._stage import TRIM_EVERY
 
 from ...hooks.inputs import SHORT_SECS
 from ...hooks.training import run_session
@@ -368,3 +369,18 @@ def test_a_version_that_is_published_between_the_look_and_the_wait_is_seen(
     stage = rollouts(timed, range(9), 1, concurrency=1, max_staleness=0, version=version)
     learner.run(lambda: learner.train(stage))
     assert learner.items == [[item] for item in range(9)]
+
+
+def test_finished_places_and_batches_are_forgotten() -> None:
+    learner = Learner("turbo")
+
+    async def timed(item: int) -> int:
+        await learner.sleep(1.0 + item % 3)
+        return item
+
+    stage: Any = rollouts(timed, range(2000), 2, concurrency=8, max_staleness=2)
+    learner.run(lambda: learner.train(stage))
+    places = stage._places
+    assert len(places._batches) <= TRIM_EVERY
+    assert len(places._beyond) <= 8
+    assert places.frontier > 1000
