@@ -103,7 +103,7 @@ def draw_schedule(seed: int, when_stale: WhenStale | None = None) -> Schedule:
     return Schedule(
         seed,
         when_stale or r.choice(list(WhenStale)),
-        num_items=r.randint(1, 36),
+        num_items=r.randint(1, 28),
         num_epochs=r.choice([1, 1, 2]),
         is_shuffled=r.random() < 0.3,
         call_secs=r.choice(["none", "whole", "log-normal", "some long"]),
