@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from asynchooks import PreemptionError, SessionRunArgs, SessionRunHook
+from asynchooks import (
+    FeedHook,
+    GlobalStep,
+    PreemptionError,
+    Recovery,
+    SessionRunArgs,
+    SessionRunHook,
+)
 from asynchooks._engine.base import Slot
 from asynchooks._engine.current import current_engine
+from asynchooks.data import prefetch
 from asynchooks.simulation import Simulation
 
 CYCLE_SECS = 10.0
+AT_ONCE = Recovery(first_pause_secs=0.0)
 
 
 class Reply:
@@ -126,3 +135,60 @@ class Log(SessionRunHook):
         self.num_after += 1
         self.log.append(f"A{self.num_after}")
         assert run_context.step_is_made
+
+
+class Doing(SessionRunHook):
+    """Calls functions with the number of the run, from 1, before and after it."""
+
+    may_overlap = True
+
+    def __init__(
+        self,
+        before: Callable[[int, Any], Awaitable[None]] | None = None,
+        after: Callable[[int, Any], Awaitable[None]] | None = None,
+    ) -> None:
+        self.before, self.after = before, after
+        self.num_before = self.num_after = 0
+
+    async def before_run(self, run_context: Any) -> None:
+        self.num_before += 1
+        if self.before is not None:
+            await self.before(self.num_before, run_context)
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.num_after += 1
+        if self.after is not None:
+            await self.after(self.num_after, run_context)
+
+
+def logged(service: Service, log: list[Any]) -> Callable[..., Any]:
+    """The step function of the service, which writes down submissions and results."""
+
+    async def step(items: Any) -> Any:
+        number = service.num_requests + 1
+        log.append(f"S{number}")
+        reply = service.submit(items)
+
+        async def outputs() -> Any:
+            result = await reply.result()
+            log.append(f"R{number}")
+            return result
+
+        return outputs()
+
+    return step
+
+
+def feed(num_items: int = 100) -> FeedHook:
+    return FeedHook(prefetch(range(num_items), 1), "items")
+
+
+def has_flights() -> bool:
+    return any("_fly" in repr(coroutine) for _, coroutine in current_engine().running_tasks())
+
+
+def assert_nothing_left(step: GlobalStep) -> None:
+    statistics = step.statistics()
+    assert statistics.tickets == statistics.tasks_waiting_for_ticket == 0
+    assert not statistics.is_exclusive
+    assert not has_flights()
