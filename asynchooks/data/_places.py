@@ -18,6 +18,7 @@ class Places:
 
     def __init__(self) -> None:
         self.begin = 0  # of the first item that the source gives
+        self.end = 0  # behind the last one that it has given
         self.frontier = 0  # all before it are finished
         self._beyond: set[int] = set()  # these behind it are, too
         self._batches: deque[list[int]] = deque()  # given out, and used perhaps
@@ -44,7 +45,7 @@ class Places:
         while self._num_trimmed < num_used and self._batches:
             self._beyond.update(self._batches.popleft())
             self._num_trimmed += 1
-        self.frontier, self._beyond = _advanced(self.frontier, self._beyond)
+        self.frontier, self._beyond = self._advanced(self._beyond)
 
     def finished_with(self, num_used: int, used: Iterable[int]) -> tuple[int, set[int]]:
         """(Frontier, finished places behind it) if so many batches are finished, and these."""
@@ -52,20 +53,21 @@ class Places:
         later = (number for number in used if number >= num_used)
         for number in {*range(self._num_trimmed, num_used), *later}:
             done.update(self._batches[number - self._num_trimmed])
-        return _advanced(self.frontier, done)
+        return self._advanced(done)
+
+    def _advanced(self, done: set[int]) -> tuple[int, set[int]]:
+        """(Frontier, the finished places behind it): the source knows its state up to its end."""
+        frontier = self.frontier
+        while frontier in done and frontier < self.end:
+            done.remove(frontier)
+            frontier += 1
+        return frontier, done
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.begin = self.frontier = saved_count(state["place"])
+        self.begin = self.end = self.frontier = saved_count(state["place"])
         self._beyond = {self.frontier + saved_count(each) for each in state["beyond"]}
 
 
 def saved_places(frontier: int, beyond: set[int]) -> dict[str, Any]:
     """What `Places.load` takes: JSON."""
     return {"place": frontier, "beyond": sorted(place - frontier for place in beyond)}
-
-
-def _advanced(frontier: int, done: set[int]) -> tuple[int, set[int]]:
-    while frontier in done:
-        done.remove(frontier)
-        frontier += 1
-    return frontier, done

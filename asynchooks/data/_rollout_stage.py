@@ -82,7 +82,6 @@ class Rollouts(Buffered, RolloutStage):
         self._has_begun = False
         self._num_asking = 0  # tasks that wait for a batch
         self._num_asked = 0  # batches before the one that was asked for last
-        self._num_read = 0
         self._pending: deque[Call] = deque()  # read, and not begun
         self._has_all = False  # nothing more is read, and all that was read has begun
         self._source_error: Exception | None = None  # why; it comes after all results
@@ -146,8 +145,8 @@ class Rollouts(Buffered, RolloutStage):
         self._clocks.input_wait += self._engine.tick() - before
         self._has_all = not items
         for item in items:
-            place = self._places.begin + self._num_read
-            self._num_read += 1
+            place = self._places.end
+            self._places.end += 1
             if not self._places.is_past(place):  # before the restore
                 self._pending.append(Call(item, place))
 
@@ -461,7 +460,7 @@ class Rollouts(Buffered, RolloutStage):
         found = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
         if not found:
             return super()._why_empty()
-        return f"{self!r} gave no batch, as none of its {self._num_read} items was of use: {found}"
+        return f"{self!r} gave no batch, as none of its {self._places.end} items was of use: {found}"
 
     # Position: what is not finished begins again
 
