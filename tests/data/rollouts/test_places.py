@@ -54,16 +54,19 @@ def test_a_position_has_just_what_was_given_up_or_used(
             if what == "give out":  # of a few items that were read, in any order
                 batch = [model.open.pop((one * k) % 8) for k in range(1 + other % 3)]
                 model.batches.append(batch)
+                places.end = max(places.end, *(place + 1 for place in batch))
                 places.give_out(batch)
             elif what == "give up":
                 place = model.open.pop(one)
                 model.finished.add(place)
+                places.end = max(places.end, place + 1)
                 places.finish(place)
             elif what == "use" and model.batches:
                 model.use((model.num_used + one) % len(model.batches))
             elif what == "trim":
                 places.trim(model.num_used)
-                assert places.frontier not in model.all_finished()
+                is_end = places.frontier == places.end  # what comes then was not read here
+                assert is_end or places.frontier not in model.all_finished()
                 below = set(range(places.frontier))
                 assert below <= model.all_finished()
             for place in range(frontier, frontier + 20):
@@ -74,7 +77,23 @@ def test_a_position_has_just_what_was_given_up_or_used(
         used = {number for number in model.used if number >= model.num_used}
         frontier, beyond = places.finished_with(model.num_used, used)
         assert set(range(frontier)) | beyond == model.all_finished()
-        assert not any(place <= frontier for place in beyond)
+        assert frontier <= places.end
+        assert not any(place < frontier for place in beyond)
+        assert frontier not in beyond or frontier == places.end
+
+
+def test_a_position_stops_where_the_source_has_come_to() -> None:
+    """It knows no state behind that, though items there were finished before the restore."""
+    places = Places()
+    places.load({"place": 5, "beyond": [2, 3]})
+    places.end = 7
+    places.finish(5)
+    places.finish(6)
+    assert places.finished_with(0, ()) == (7, {7, 8})
+    places.trim(0)
+    assert places.frontier == 7
+    places.end = 9
+    assert places.finished_with(0, ()) == (9, set())
 
 
 @pytest.mark.parametrize(
