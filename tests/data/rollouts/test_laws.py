@@ -104,11 +104,15 @@ class Run:
         return self.statistics
 
 
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="asynchooks")
+
+
 def run_learner(
     when_stale: WhenStale, max_staleness: int, concurrency: int, *, seed: int = 0,
     num_steps: int = 300, sigma: float = 1.0,
 ) -> Run:  # fmt: skip
-    logging.getLogger("asynchooks").setLevel(logging.ERROR)
     simulation, run = Simulation(seed, "turbo"), Run(0.0)
     rng = random.Random(seed)
 
