@@ -218,6 +218,14 @@ class Engine(ABC):
     def _is_cancellation(self, error: BaseException) -> bool:
         """Whether the running task caught this error because it is being cancelled."""
 
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        """Of the running task, which `start` has started: whether an error that is thrown into it
+        comes from its `cancel`.
+
+        Others come from scopes within it, as that of a timeout, which may be shielded from it.
+        """
+        return lambda error: self.failure_in(error) is None
+
     def current_task(self) -> object | None:
         """The running task, compared by identity; None where the engine does not know it."""
         return None

@@ -34,6 +34,10 @@ WORTH_SECS = 1.6e-4
 """A share below this would be lost on turns, at 5 to 8 us each: then a pass may be longer."""
 
 
+TASK_CANCELLED = "a task of asynchooks was cancelled"
+"""The reason of the scope around a task; anyio's cancellations on asyncio say it."""
+
+
 class RealTimeEngine(Engine):
     """What real time on asyncio and on trio have in common.
 
@@ -182,7 +186,7 @@ class _RealTimeTask(EngineTask):
                 slot.wake()
 
     def cancel(self) -> None:
-        self._scope.cancel()
+        self._scope.cancel(TASK_CANCELLED)
 
     async def wait(self, until: float = math.inf) -> bool:
         if not self._is_done:
@@ -218,6 +222,9 @@ class AsyncioEngine(RealTimeEngine):
             return False
         task: Any = self.current_task()  # else what it awaits was cancelled, and said so
         return task is None or task.cancelling() > 0
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        return is_of_task_on_asyncio
 
     def wake_on_signals(self) -> Callable[[], None]:
         return wake_on_signals(self._loop())
@@ -318,6 +325,9 @@ class TrioEngine(RealTimeEngine):
     def _is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, self._cancelled)
 
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        return probe_on_trio(self._trio)
+
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
         slot.waiter = self.current_task()
         waiter: Awaitable[Any] = self._wait(MethodType(self._abort, slot))
@@ -358,6 +368,34 @@ class TrioEngine(RealTimeEngine):
         from contextvars import copy_context
 
         self._trio.lowlevel.spawn_system_task(fn, *args, context=copy_context())
+
+
+def is_of_task_on_asyncio(error: BaseException) -> bool:
+    """As `Engine.cancellation_probe` is called."""
+    return TASK_CANCELLED in str(error)
+
+
+def probe_on_trio(trio: Any) -> Callable[[BaseException], bool]:
+    """As `Engine.cancellation_probe`.
+
+    Trio's checkpoints have scopes of their own, which are cancelled as they are entered: the reason
+    of a cancellation is theirs. So this looks whether a scope in between shields.
+    """
+    # scopes are not public in trio; without this, every cancellation counts
+    task = trio.lowlevel.current_task()
+    outermost = getattr(task, "_cancel_status", None)
+
+    def is_of_task(error: BaseException) -> bool:
+        if not isinstance(error, trio.Cancelled):
+            return False
+        status = getattr(task, "_cancel_status", None)
+        while status is not None and status is not outermost:
+            if status._scope.shield:
+                return False
+            status = status.parent
+        return True
+
+    return is_of_task
 
 
 def _time_of(get_loop: Callable[[], Any]) -> float:

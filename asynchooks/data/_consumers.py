@@ -227,6 +227,7 @@ class Consumers:
         else:
             self._used_beyond.add(taken.place)
             self._advance()
+            self.stage._note_used(taken.place)
 
     def _advance(self) -> None:
         while self._num_used < self._num_taken and self._num_used in self._used_beyond:

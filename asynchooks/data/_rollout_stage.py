@@ -18,6 +18,7 @@ from .._engine.base import TIMED_OUT, Slot
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
 from .._errors import StopTraining, add_note, is_input_end, note_once, shown
+from .._later import is_a
 from .._step.global_step import GlobalStep
 from .._stopping.backoff import Restart
 from ._ages import Ages, Call, PublishedVersion
@@ -76,12 +77,14 @@ class Rollouts(Buffered, RolloutStage):
         self._accept = accept
         self._restart = restart
         self._max_failures = max_failures
-        self._published = PublishedVersion(version)
+        self._published = None if version is None else PublishedVersion(version)
+        self._step: GlobalStep | None = version  # that of the session otherwise, while one asks
+        self._num_trained = 0  # batches; without a version of the program these are the version
+        self._num_kept = 0  # batches of before a restore, which are not counted
         self._ages = Ages(batch_size, max_staleness, when_stale)
         self._many_refused = _MANY_REFUSED * batch_size
         self._has_begun = False
         self._num_asking = 0  # tasks that wait for a batch
-        self._num_asked = 0  # batches before the one that was asked for last
         self._pending: deque[Call] = deque()  # read, and not begun
         self._has_all = False  # nothing more is read, and all that was read has begun
         self._source_error: Exception | None = None  # why; it comes after all results
@@ -109,7 +112,15 @@ class Rollouts(Buffered, RolloutStage):
         return min(num_free, ages.num_room(self._version()))
 
     def _version(self) -> int:
-        return self._published.on_clock(self._ages.num_batches, self._num_asked)
+        """The version of the weights in use, on the learner's clock."""
+        if self._published is None:
+            return self._num_trained
+        return self._published.on_clock(self._ages.num_batches)
+
+    def _note_used(self, place: int) -> None:
+        if place >= self._num_kept:
+            self._num_trained = min(self._num_trained + 1, self._ages.num_batches)
+            self._look()
 
     async def _work(self, worker: Worker) -> None:
         if isinstance(worker, Caller):
@@ -151,9 +162,9 @@ class Rollouts(Buffered, RolloutStage):
                 self._pending.append(Call(item, place))
 
     async def _wait_for_room(self, worker: Worker) -> None:
-        engine, step = self._engine, self._published.step
+        engine, published = self._engine, self._published
         self._room = slot = Slot(engine, "room in rollouts, or a newer version of the weights")
-        forget = None if step is None else step.admission.watch_next(slot)
+        forget = None if published is None else published.step.admission.watch_next(slot)
         if self._num_room() > 0:  # another thread has published it since
             slot.wake()
         before = engine.tick()
@@ -171,7 +182,9 @@ class Rollouts(Buffered, RolloutStage):
 
     def _starves(self) -> bool:
         """Whether the learner waits, only a newer version can help, and the log has not said so."""
-        if self._num_calls or self._num_asking <= len(self._ready) or self._is_over:
+        if self._published is None or self._num_calls or self._is_over:
+            return False
+        if self._num_asking <= len(self._ready):
             return False
         version = self._version()
         return self._warned_at != version and self._ages.num_room(version) <= 0
@@ -179,12 +192,11 @@ class Rollouts(Buffered, RolloutStage):
     def _warn_of_old_version(self) -> None:
         version = self._warned_at = self._version()
         logger.warning(
-            "The learner waits for results, and no call may begin: version %d of the weights is "
-            "the last that was published, %d steps ago, and max_staleness is %d. Publish the step "
-            "when its weights have arrived: version.publish(step), at least once in "
-            "max_staleness + 1 steps",
-            self._published.in_steps(version), self._ages.num_batches - version,
-            self._max_staleness,
+            "The learner waits for results, and no call may begin: the last version of the weights "
+            "that was published is %d, the learner is %d steps ahead, and max_staleness is %d. "
+            "Publish the step when its weights have arrived: version.publish(step), at least once "
+            "in max_staleness + 1 steps",
+            self._steps_of(version), self._ages.num_batches - version, self._max_staleness,
         )  # fmt: skip
 
     def _begin(self, call: Call) -> None:
@@ -204,7 +216,10 @@ class Rollouts(Buffered, RolloutStage):
         """Write down the version of the weights that the call begins with."""
         version = self._version()
         self._ages.begin(call, version)
-        call.version = self._published.in_steps(version)
+        call.version = self._steps_of(version)
+
+    def _steps_of(self, version: int) -> int:
+        return version if self._step is None else self._step.value
 
     async def _make_calls(self, caller: Caller) -> None:
         try:
@@ -254,10 +269,19 @@ class Rollouts(Buffered, RolloutStage):
                     return
                 if not await self._may_try_again(call, caller, error):
                     return
-            except BaseException as error:
-                if self._engine.failure_in(error) is not None:  # no cancellation
-                    self._name(call, error)
-                raise
+            except BaseException as raised:
+                if self._engine.failure_in(raised) is None:
+                    raise
+                self._name(call, raised)
+                if not is_a(raised, "asyncio", "CancelledError"):  # an exit, say
+                    raise
+                # of something that it awaited, which was cancelled
+                error = RuntimeError(f"rollouts called what raised {raised!r}")
+                error.__cause__ = raised
+                if self._is_over or not call.is_held:
+                    return
+                if not await self._may_try_again(call, caller, error):
+                    return
             else:
                 break
             self._ages.withdraw(call)  # what comes now is younger
@@ -362,13 +386,11 @@ class Rollouts(Buffered, RolloutStage):
 
     def _note_clean_up(self, call: Call, caller: Caller, error: Exception) -> None:
         """A call that is not wanted any more has ended by an error, perhaps of its clean-up."""
-        if not (caller.is_unwanted and self._is_of_clean_up(error)):
-            return
-        self._name(call, error)
-        if self._is_stopping:
-            self._closing_error = self._closing_error or error
-        else:
-            logger.error("The clean-up of item %d of %r failed: %r", call.place, self, error)
+        if caller.is_unwanted and self._is_of_clean_up(error):
+            logger.warning(
+                "The call for item %d of %r was cancelled, and ended by an error: %r",
+                call.place, self, error,
+            )  # fmt: skip
 
     def _give_up(self, call: Call, why: str) -> None:
         """The item is finished, and is not trained on."""
@@ -389,11 +411,13 @@ class Rollouts(Buffered, RolloutStage):
     async def take(self, stop: Stop | None) -> Any:
         if self._phase is not Phase.OPEN:
             self._open_by_itself()
-        published, self._training_end = self._published, stop
-        if published.step is None and isinstance(stop, TrainingEnd):
-            published.step = stop.step  # the function uses the weights that the session trains
-        self._num_asked = self._ages.num_batches
-        self._version()  # the first look comes before the first batch
+        self._training_end = stop
+        if self._published is not None:
+            self._version()  # the first look comes before the first batch
+        elif isinstance(stop, TrainingEnd):
+            self._step = stop.step  # the function uses the weights that the session trains
+        else:  # read by hand: what was given out has been trained on
+            self._step, self._num_trained = None, self._ages.num_batches - len(self._ready)
         if not self._has_begun:
             self._has_begun = True
             self._begin_worker()
@@ -460,7 +484,8 @@ class Rollouts(Buffered, RolloutStage):
         found = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
         if not found:
             return super()._why_empty()
-        return f"{self!r} gave no batch, as none of its {self._places.end} items was of use: {found}"
+        num = self._places.end
+        return f"{self!r} gave no batch, as none of its {num} items was of use: {found}"
 
     # Position: what is not finished begins again
 
@@ -485,6 +510,7 @@ class Rollouts(Buffered, RolloutStage):
     def _keep(self, item: Sequence[Rollout]) -> None:
         self._places.keep([each.place for each in item])
         self._num_out += 1
+        self._num_kept += 1
 
     def _trim(self, num_out: int) -> None:
         self._places.trim(num_out)

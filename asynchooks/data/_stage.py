@@ -312,6 +312,9 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         used = {*state.get(BEYOND, ()), *items}
         return {**state, BEYOND: sorted(used)} if used else dict(state)
 
+    def _note_used(self, place: int) -> None:
+        """A run has used the item at this place."""
+
     def _keep(self, item: Any) -> None:
         """Right after its state was loaded: an item of before, in use, counts as the next one."""
         raise NotImplementedError(f"{self.kind} gives the same items after a restore")

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ import anyio.lowlevel
 
 from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
 from ..._engine.current import use_engine
+from ..._engine.real_time import TASK_CANCELLED
 from ..._engine.stacks import frames_of
 from ..._errors import SimulationError
 from ._kernel import Call, Kernel, KernelTask, check_secs
@@ -44,7 +46,8 @@ class LoopTask(KernelTask):
 
     def cancel(self) -> None:
         if not self.is_done:
-            self.kernel.push(self.kernel.time, Call(self.scope.cancel, f"cancel {self.name}"))
+            cancel = partial(self.scope.cancel, TASK_CANCELLED)
+            self.kernel.push(self.kernel.time, Call(cancel, f"cancel {self.name}"))
 
 
 class AnyioKernel(Kernel):

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from ..._engine.real_time import is_of_task_on_asyncio
 from ..._errors import OutsideWorkError, SimulationError
 from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
@@ -38,6 +39,9 @@ class AsyncioKernel(AnyioKernel):
             return False
         task = asyncio.current_task()  # 0: something that it awaits was cancelled instead
         return task is None or task.cancelling() > 0
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        return is_of_task_on_asyncio
 
     def current_task(self) -> object | None:
         return asyncio.current_task()

@@ -12,6 +12,7 @@ import outcome
 import trio
 import trio.testing
 
+from ..._engine.real_time import probe_on_trio
 from ..._errors import OutsideWorkError
 from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
@@ -39,6 +40,9 @@ class TrioKernel(AnyioKernel):
 
     def _is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, trio.Cancelled)
+
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        return probe_on_trio(trio)
 
     def current_task(self) -> object | None:
         return trio.lowlevel.current_task()

@@ -155,6 +155,10 @@ class TurboKernel(Kernel):
     def _is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, Cancelled)
 
+    def cancellation_probe(self) -> Callable[[BaseException], bool]:
+        task = self.entry[2]
+        return lambda error: isinstance(error, Cancelled) and error.scope is task
+
     def running_tasks(self) -> list[tuple[str, object]]:
         return [(task.name, task.body) for task in self.live]
 

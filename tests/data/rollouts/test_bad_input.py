@@ -306,8 +306,8 @@ def test_the_log_says_what_to_do_where_no_version_is_published_and_nothing_is_lo
     assert len(texts) == len(logged) == 2  # once for each version
     # two batches of version 0 are trained with within 1 s, and two of version 2
     assert logged == [1.0 + 5.0, 61.0 + 5.0]
-    assert "no call may begin: version 0 of the weights" in texts[0]
-    assert "2 steps ago, and max_staleness is 1" in texts[0]
+    assert "that was published is 0, the learner is 2 steps ahead" in texts[0]
+    assert "and max_staleness is 1. Publish the step" in texts[0]
     assert "version.publish(step), at least once in max_staleness + 1 steps" in texts[0]
 
 
