@@ -73,19 +73,20 @@ async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
     """The reader is cancelled in the turn in which its batch is put together."""
     weights = 0
     seen: dict[int, int] = {}
-    go = anyio.Event()
+    reading = anyio.CancelScope()
 
     async def answer(item: int) -> int:
         seen[item] = weights
-        await go.wait()
+        await settle()
+        if item == 1 - next(iter(seen)):  # the last of the first two
+            reading.cancel()
         return item
 
     async with rollouts(answer, range(8), 2, concurrency=4, max_staleness=0) as source:
-        async with anyio.create_task_group() as group:
-            group.start_soon(anext, source)
-            await settle()
-            go.set()
-            group.cancel_scope.cancel()
+        with reading:
+            await anext(source)
+        assert reading.cancelled_caught
+        await settle()
         for trained in range(3):
             batch = await anext(source)
             assert [trained - seen[each.item] for each in batch] == [0, 0]
