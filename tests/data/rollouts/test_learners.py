@@ -70,27 +70,40 @@ async def test_an_open_stage_serves_one_training_after_the_other() -> None:
 
 
 async def test_a_batch_that_was_not_taken_has_not_been_trained_on() -> None:
-    """The reader is cancelled in the turn in which its batch is put together."""
-    weights = 0
-    seen: dict[int, int] = {}
-    reading = anyio.CancelScope()
+    """The reader is cancelled at each turn; at one of them its batch is made and lies there."""
+    lies_there = []
+    for num_turns in range(8):
+        weights = 0
+        seen: dict[int, int] = {}
+        go = anyio.Event()
 
-    async def answer(item: int) -> int:
-        seen[item] = weights
-        await settle()
-        if item == 1 - next(iter(seen)):  # the last of the first two
-            reading.cancel()
-        return item
+        async def answer(item: int, seen: dict[int, int] = seen, go: anyio.Event = go) -> int:
+            seen[item] = weights  # noqa: B023 - it is called while the loop is here
+            await go.wait()
+            return item
 
-    async with rollouts(answer, range(8), 2, concurrency=4, max_staleness=0) as source:
-        with reading:
-            await anext(source)
-        assert reading.cancelled_caught
-        await settle()
-        for trained in range(3):
-            batch = await anext(source)
-            assert [trained - seen[each.item] for each in batch] == [0, 0]
-            weights += 1
+        source: Any = rollouts(answer, range(8), 2, concurrency=2, max_staleness=0)
+        async with source, anyio.create_task_group() as group:
+            first: list[list[Rollout]] = []
+
+            async def read(first: list[list[Rollout]] = first, source: Any = source) -> None:
+                first.append(await anext(source))
+
+            group.start_soon(read)
+            await settle()
+            go.set()
+            for _ in range(num_turns):
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await settle()
+                lies_there.append(len(source._ready))
+                for trained in range(len(first), 3):
+                    weights = trained
+                    batch = await anext(source)
+                    await settle()  # calls begin
+                    assert [trained - seen[each.item] for each in batch] == [0, 0]
+    assert 1 in lies_there
 
 
 @pytest.mark.parametrize("when_stale", [WhenStale.WAIT, WhenStale.DROP])
