@@ -57,7 +57,8 @@ class Restart(Backoff):
     """Have a side task that failed called again, a bounded number of times in all.
 
     The first time at once, then after pauses that double. When the attempts are used up, its next
-    error stops the session. Unlike `Recovery`, nothing resets the count.
+    error stops the session. Unlike `Recovery`, nothing resets the count. With `rollouts` each item
+    has a count of its own: `Restart(max_attempts=2)` allows three calls of its function in all.
 
     Args:
         max_attempts: restarts, >= 0.

@@ -133,8 +133,8 @@ class SideTasks:
         if names := [task.name for task in late if not task.cancel_at_end]:
             logger.warning(
                 "Waiting up to %g s more for side tasks to stop before they are cancelled: %s. "
-                "Their waits end at once through coord.or_stop(fn, *args), or by "
-                "start_soon(fn, *args, cancel_at_end=True)",
+                "Their waits end at once through session.or_stop(fn, *args) or "
+                "coord.or_stop(fn, *args), or by start_soon(fn, *args, cancel_at_end=True)",
                 until - soon, ", ".join(names),
             )  # fmt: skip
 
