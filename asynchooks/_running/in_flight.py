@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar
@@ -95,8 +95,9 @@ class _Flight:
     """One run, from its before_run to its after_run."""
 
     __slots__ = (
-        "_engine", "after", "awaited", "context", "error", "explained", "hold", "is_cancelled",
-        "is_outdated", "merged", "outputs", "raw", "stage", "step", "task", "ticket", "waiters",
+        "_engine", "after", "awaited", "context", "epoch", "error", "explained", "hold",
+        "is_cancelled", "is_outdated", "merged", "outputs", "raw", "stage", "step", "task",
+        "ticket", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +113,7 @@ class _Flight:
         self.ticket: Ticket | None = None
         self.awaited: Any = None  # the coroutine of its step
         self.outputs: Any = None
+        self.epoch: int | None = None  # of the global step when the outputs came
         self.after: int | None = None  # the global step after it, if it was made
         self.error: BaseException | None = None
         self.explained: BaseException | None = None  # the error as it leaves the run
@@ -163,6 +165,7 @@ class InFlight:
         self._args: RunArguments | None = None  # of the `run` that waits: only then others begin
         self._pending = Pending()  # what completed runs have put off until nothing is in flight
         self._is_draining = False  # nothing is submitted until that is done
+        self._loss: BaseException | None = None  # raised when the results that have come are landed
         self._call: HookCall | None = None  # in after_run, or what that has put off
         self._is_closed = False
         lifecycle.in_flight = self
@@ -176,8 +179,10 @@ class InFlight:
 
     @property
     def has_results(self) -> bool:
-        """Whether runs are still to return results of steps that are under way or made."""
-        return not self._is_closed and any(each.is_out for each in self._flights)
+        """Whether runs are still to return results, or to recover from a loss."""
+        if self._is_closed:
+            return False
+        return self._loss is not None or any(each.is_out for each in self._flights)
 
     async def run(self, args: RunArguments, recover: Recover) -> Any:
         """Complete the oldest run, while others are prepared and submitted.
@@ -194,10 +199,12 @@ class InFlight:
                 return await self._land(flight, args)
             except BaseException as error:
                 explained = self._explained(error, flight)
-                if is_preemption(explained) or isinstance(explained, ModelRestored):
-                    await self._give_up()  # the others ran on what was lost, too
-                elif isinstance(explained, Exception) and self._lifecycle.was_replaced:
-                    await self._give_up()
+                if self._is_loss(explained):
+                    made = self._made()
+                    await self._give_up(keep=made)  # the others ran on what was lost, too
+                    if made:
+                        self._loss = explained
+                        continue
                 elif isinstance(explained, Exception) and flight is not None:
                     await self._begin_behind_again()
                 leaving = await recover(explained, failures)
@@ -209,6 +216,20 @@ class InFlight:
             finally:
                 self._args = None
                 self._one_run.end()
+
+    def _is_loss(self, error: BaseException) -> bool:
+        """Whether what is under way has to be submitted again."""
+        if is_preemption(error) or isinstance(error, ModelRestored):
+            return True
+        return isinstance(error, Exception) and self._lifecycle.was_replaced
+
+    def _made(self) -> list[_Flight]:
+        """Runs whose results have come, on a model that was not restored since."""
+        epoch = self._step.epoch
+        return [
+            each for each in self._flights
+            if each.epoch == epoch and each.error is None and not each.context.is_given_up
+        ]  # fmt: skip
 
     async def _begin_behind_again(self) -> None:
         """After an error of a run: what it was fed is to be fed again, before what comes next.
@@ -238,6 +259,9 @@ class InFlight:
         flights, stops = self._flights, self._stops
         if any(each.context.is_given_up for each in flights):  # the wait for them was cancelled
             await self._end([each for each in flights if each.context.is_given_up])
+        if self._loss is not None and not flights:
+            loss, self._loss = self._loss, None
+            raise loss
         if self._is_draining and not any(each.is_out for each in flights):  # the last one failed
             await self._finish_pending()
         raw = stops.ready
@@ -262,6 +286,8 @@ class InFlight:
         """Begin another run, if there is room, and the one before it has been submitted."""
         flights, raw = self._flights, self._stops.ready
         if self._args is None or self._is_closed or len(flights) >= self._depth:
+            return
+        if self._loss is not None:
             return
         if raw is None or raw.is_retired:  # first the others are completed
             return
@@ -308,6 +334,7 @@ class InFlight:
             flight.stage = _Stage.SUBMITTED
             self._top_up()
             flight.outputs, after = await flight.awaited
+            flight.epoch = self._step.epoch
             if ahead is not None:
                 await ahead.wait()  # steps count in their order
         except BaseException as error:
@@ -387,6 +414,8 @@ class InFlight:
         """Stop, if hooks asked for that; do what they put off, or stop submitting until then."""
         self._take_stop()
         self._is_draining = bool(self._pending.last)
+        if self._loss is not None:  # not on what was lost
+            return
         if self._is_draining and not any(each.is_out for each in self._flights):
             await self._finish_pending()
 
@@ -443,6 +472,7 @@ class InFlight:
         first = error
         while self._flights:  # however often this task is cancelled meanwhile
             error = await interruption(self._give_up(first)) or error
+        self._loss = None
         return first or error
 
     async def _finish_cleanly(self) -> None:
@@ -453,6 +483,7 @@ class InFlight:
             await self._wait_for(flights[0])
             flight = flights.popleft()
             first = await self._failure_of(partial(self._land, flight, _NO_ARGS), flight)
+        first = first or self._loss
         if first is None and self._is_draining:
             first = await self._failure_of(self._finish_pending, None)
         if first is not None:
@@ -470,10 +501,12 @@ class InFlight:
             return None if isinstance(explained, StopTraining) else explained
         return None
 
-    async def _give_up(self, error: BaseException | None = None) -> None:
-        """Give up all that is in flight; their errors become notes of this one."""
+    async def _give_up(
+        self, error: BaseException | None = None, keep: Collection[_Flight] = ()
+    ) -> None:
+        """Give up what is in flight, but for these; their errors become notes of this one."""
         self._args = None  # one that is just submitted begins no other
-        flights = list(self._flights)
+        flights = [each for each in self._flights if each not in keep]
         for each in flights:
             each.context.is_given_up = True  # before held ones go on
         self._drop_pending()

@@ -158,6 +158,135 @@ async def test_a_lost_session_submits_all_that_was_in_flight_again_in_order(
     assert_nothing_left(session.global_step)
 
 
+class Lost:
+    """A service whose third request is lost, when the results of the next have come or not.
+
+    Each result takes a second; the loss is seen later, or earlier.
+    """
+
+    def __init__(self, simulation: Simulation, late: bool = True) -> None:
+        self.simulation, self.late = simulation, late
+        self.num_requests = 0
+        self.updates: list[int] = []
+
+    async def step(self, items: int) -> Any:
+        self.num_requests += 1
+        return self.outputs(items, is_lost=self.num_requests == 3)
+
+    async def outputs(self, items: int, *, is_lost: bool) -> Any:
+        await self.simulation.sleep((3.0 if self.late else 0.5) if is_lost else 1.0)
+        if is_lost:
+            raise PreemptionError("gone")
+        self.updates.append(items)
+        return {"items": items}
+
+
+class Steps(Doing):
+    """Writes down the step in after_run."""
+
+    def __init__(self) -> None:
+        super().__init__(after=self._note)
+        self.seen: list[int] = []
+
+    async def _note(self, number: int, run_context: Any) -> None:
+        self.seen.append(run_context.global_step.value)
+
+
+@pytest.mark.parametrize("last", [4, 6])
+@pytest.mark.parametrize("depth", [2, 3, 4])
+@simulated
+async def test_results_that_have_come_behind_a_lost_step_are_returned_before_it_is_made(
+    simulation: Simulation, depth: int, last: int
+) -> None:
+    service, steps, results = Lost(simulation), Steps(), list[int]()
+    hooks = [feed(), steps, StopAtStepHook(last_step=last)]
+    creator = FunctionSessionCreator(service.step, in_flight=depth)
+    async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
+        while not session.should_stop():
+            results.append(await session.run("items"))
+    assert results == service.updates
+    assert sorted(results) == list(range(last))
+    assert results.index(2) > results.index(3)
+    assert steps.seen == list(range(1, last + 1))
+    assert_nothing_left(session.global_step)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@simulated
+async def test_a_restored_model_goes_back_behind_the_results_that_have_come(
+    simulation: Simulation, late: bool
+) -> None:
+    service, steps, results = Lost(simulation, late), Steps(), list[int]()
+
+    class Restores(SessionRunHook):
+        async def restore_model(self, session: Any) -> int:
+            service.updates.clear()
+            return 0
+
+    hooks = [feed(), Restores(), steps, StopAtStepHook(last_step=4)]
+    creator = FunctionSessionCreator(service.step, in_flight=2)
+    async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
+        while not session.should_stop():
+            results.append(await session.run("items"))
+    assert results == ([0, 1, 3, 2, 4, 5, 6] if late else [0, 1, 2, 3, 4, 5])
+    assert service.updates == results[-4:]
+    assert steps.seen == ([1, 2, 3, 1, 2, 3, 4] if late else [1, 2, 1, 2, 3, 4])
+    assert_nothing_left(session.global_step)
+
+
+@simulated
+async def test_nothing_is_submitted_or_saved_between_a_loss_and_the_recovery(
+    simulation: Simulation,
+) -> None:
+    service, log = Lost(simulation), list[Any]()
+
+    class Saves(SessionRunHook):
+        num_sessions = 0
+
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            self.num_sessions += 1
+            log.append(("session", self.num_sessions, service.num_requests))
+
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            step = run_context.global_step.value
+
+            async def save() -> None:
+                log.append(("saved", session.global_step.value, self.num_sessions))
+
+            if step in (3, 5):
+                log.append(("step", step, service.num_requests))
+                run_context.finish_with(save)
+
+    creator = FunctionSessionCreator(service.step, in_flight=2)
+    hooks = [feed(), Saves(), StopAtStepHook(last_step=6)]
+    async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
+        while not session.should_stop():
+            await session.run("items")
+    assert log == [
+        ("session", 1, 0), ("step", 3, 4), ("session", 2, 4), ("step", 5, 6), ("saved", 5, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["break", "request_stop"])
+@simulated
+async def test_a_loss_that_no_run_has_recovered_from_leaves_the_block(
+    simulation: Simulation, how: str
+) -> None:
+    service, steps = Lost(simulation), Steps()
+    creator = FunctionSessionCreator(service.step, in_flight=2)
+    session = MonitoredSession([feed(), steps], creator, recovery=AT_ONCE)
+    with pytest.raises(PreemptionError, match="gone"):
+        async with session:
+            while not session.should_stop():
+                if await session.run("items") == 3:
+                    assert not session.should_stop()
+                    if how == "break":
+                        break
+                    session.request_stop()
+    assert steps.seen == [1, 2, 3]
+    assert_nothing_left(session.global_step)
+
+
 @simulated
 async def test_a_preemption_that_a_side_task_reports_submits_them_again(
     simulation: Simulation,
