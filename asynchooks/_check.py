@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Coroutine
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -102,3 +104,24 @@ def function(name: str, value: T, expected: str = "a function") -> T:
     if not callable(value):
         raise TypeError(f"{name} is {shown(value)}; give {expected}")
     return value
+
+
+def async_function(name: str, value: T, expected: str, *, arguments: bool = False) -> T:
+    """The value, which can be called; a coroutine, a call of an async function, is refused.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given; a coroutine that has not begun is closed.
+        expected: what the error says to give.
+        arguments: whether the function's arguments are given behind it.
+    """
+    if isinstance(value, Coroutine) and not callable(value):
+        called = getattr(value, "__qualname__", name)
+        if iscoroutine(value) and getcoroutinestate(value) == CORO_CREATED:
+            value.close()  # else Python warns that it was never awaited
+        then, more = (", then its arguments", ", ...") if arguments else ("", "")
+        raise TypeError(
+            f"{name} is the coroutine {called}(...), which has been called already; give the "
+            f"function{then}: {called}{more} in place of {called}(...)"
+        )
+    return function(name, value, expected)

@@ -9,10 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from typing import Any, TypeVar
 
-from .._check import function, instance
+from .._check import async_function, instance
 from .._engine.base import STOPPED, Engine, EngineTask, Slot
 from .._engine.current import current_engine
 from .._engine.stacks import holds_loop
@@ -301,15 +300,7 @@ async def or_stop(
 
 
 def _check_async_function(fn: object) -> None:
-    if isinstance(fn, Coroutine) and not callable(fn):
-        name = getattr(fn, "__qualname__", "fn")
-        if iscoroutine(fn) and getcoroutinestate(fn) == CORO_CREATED:
-            fn.close()  # else Python warns that it was never awaited
-        raise TypeError(
-            f"fn is the coroutine {name}(...), which has been called already; give the function, "
-            f"then its arguments: {name}, ... in place of {name}(...)"
-        )
-    function("fn", fn, "an async function, then its arguments")
+    async_function("fn", fn, "an async function, then its arguments", arguments=True)
 
 
 async def _call(fn: SideTask, args: tuple[Any, ...]) -> Any:

@@ -47,7 +47,8 @@ class FunctionSessionCreator(SessionCreator):
             OverlappingCallError after the grace period.
         in_flight: how many steps of one session may be under way at once, >= 1. `step_fn` may
             have two phases: it is async, submits its work, and returns an awaitable of its
-            outputs (a coroutine, a future). Above 1 it must, and then the next step is submitted
+            outputs (a coroutine, a future). Above 1 it must (defined with `async def`, even where
+            it awaits nothing, or a function around one), and then the next step is submitted
             while the outputs of those before it are awaited. Each step moves the global step by 1,
             and its feeds come from hooks (`FeedHook`), not from the caller of `run`.
 
@@ -56,7 +57,8 @@ class FunctionSessionCreator(SessionCreator):
     second. So a run returns the outputs of its own step, hooks see the steps in order, and what
     `run_context.finish_with` is given, such as a save, waits until nothing is in flight. An error
     leaves the run of its step; after the loss of what runs the steps all of them are submitted
-    again, in order. At a stop no further step is submitted, and those that were are completed.
+    again, in order, but for those behind it whose outputs have come: the next runs return these
+    first. At a stop no further step is submitted, and those that were are completed.
     Hooks must be able to overlap: see `SessionRunHook.may_overlap`.
 
     Raises:
@@ -214,11 +216,20 @@ class FunctionSession(RawSession):
         feeds = feed_dict or {}
         self._parameters.check(feeds)
         later = self._step_function(**feeds)
-        if inspect.isawaitable(later):
+        is_awaited = inspect.isawaitable(later)
+        if is_awaited:
             later = await later
         if not inspect.isawaitable(later):
+            name = shown(self._step_function)
+            if is_awaited and not self.is_async:  # or it wraps an async one, of two phases
+                raise StepFunctionError(
+                    f"the step function {name} is not async, and returned an awaitable of "
+                    f"{shown(later)}; with in_flight={self._in_flight} what it returns is awaited "
+                    "for the submission. Define it with async def, so that what it returns is "
+                    "awaited for the outputs, while the next step is submitted"
+                )
             raise StepFunctionError(
-                f"the step function {shown(self._step_function)} returned {shown(later)}; with "
+                f"the step function {name} returned {shown(later)}; with "
                 f"in_flight={self._in_flight} it is async, submits its work, and returns an "
                 "awaitable of its outputs, such as a call of an async function that waits for the "
                 "results and returns a mapping. For a step that is complete when the function "

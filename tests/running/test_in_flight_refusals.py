@@ -43,6 +43,10 @@ def sync_phase() -> dict[str, Any]:
     return {"loss": 0.5}
 
 
+def sync_submission() -> Any:
+    return one_phase()
+
+
 async def counting() -> Any:
     async def outputs() -> Any:
         return {"loss": 0.5, "global_step": 7}
@@ -63,6 +67,8 @@ async def no_mapping() -> Any:
     [
         (one_phase, "returns an awaitable of its outputs"),
         (sync_phase, "returns an awaitable of its outputs"),
+        (sync_submission, "sync_submission is not async, and returned an awaitable of {'loss': 0"),
+        (sync_submission, r"Define it with async def, so that"),
         (counting, "leave that output out, or in_flight"),
         (no_mapping, "expected a mapping of named outputs"),
     ],
@@ -84,6 +90,17 @@ async def test_a_function_of_two_phases_runs_with_one_step_in_flight(
         async for item in session.batches(range(2)):
             assert await session.run("items", {"items": item}) == item
     assert service.updates == [0, 1]
+
+
+@simulated
+async def test_a_function_around_an_async_step_function_submits_as_that(
+    simulation: Simulation,
+) -> None:
+    service = Service(simulation)
+    creator = FunctionSessionCreator(lambda items=0: service.step(items), in_flight=2)
+    async with MonitoredSession([], creator) as session:
+        assert await session.run("items") == 0
+        assert service.num_requests == 2
 
 
 @pytest.mark.anyio

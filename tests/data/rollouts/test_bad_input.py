@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from inspect import CORO_CLOSED, CORO_SUSPENDED, getcoroutinestate
 from itertools import chain
 from typing import Any
 
@@ -71,6 +73,50 @@ def test_an_argument_of_another_type_or_range_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         made(**changes)
+
+
+async def several(item: Any, *more: Any) -> AsyncIterator[Any]:
+    yield item
+
+
+class Several:
+    async def __call__(self, item: Any) -> AsyncIterator[Any]:
+        yield item
+
+
+@pytest.mark.parametrize("fn", [several, partial(several, 1), Several(), Several().__call__])
+def test_an_async_generator_function_is_refused(fn: Any) -> None:
+    expected = r"fn is .*[Ss]everal.*, an async generator; give an async function that returns one"
+    with pytest.raises(TypeError, match=expected):
+        made(fn=fn)
+
+
+@pytest.mark.filterwarnings("error")  # also: never awaited
+def test_a_coroutine_in_place_of_the_function_is_refused_and_closed() -> None:
+    coroutine = same(1)
+    expected = (
+        r"fn is the coroutine same\(\.\.\.\), which has been called already; give the function: "
+        r"same in place of same\(\.\.\.\)$"
+    )
+    with pytest.raises(TypeError, match=expected):
+        made(fn=coroutine)
+    assert getcoroutinestate(coroutine) == CORO_CLOSED
+
+
+def test_a_coroutine_that_has_begun_is_refused_and_left_as_it_is() -> None:
+    async def begun() -> None:
+        await Once()
+
+    class Once:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    coroutine = begun()
+    coroutine.send(None)
+    with pytest.raises(TypeError, match="fn is the coroutine"):
+        made(fn=coroutine)
+    assert getcoroutinestate(coroutine) == CORO_SUSPENDED
+    coroutine.close()
 
 
 def test_all_that_is_allowed_is_accepted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -278,6 +279,33 @@ def test_an_error_of_the_block_has_a_note_where_leaving_took_longer_than_its_lim
 
     assert world.run(work) is error
     assert any("took more than 1.5 s" in note for note in error.__notes__)
+
+
+@on_engines
+def test_messages_name_the_function_that_makes_the_manager(backend: Any) -> None:
+    world, error = World(backend), BoxError()
+
+    class Slow:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *error: Any) -> None:
+            await world.simulation.sleep(9.0)
+
+        def __repr__(self) -> str:
+            return "<slow>"
+
+    async def work(manager: Any, failure: BaseException | None = None) -> None:
+        async with shielded(manager, limit_secs=1.5):
+            if failure is not None:
+                raise failure
+
+    late = "took more than 1.5 s, and was cancelled"
+    assert str(world.run(lambda: work(world.box()))) == f"leaving World.box() {late}"
+    world = World(backend)
+    assert world.run(lambda: work(world.box(), error)) is error
+    assert error.__notes__ == [f"leaving World.box() {late}"]
+    world = World(backend)
+    assert str(world.run(lambda: work(Slow()))) == f"leaving <slow> {late}"
 
 
 @on_engines
@@ -576,6 +604,7 @@ def test_an_error_of_entering_is_noted_where_the_task_was_cancelled_meanwhile() 
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
-        assert "BoxError('no quota')" in caught.value.__notes__[0]
+        [note] = caught.value.__notes__
+        assert re.fullmatch(r"then, entering [\w.<>]*broken\(\): BoxError\('no quota'\)", note)
 
     asyncio.run(main())
