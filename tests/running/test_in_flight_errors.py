@@ -288,6 +288,61 @@ async def test_a_loss_that_no_run_has_recovered_from_leaves_the_block(
 
 
 @simulated
+async def test_a_loss_is_no_error_where_another_worker_has_made_the_last_step(
+    simulation: Simulation,
+) -> None:
+    service, steps, results = Lost(simulation), Steps(), list[int]()
+    items = prefetch(range(100), 1)
+    creator = SharedSessionCreator(FunctionSessionCreator(service.step, in_flight=2))
+    last = StopAtStepHook(last_step=5)
+    hooks = [FeedHook(items, "items"), steps, last]
+    async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
+        while not session.should_stop():
+            results.append(await session.run("items"))
+            if results[-1] == 3:
+                async with MonitoredSession([FeedHook(items, "items"), last], creator) as other:
+                    while not other.should_stop():
+                        await other.run("items")
+                assert session.global_step.value == 5
+    assert results == [0, 1, 3]
+    assert steps.seen == [1, 2, 3]
+    assert len(service.updates) == 5
+    assert_nothing_left(session.global_step)
+
+
+@simulated
+async def test_results_that_have_come_before_another_worker_restores_the_model_are_void(
+    simulation: Simulation,
+) -> None:
+    service, steps, results = Lost(simulation), Steps(), list[int]()
+
+    class Restores(SessionRunHook):
+        async def restore_model(self, session: Any) -> int:
+            service.updates.clear()
+            return 0
+
+    creator = SharedSessionCreator(FunctionSessionCreator(service.step, in_flight=2))
+    hooks = [feed(), steps, StopAtStepHook(last_step=4)]
+    async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
+        while not session.should_stop():
+            results.append(await session.run("items"))
+            if results == [0, 1]:
+                task = simulation.start(session.run, "items")
+                await task.wait(simulation.now + 0.5)
+                task.cancel()  # two more steps are submitted by now
+                await simulation.sleep(9.0)  # the first of them is lost, the other one is made
+                assert service.updates == [0, 1, 3]
+                assert session.global_step.value == 3
+                async with MonitoredSession([Restores()], creator) as other:
+                    assert other.global_step.epoch == 1
+    assert results[:2] == [0, 1]
+    assert 3 not in results
+    assert len(service.updates) == 4
+    assert steps.seen == [1, 2, 1, 2, 3, 4]
+    assert_nothing_left(session.global_step)
+
+
+@simulated
 async def test_a_preemption_that_a_side_task_reports_submits_them_again(
     simulation: Simulation,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
 from inspect import CORO_CLOSED, CORO_SUSPENDED, getcoroutinestate
 from itertools import chain
@@ -108,7 +108,7 @@ def test_a_coroutine_that_has_begun_is_refused_and_left_as_it_is() -> None:
         await Once()
 
     class Once:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None, None, None]:
             yield
 
     coroutine = begun()
