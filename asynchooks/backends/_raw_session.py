@@ -97,8 +97,8 @@ class RawSession(ABC):
         """Begin a step; only where the creator's `in_flight` is above 1.
 
         Returns:
-            What gives, when it is awaited: (all outputs of the step, the step after it as
-            `Admission.settle` takes it).
+            An awaitable of all outputs of the step, and of the global step after it as
+            `Admission.settle` takes it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no steps in flight")
 
