@@ -11,8 +11,8 @@ The rooms of the package; each imports only from rooms below it, or to the right
     _session _running               MonitoredSession, where a reader starts; one run and its hooks
     data backends                   stages of input; raw sessions and the creators that make them
     _hook _stopping                 what hooks are; stop requests, side tasks, coordinators
-    _step checkpoints _timer        the awaitable step and its gate; files of a checkpoint
-    _engine                         how anything waits: engines, stops, locks, threads
+    _step checkpoints metrics       the awaitable step and its gate; files of a checkpoint; sinks
+    _timer _engine                  how anything waits: engines, stops, locks, threads, timers
     _check _errors _later _version  checks of arguments; every exception; lazy names
 
 Which of them import asyncio, trio, TensorFlow or Dask: `FOREIGN` in tests/test_imports.py.
@@ -56,6 +56,7 @@ from ._hook import (
     TensorFlowHook,
 )
 from ._later import later
+from ._running.status import Status, Subscription
 from ._running.step_context import StepContext
 from ._session import MonitoredSession
 from ._step.global_step import GlobalStep, GlobalStepStatistics
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from . import data as data
     from . import distributed as distributed
     from . import hooks as hooks
+    from . import metrics as metrics
     from . import protocols as protocols
     from . import simulation as simulation
     from . import testing as testing
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
     from .hooks import LoggingTensorHook as LoggingTensorHook
     from .hooks import LoopLag as LoopLag
     from .hooks import LoopLagHook as LoopLagHook
+    from .hooks import MetricsHook as MetricsHook
     from .hooks import NanTensorHook as NanTensorHook
     from .hooks import OnStall as OnStall
     from .hooks import PreemptionHook as PreemptionHook
@@ -128,6 +131,7 @@ else:  # type checkers shall see the names above, and no others
             "distributed": "distributed",
             "hooks": "hooks",
             **dict.fromkeys(_hook_names, "hooks"),
+            "metrics": "metrics",
             "protocols": "protocols",
             "simulation": "simulation",
             "testing": "testing",
@@ -194,6 +198,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "LoopLag",
     "LoopLagHook",
     "MetricError",
+    "MetricsHook",
     "Mode",
     "MonitoredSession",
     "NanLossDuringTrainingError",
@@ -219,6 +224,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StallError",
     "StallHook",
     "StateDictSaver",
+    "Status",
     "StepContext",
     "StepCounterHook",
     "StepFunctionError",
@@ -227,6 +233,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "StopAtStepHook",
     "StopReason",
     "StopTraining",
+    "Subscription",
     "SummarySaverHook",
     "SummaryWriter",
     "TensorFlowHook",

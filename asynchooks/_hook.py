@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol
 
 from ._engine.stop import StopReason, reason_for
 from ._errors import call_text
+from .metrics._live import LiveMetrics
 
 if TYPE_CHECKING:
     from ._step.global_step import GlobalStep
@@ -35,13 +36,15 @@ class SessionHooks:
     Args:
         hooks: as they were given to the session: wrappers, where there are any.
         stops: what stops the session; None where no session calls the hook.
+        live: the session's metrics.
     """
 
-    __slots__ = ("_checks", "begun", "hooks", "stops")
+    __slots__ = ("_checks", "begun", "hooks", "live", "stops")
 
-    def __init__(self, hooks: Sequence[Any], stops: SessionStop | None) -> None:
+    def __init__(self, hooks: Sequence[Any], stops: SessionStop | None, live: LiveMetrics) -> None:
         self.hooks = hooks
         self.stops = stops
+        self.live = live
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
         self._checks: list[Callable[[], None]] = []
@@ -56,7 +59,7 @@ class SessionHooks:
         """In a hook's begin: those of its session, or of the hook alone where none calls it."""
         begin = begin_session.get()
         session = None if begin is None else begin.session
-        return cls((hook,), None) if session is None else session.join(hook)
+        return cls((hook,), None, LiveMetrics()) if session is None else session.join(hook)
 
     def check(self, fn: Callable[[], None]) -> None:
         """Have `fn` called when every hook has begun; what it raises is an error of this begin."""

@@ -43,6 +43,7 @@ from ._running.lifecycle import SessionLifecycle
 from ._running.merge import MergedRun, wrong_feeds
 from ._running.phase import OneRun, Phase
 from ._running.raw_run import NOT_HERE, RawRuns, Unfinished
+from ._running.status import Status, StatusBoard, Subscription
 from ._running.step_context import StepContext, check_step_fn
 from ._step.global_step import GlobalStep
 from ._step.waiters import Worker
@@ -50,10 +51,12 @@ from ._stopping.backoff import Recovery, Restart, checked_grace_secs
 from ._stopping.session_stop import interruption
 from ._stopping.tasks import OnFailure, SideTask, name_of, or_stop
 from .backends._creator import SessionCreator, check_creator, default_creator
+from .metrics._live import checked_values
 
 if TYPE_CHECKING:
     from .data import Batches
     from .data._sources import Source
+    from .metrics import Histogram
 
 logger = logging.getLogger("asynchooks")
 
@@ -69,18 +72,17 @@ _OPEN = Phase.OPEN  # an enum's member costs as much as a call
 class MonitoredSession(AsyncOnly):
     """A training session: hooks around every run, recovery, and an orderly end.
 
-    Create it, and open and close it with `async with`. It holds no task group or cancel scope, so
-    you can open and close several sessions in any order, from different tasks.
+    Open and close it with `async with`. It holds no task group or cancel scope, so you can open and
+    close several sessions in any order, from different tasks.
 
     Args:
-        hooks: an iterable of hooks, of asynchooks or TensorFlow; called in this order at every
-            moment.
+        hooks: hooks of asynchooks or TensorFlow, called in this order at every moment.
         session_creator: makes the raw session; None means a `ChiefSessionCreator` on TensorFlow's
             current default graph.
         stop_grace_period_secs: seconds, >= 0, that threads and side tasks get to stop at the end,
             and a step in a thread gets to finish when it is cancelled.
-        step_runner: where a blocking step runs: "inline" on the event loop, "thread" in a thread
-            of the session; "auto" measures and chooses.
+        step_runner: where a blocking step runs: "inline" on the event loop, "thread" in a thread of
+            the session; "auto" measures and chooses.
         recovery: how often a lost raw session is recreated, and after which pauses.
 
     Raises:
@@ -123,15 +125,13 @@ class MonitoredSession(AsyncOnly):
         self._phase = Phase.NEW
         self._runs_apart = False  # they enter the default graph, or several are in flight
         self._in_flight: InFlight | None = None
-        self._has_ended = False  # a run has said so
         self._last_fetches: Any = None  # of the last run, for caller and hooks
         self._one_run = OneRun()
+        self._status: StatusBoard | None = None  # once anyone asks
 
     def __repr__(self) -> str:
         state, step = self._phase.name.lower(), self._handle.global_step
-        # The garbage collector may ask, in the midst of anything: to read the step may block, and
-        # its lock may be held by the very code that is interrupted.
-        value = step.last_known
+        value = step.last_known  # the garbage collector may ask, while the step's lock is held
         if self._phase is Phase.OPEN and (step.is_at_limit or self._lifecycle.should_stop()):
             state += ", to stop"
         return (
@@ -165,8 +165,8 @@ class MonitoredSession(AsyncOnly):
     ) -> Any:
         """Run one step with all hooks, and return what was fetched.
 
-        A cancellation waits for a step under way, up to the grace period; that step
-        counts. Of several in flight all go on, and the next run returns the first result.
+        A cancellation waits for a step under way, up to the grace period; that step counts. Of
+        several in flight all go on, and the next run returns the first result.
 
         Args:
             fetches: what to compute: as for `tf.compat.v1.Session.run` on a graph; names of
@@ -253,7 +253,7 @@ class MonitoredSession(AsyncOnly):
                     context._pending.end_exclusive()
                 if raw is not None:
                     explained = stops.judge(hooks.explained(error, merged, call), error)
-                leaving = await self._recover(explained, failures)
+                leaving = await self._lifecycle.leaving(explained, failures, one_run)
                 if hooks.step_in_thread is not None:
                     hooks.end_step_in_thread(is_cancelled=leaving is not None and call is None)
                 if leaving is error:
@@ -295,6 +295,32 @@ class MonitoredSession(AsyncOnly):
             self._raw_runs.forget()  # a checkpoint that was restored between its runs, too
             self._one_run.end()
 
+    def log_metrics(self, values: Mapping[str, float | Histogram]) -> None:
+        """Give numbers by name to the hooks that keep metrics, at the present step; never waits.
+
+        From any thread or task. They go to each `MetricsHook`, `HistoryHook` and subscriber.
+
+        Raises:
+            TypeError, MetricError, RuntimeError: no mapping to numbers; the session is not open.
+        """
+        self._phase.check_open("log_metrics", in_opening=True, in_closing=True)
+        self._hooks.live.log(self._handle.global_step.value, checked_values(values))
+
+    def status(self) -> Status:
+        """What the session is doing; cheap, from any thread, in any phase."""
+        board = self._status = self._status or StatusBoard(self, self._hooks.live)
+        now = self._engine.now() if self._phase is _OPEN else 0.0
+        return board.status(self._phase, self._handle.global_step, now)
+
+    def subscribe(self, *, every_secs: float = 1.0) -> Subscription:
+        """Statuses as they come: now, at each new metric or phase, and every so many seconds.
+
+        It ends after the status "closed"; in a side task already at a stop. Training never waits
+        for it: of more than 64 statuses that were not taken the oldest are dropped.
+        """
+        board = self._status = self._status or StatusBoard(self, self._hooks.live)
+        return Subscription(board, self, every_secs)
+
     def should_stop(self) -> bool:
         """Whether the training loop should end; never raises, never does work."""
         if self._phase in (Phase.CLOSING, Phase.CLOSED) or self._lifecycle.should_stop():
@@ -316,14 +342,13 @@ class MonitoredSession(AsyncOnly):
         *,
         all_workers: bool = False,
     ) -> None:
-        """Ask the training loop to end: should_stop() turns True and every wait ends.
+        """Ask the training loop to end: every wait ends, and the next run raises StopTraining.
 
-        The next run raises StopTraining. From any thread or task, before or after opening.
+        From any thread or task, before or after opening.
 
         Args:
             reason: why, for the log and `stop_reason`; an exception leaves at the end of the block.
-            all_workers: whether to end all workers of this process that share the model (by a
-                SharedSessionCreator, a parameter server, or any other common global step), and
+            all_workers: whether to end all workers of this process that share the global step, and
                 those that open before the last of them has closed. An exception leaves this one.
         """
         why = reason_for(None, reason, "session.request_stop")
@@ -340,17 +365,16 @@ class MonitoredSession(AsyncOnly):
     ) -> None:
         """Start `fn(*args)` as a side task: it never outlives the session.
 
-        Unless `on_failure` says otherwise, an error in it stops the session, and the block raises
-        that error. At the end, every wait of asynchooks in it raises StopTraining; if it has not
-        ended after the grace period, it is cancelled. Unlike a task of `coord.start_soon` in a
-        hook, it continues when a lost raw session is recreated.
+        By default an error in it stops the session, and the block raises it. At the end, every
+        wait of asynchooks in it raises StopTraining; after the grace period it is cancelled. Unlike
+        a task of `coord.start_soon` in a hook, it outlives a lost raw session.
 
         Args:
             on_failure: `OnFailure.STOP`, `OnFailure.LOG` or a `Restart`.
             name: its name in logs and stop reasons; by default the name of `fn`.
-            cancel_at_end: whether it is cancelled as soon as the session ends, after `end` of all
-                hooks, instead of after the grace period: for a task that waits for another
-                library. What it shields then has the grace period. A stop alone does not cancel it.
+            cancel_at_end: whether it is cancelled after `end` of all hooks, instead of after the
+                grace period, which is then left for what it shields: for a task that waits for
+                another library. A stop alone does not cancel it.
 
         Raises:
             RuntimeError: the session is not open.
@@ -364,18 +388,14 @@ class MonitoredSession(AsyncOnly):
     def batches(self, source: Source[T]) -> Batches[T]:
         """The items of a source, for as long as training continues: `async for x in ...`.
 
-        It reads one item ahead, or as many as the source's `prefetch` does. It ends with the
-        source, or when the session should stop, even during a wait. The session opens the source
-        if it is not open, and closes it when the session ends; `aclose` closes it earlier. A source
-        that has not ended stays open for other sessions of the same `SharedSessionCreator` until
-        the last of them ends. Items that the loop got but no run has used are not lost: see
-        `InputPositionHook`.
-
-        Args:
-            source: see `asynchooks.data`.
+        It reads one item ahead, or as many as the source's `prefetch` does, and ends with the
+        source, or when the session should stop, even during a wait. The session opens the source if
+        it is not open, and closes it at its own end; `aclose` closes it earlier. One that has not
+        ended stays open for other sessions of the same `SharedSessionCreator` until the last of
+        them ends. Items that no run has used are not lost: see `InputPositionHook`.
 
         Raises:
-            TypeError: `source` cannot be read.
+            TypeError: `source` is none of `asynchooks.data`.
             RuntimeError: the session is not open.
             InputError: in the loop: the source is empty, or cannot be read.
             BaseException: in the loop: what the source raised.
@@ -407,33 +427,10 @@ class MonitoredSession(AsyncOnly):
         if self._phase is Phase.CLOSING:  # a side task that has not ended yet
             raise StopTraining(f"the session ends, before {name_of(fn)} was called")
 
-    @_is_session
-    async def _recover(self, error: BaseException, failures: int) -> BaseException | None:
-        """Prepare a failed run for its next attempt; returns what leaves if there is none.
-
-        A step_fn is called again itself, not the runs in it.
-        """
-        if type(error) is StopTraining:
-            has_ended, self._has_ended = self._has_ended, True
-            if has_ended:  # a loop that swallows it would hold the event loop for ever
-                await self._engine.checkpoint()
-        leaving, traceback = error, error.__traceback__
-        if isinstance(error, Exception) and not self._one_run.is_in_step_fn:
-            try:
-                await self._lifecycle.recover(error, failures)
-            except BaseException as final:
-                leaving = final
-            else:
-                return None
-        if leaving is error:  # without the places that raised it again
-            error.__traceback__ = traceback
-        shorten_traceback(leaving)
-        return leaving
-
     async def _run_apart(self, *args: Any) -> Any:
         """A run beside others in flight, or one that enters the default graph for all its hooks."""
         if self._in_flight is not None:
-            return await self._in_flight.run(args, self._recover)
+            return await self._in_flight.run(args)
         self._runs_apart = False  # until this run has ended
         try:
             return await self._lifecycle.call_hooks(MonitoredSession.run(self, *args))
@@ -469,7 +466,8 @@ class MonitoredSession(AsyncOnly):
     async def __aenter__(self) -> Self:
         """Call `begin` of all hooks, create the raw session, and call `after_create_session`.
 
-        If that fails or is cancelled, the raw session is closed, and `on_error` is called for every
+        A service may call it `open()`, and `await close()` at its end, in place of `async with`. If
+        that fails or is cancelled, the raw session is closed, and `on_error` is called for every
         hook whose `begin` was called.
         """
         self._phase.check_new()
@@ -504,8 +502,10 @@ class MonitoredSession(AsyncOnly):
                 raise
             assert leaving is not None
             raise leaving from error
-        self._phase = Phase.OPEN
+        self._enter(Phase.OPEN)
         return self
+
+    open = __aenter__  # noqa: A003
 
     @_is_session
     async def __aexit__(
@@ -516,8 +516,7 @@ class MonitoredSession(AsyncOnly):
     ) -> bool:
         """End cleanly, or clean up after an error; swallows what means a clean end.
 
-        Raises:
-            BaseException: the first error of a side task or thread, else of an `end`.
+        Raises the first error of a side task or thread, else of an `end`.
         """
         if self._phase in (Phase.CLOSING, Phase.CLOSED):  # by close(), perhaps in another task
             await self._one_run.wait_until(lambda: self._phase is Phase.CLOSED, "the session's end")
@@ -527,17 +526,13 @@ class MonitoredSession(AsyncOnly):
             self._phase.check_open("__aexit__")
         if exc is not None and error is None:
             self._stops.note(self.stop_reason)
-            op = getattr(exc, "op", None)  # TensorFlow's message holds the stack of its making
-            why = (str(exc) or repr(exc)) if op is None else f"the input ended in {op.name!r}"
-            self._stops.note(StopReason("the block", why))
+            self._stops.note_clean_end(exc)
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end
             self._phase = Phase.CLOSING
             self._stops.stop.set()
             until = self._engine.now() + self._grace_secs
             if error is None:
-                is_over = lambda: not self._one_run.is_under_way  # noqa: E731
-                waiting = self._one_run.wait_until(is_over, "another task's run", until)
-                error = await interruption(waiting)
+                error = await interruption(self._one_run.wait_for_other(until))
         leaving = await self._close(error)
         if leaving is not None and leaving is not exc:
             raise leaving
@@ -547,9 +542,7 @@ class MonitoredSession(AsyncOnly):
     async def close(self) -> None:
         """End cleanly, now; leaving the block afterwards has no further effect.
 
-        Raises:
-            RuntimeError: the session is not open, or a run is under way.
-            BaseException: as `__aexit__`.
+        Raises what `__aexit__` does; RuntimeError if it is not open, or a run is under way.
         """
         if self._phase is Phase.CLOSED:
             raise RuntimeError("Session is already closed.")
@@ -575,9 +568,15 @@ class MonitoredSession(AsyncOnly):
                 ResourceWarning, source=self,
             )  # fmt: skip
 
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        if self._status is not None:
+            self._status.notify()
+
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """End hooks, tasks, threads and the raw session; returns what must leave."""
-        self._phase, self._stops.is_ending = Phase.CLOSING, True
+        self._stops.is_ending = True
+        self._enter(Phase.CLOSING)
         self._stops.reason = self.stop_reason  # a limit is forgotten with the last worker
         try:
             error = await self._lifecycle.end(error)
@@ -595,6 +594,7 @@ class MonitoredSession(AsyncOnly):
         error = await self._stops.close_input(error)
         error = await self._hooks.after_close(error)
         self._runner.close()  # a plain after_close may have needed its thread
+        self._enter(Phase.CLOSED)
         if error is not None:
             shorten_traceback(error)
         return error

@@ -44,6 +44,7 @@ from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..backends._creator import RestoredStep
 from ..backends._raw_session import RawSession
+from ..metrics._live import LiveMetrics
 from .hook_check import FURTHER_MOMENTS, checked, overrides, warn_of_misspelt
 from .merge import MergedRun
 
@@ -135,7 +136,7 @@ class HookList:
     """
 
     __slots__ = (
-        "_joined", "_num_begun", "_num_returned", "_shared", "_watchers", "after_runs",
+        "_joined", "_live", "_num_begun", "_num_returned", "_shared", "_watchers", "after_runs",
         "are_in_runs", "before_runs", "call_plain", "current", "hooks", "needs_graph_entered",
         "session", "step_in_thread", "stops", "unasked",
     )  # fmt: skip
@@ -151,6 +152,7 @@ class HookList:
         self.step_in_thread: StepInThread | None = None  # of this run, until its task is back
         self._num_begun = self._num_returned = 0  # of begins
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
+        self._live: LiveMetrics | None = None
         # those that have, and their places in the list, or those of the wrappers that they are in
         self._joined: tuple[tuple[int, Any], ...] = ()
         self.current: HookCall | None = None
@@ -181,6 +183,12 @@ class HookList:
             if is_wrapped and overrides(hook, moment):
                 calls.append(HookCall(place, hook, moment))
         return sorted(calls, key=lambda call: call.place)
+
+    @property
+    def live(self) -> LiveMetrics:
+        """The session's metrics; made at the first use, as few of a thousand workers have any."""
+        self._live = live = self._live or LiveMetrics()
+        return live
 
     def twin(self) -> HookList:
         """The same hooks, to be called while this list calls others: `current` is its own."""
@@ -278,7 +286,7 @@ class HookList:
             begin_session.reset(token)
 
     def join(self, hook: SessionRunHook) -> SessionHooks:
-        self._shared = self._shared or SessionHooks(self.hooks, self.stops)
+        self._shared = self._shared or SessionHooks(self.hooks, self.stops, self.live)
         self._shared.begun.append(hook)
         self._joined += ((self._num_begun - 1, hook),)
         return self._shared

@@ -35,8 +35,6 @@ from .raw_run import RunArguments
 
 logger = logging.getLogger("asynchooks")
 
-Recover = Callable[[BaseException, int], Awaitable[BaseException | None]]
-"""Prepares the next attempt of a run; returns the error that leaves if there is none."""
 _ALL_CANCELLED_SECS = 0.01
 """Where all tasks of an event loop are cancelled, how long one may take to notice it."""
 _NO_ARGS: RunArguments = ((), None, None, None)
@@ -184,7 +182,7 @@ class InFlight:
             return False
         return self._loss is not None or any(each.is_out for each in self._flights)
 
-    async def run(self, args: RunArguments, recover: Recover) -> Any:
+    async def run(self, args: RunArguments) -> Any:
         """Complete the oldest run, while others are prepared and submitted.
 
         A cancellation leaves those in flight as they are: the next call goes on with them.
@@ -207,7 +205,7 @@ class InFlight:
                         continue
                 elif isinstance(explained, Exception) and flight is not None:
                     await self._begin_behind_again()
-                leaving = await recover(explained, failures)
+                leaving = await self._lifecycle.leaving(explained, failures, self._one_run)
                 if leaving is error:
                     raise
                 if leaving is not None:

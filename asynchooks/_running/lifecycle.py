@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any, Protocol, TypeVar
 
 from .._engine.base import STOPPED, Engine, Slot
+from .._engine.stacks import holds_loop
 from .._engine.stop import EndsAtStop, LostPeer, StopReason
 from .._errors import (
     ModelRestored,
@@ -19,6 +20,7 @@ from .._errors import (
     add_note,
     is_preemption,
     leaves_as_itself,
+    shorten_traceback,
 )
 from .._hook import SessionRunValues
 from .._stopping.backoff import Recovery
@@ -26,6 +28,7 @@ from .._stopping.session_stop import SessionInput, interruption
 from ..backends._creator import SessionHandle, close_raw
 from ..backends._raw_session import RawSession
 from .dispatch import HookList
+from .phase import OneRun
 
 logger = logging.getLogger("asynchooks")
 
@@ -79,8 +82,8 @@ class SessionLifecycle:
     """
 
     __slots__ = (
-        "_handle", "_lost", "_state", "_thread", "engine", "grace_secs", "hooks", "in_flight",
-        "raw", "raw_runs", "stops",
+        "_handle", "_has_ended", "_lost", "_state", "_thread", "engine", "grace_secs", "hooks",
+        "in_flight", "raw", "raw_runs", "stops",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +94,7 @@ class SessionLifecycle:
         self.hooks = hooks
         self.grace_secs = grace_secs
         self._state = State.ABSENT
+        self._has_ended = False  # a run has said so
         self.engine: Engine  # the session sets it when it opens
         self.raw: RawSession | None = None  # from the state CREATING on, until it is let go of
         self._thread = 0  # in which the raw session's call lock was joined
@@ -185,6 +189,31 @@ class SessionLifecycle:
             return
         if self._state is not State.READY or self.was_replaced or is_preemption(coord.error):
             await self._drop()
+
+    @holds_loop(lambda lifecycle: "the session")
+    async def leaving(
+        self, error: BaseException, failures: int, one_run: OneRun
+    ) -> BaseException | None:
+        """Prepare a failed run for its next attempt; returns what leaves if there is none.
+
+        A step_fn is called again itself, not the runs in it.
+        """
+        if type(error) is StopTraining:
+            has_ended, self._has_ended = self._has_ended, True
+            if has_ended:  # a loop that swallows it would hold the event loop for ever
+                await self.engine.checkpoint()
+        leaving, traceback = error, error.__traceback__
+        if isinstance(error, Exception) and not one_run.is_in_step_fn:
+            try:
+                await self.recover(error, failures)
+            except BaseException as final:
+                leaving = final
+            else:
+                return None
+        if leaving is error:  # without the places that raised it again
+            error.__traceback__ = traceback
+        shorten_traceback(leaving)
+        return leaving
 
     async def recover(self, error: Exception, failures: int) -> int:
         """Let go of the raw session, and wait until the next attempt is due.

@@ -24,13 +24,13 @@ class Phase(Enum):
                 "make a new MonitoredSession for each `async with`"
             )
 
-    def check_open(self, what: str, *, in_opening: bool = False) -> None:
-        """Raise RuntimeError unless `what` may be called now (also while it opens)."""
+    def check_open(self, what: str, *, in_opening: bool = False, in_closing: bool = False) -> None:
+        """Raise RuntimeError unless `what` may be called now (also while it opens, or closes)."""
         if self is Phase.NEW or (self is Phase.OPENING and not in_opening):
             raise RuntimeError(
                 f"{what}() before the session was opened; use it within `async with session:`"
             )
-        if self in (Phase.CLOSING, Phase.CLOSED):
+        if self is Phase.CLOSED or (self is Phase.CLOSING and not in_closing):
             raise RuntimeError(
                 f"{what}() after the session was closed. Session is already closed: "
                 "make a new MonitoredSession for each `async with`"
@@ -61,6 +61,10 @@ class OneRun(Condition):
                 "step at a time: give each task a session of its own (SharedSessionCreator lends "
                 "them one model), and within a step_fn use step_context.run_with_hooks()"
             )
+
+    async def wait_for_other(self, until: float) -> None:
+        """Wait for the run of another task, until then at most."""
+        await self.wait_until(lambda: not self.is_under_way, "another task's run", until)
 
     def end(self) -> None:
         self.is_under_way = self.is_in_step_fn = False

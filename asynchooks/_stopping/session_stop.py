@@ -144,6 +144,12 @@ class SessionStop(CoordinatorOwner):
         """The first reason stands."""
         self.reason = self.reason or reason
 
+    def note_clean_end(self, error: BaseException) -> None:
+        """What ended the block cleanly."""
+        op = getattr(error, "op", None)  # TensorFlow's message holds the stack of its making
+        why = (str(error) or repr(error)) if op is None else f"the input ended in {op.name!r}"
+        self.note(StopReason("the block", why))
+
     def forget(self) -> None:
         """Take back a stop that was not for good."""
         if not self.is_asked:

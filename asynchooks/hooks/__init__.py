@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._final_ops import FinalOpsHook as FinalOpsHook
     from ._input_position import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
+    from ._metrics_hook import MetricsHook as MetricsHook
     from ._step_counter import StepCounterHook as StepCounterHook
     from ._stop_at_step import StopAtStepHook as StopAtStepHook
     from ._summaries import EventWriter as EventWriter
@@ -45,6 +46,7 @@ _PLACES = {
     "LoggingTensorHook": "_logging_tensor",
     "LoopLag": "guards._loop_lag",
     "LoopLagHook": "guards._loop_lag",
+    "MetricsHook": "_metrics_hook",
     "NanTensorHook": "guards._nan_tensor",
     "OnStall": "guards._stall",
     "PreemptionHook": "guards._preemption",

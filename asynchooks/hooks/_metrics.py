@@ -16,7 +16,7 @@ class Results:
     """The newest results of one hook's evaluations, by step; `name` is theirs, for errors."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self.latest: Mapping[str, float] | None = None
         self.latest_step: int | None = None
         # else they are of a session that was lost, or of one before: any result is newer
@@ -43,7 +43,7 @@ class Results:
             return None
         if key not in self.latest:
             raise MetricError(
-                f"{self._name!r} gave no {key!r} at step {self.latest_step}, but "
+                f"{self.name!r} gave no {key!r} at step {self.latest_step}, but "
                 f"{', '.join(map(repr, self.latest)) or 'nothing'}; ask for one of those"
             )
         return self.latest_step, self.latest[key]
@@ -74,6 +74,11 @@ class Metric:
         self._results = results
         self._key = key
         self.owner = owner
+
+    @property
+    def name(self) -> str:
+        """Its tag in TensorBoard, `<name of the evaluations>/<key>`."""
+        return f"{self._results.name}/{self._key}"
 
     def newest(self) -> tuple[int, float] | None:
         """The step that was evaluated last, and the value; None if none was."""

@@ -119,10 +119,10 @@ class Sink(ABC):
     open_secs: ClassVar[float] = 0.0
     """How long a session waits, at most, for `open` before its first step: 0 for what may hang."""
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - may be left alone
         """In the hook's begin: raise ImportError if the library is missing. It must not block."""
 
-    def open(self, resume: Resume) -> None:
+    def open(self, resume: Resume) -> None:  # noqa: B027 - may be left alone
         """Open the store; called once for each session, before all others."""
 
     @abstractmethod
@@ -139,10 +139,10 @@ class Sink(ABC):
         """
         return None
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> None:  # noqa: B027 - may be left alone
         """Forget what is of later steps than this one: the session was set back to it."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - may be left alone
         """Let go of the store; called once, also after an error, unless the thread is stuck."""
 
 

@@ -1,0 +1,269 @@
+"""What hooks that keep or show metrics read of runs, and when. It writes nothing anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .. import _check
+from .._errors import MetricError, shown
+from .._hook import SessionRunArgs, begin_graph
+from .._timer import SecondOrStepTimer
+from ..metrics._live import number_of
+from ..metrics._readings import Look, Mean, Reading, Spread
+from ._logging_tensor import _as_graph_element
+from ._metrics import Metric
+
+Wanted = Any
+"""What a user asks for: a name, a tensor, `mean`, `histogram`, a statistic, a metric of an
+evaluation, a function; or a list of these, or a mapping with names of their own."""
+
+DEFAULT_STEPS = 100
+
+
+class Interval:
+    """When a hook is due: at step 1 and at each multiple of a number of steps, or after seconds.
+
+    Multiples make the steps of a resumed training those of an uninterrupted one. A step that was
+    passed by other workers' runs is made up for by the next run.
+    """
+
+    __slots__ = ("_every", "_last", "next_step", "timer")
+
+    def __init__(
+        self,
+        every_n_steps: int | None,
+        every_n_secs: float | None,
+        default_steps: int = DEFAULT_STEPS,
+    ) -> None:
+        if every_n_steps is not None and every_n_secs is not None:
+            raise ValueError(
+                f"got every_n_steps={every_n_steps!r} and every_n_secs={every_n_secs!r}; give at "
+                f"most one of them (every {default_steps} steps by default)"
+            )
+        self.timer: SecondOrStepTimer | None = None
+        self._every = default_steps
+        if every_n_secs is not None:
+            _check.seconds("every_n_secs", every_n_secs, zero=True)
+            self.timer = SecondOrStepTimer(every_secs=every_n_secs)
+        elif every_n_steps is not None:
+            self._every = _check.integer("every_n_steps", every_n_steps, least=1)
+        self.next_step = 1
+        """The hook is due from this step on, unless it goes by seconds."""
+
+    def begin(self, step: int) -> None:
+        """A raw session was created, at this step."""
+        self.next_step = 1 if step < 1 else self._after(step)
+
+    def is_due(self, step: int) -> bool:
+        if self.timer is not None:
+            return self.timer.should_trigger_for_step(step)
+        return step >= self.next_step
+
+    def update(self, step: int) -> None:
+        """The hook has done at this step what it was due for."""
+        if self.timer is not None:
+            self.timer.update_last_triggered_step(step)
+        else:
+            self.next_step = self._after(step)
+
+    def _after(self, step: int) -> int:
+        return (step // self._every + 1) * self._every
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.timer is None else self.timer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.timer is not None and state:
+            self.timer.load_state_dict(state)
+
+
+class _MeanOverRuns:
+    __slots__ = ("name", "num", "total")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num, self.total = 0, 0.0
+
+    def add(self, value: Any) -> None:
+        self.num += 1
+        self.total += number_of(self.name, value)
+
+    def take(self) -> float:
+        mean = self.total / self.num if self.num else math.nan
+        self.num, self.total = 0, 0.0
+        return mean
+
+
+class ValueReader:
+    """Reads what the user of one hook asked for.
+
+    Args:
+        wanted: see `Wanted`.
+        hook: its name, for errors.
+
+    Raises:
+        TypeError: something has no name, or cannot be read.
+        ValueError: two things have one name.
+    """
+
+    def __init__(self, wanted: Wanted, hook: str) -> None:
+        self._names: list[str] = []  # of outputs, in the order of their fetches
+        self._fetches: list[Any] = []
+        self._is_spread: list[bool] = []
+        self._means: list[_MeanOverRuns] = []
+        self._mean_fetches: list[Any] = []
+        self._readings: list[tuple[str, Reading]] = []
+        self._metrics: list[tuple[str, Metric]] = []
+        self._functions: list[tuple[str, Callable[[], Any]]] = []
+        self._steps_of_metrics: dict[str, int] = {}  # which was read last
+        self._look: tuple[float, int] = (0.0, 0)
+        seen: set[str] = set()
+        for name, each in _pairs(wanted, hook):
+            if name in seen:
+                raise ValueError(
+                    f"{hook} was given two values called {name!r}; give names of their own: "
+                    f"{{{name!r}: ..., {name + ' 2'!r}: ...}}"
+                )
+            seen.add(name)
+            self._add(name, each)
+
+    def _add(self, name: str, each: Any) -> None:
+        if isinstance(each, Mean):
+            self._means.append(_MeanOverRuns(name))
+            self._mean_fetches.append(each.fetches)
+        elif isinstance(each, Reading):
+            self._readings.append((name, each))
+        elif isinstance(each, Metric):
+            self._metrics.append((name, each))
+        elif callable(each):
+            self._functions.append((name, each))
+        else:
+            is_spread = isinstance(each, Spread)
+            self._names.append(name)
+            self._fetches.append(each.fetches if is_spread else each)
+            self._is_spread.append(is_spread)
+
+    @property
+    def reads_each_run(self) -> bool:
+        """Whether it takes something from runs at which its hook is not due."""
+        return bool(self._means)
+
+    def begin(self) -> None:
+        """In the hook's begin; KeyError, ValueError: the graph has no such name, or several."""
+        graph = begin_graph.get()
+        fetches, means = self._fetches, self._mean_fetches
+        if graph is not None:
+            fetches = [_as_graph_element(graph, each) for each in fetches]
+            means = [_as_graph_element(graph, each) for each in means]
+        self.args_of_each = SessionRunArgs({"each": means}) if means else None
+        """What to ask a run for at which the hook is not due."""
+        both = {"each": means, "due": fetches}
+        self.args_of_due = SessionRunArgs(both) if fetches or means else None
+        """What to ask a run for at which it is."""
+
+    def begin_session(self, now: float, step: int) -> None:
+        """A raw session was created: statistics count from here on."""
+        self._look = (now, step)
+
+    def take(self, results: Mapping[str, Any]) -> None:
+        """Take what each run gives."""
+        for mean, value in zip(self._means, results["each"], strict=True):
+            mean.add(value)
+
+    def read(self, results: Mapping[str, Any] | None, now: float, step: int) -> dict[str, Any]:
+        """What was asked for, by name: floats, and copies of arrays for histograms.
+
+        Args:
+            results: of this run, whose values for each run were taken already.
+            now: seconds on the engine's clock.
+            step: the global step after the run.
+
+        Raises:
+            MetricError: a value is not a number.
+        """
+        values: dict[str, Any] = {}
+        if self._names:
+            assert results is not None
+            of_due = results["due"]
+            for name, value, is_spread in zip(self._names, of_due, self._is_spread, strict=True):
+                values[name] = _copied(name, value) if is_spread else number_of(name, value)
+        for mean in self._means:
+            values[mean.name] = mean.take()
+        for name, metric in self._metrics:
+            newest = metric.newest()
+            if newest is not None and self._steps_of_metrics.get(name) != newest[0]:
+                self._steps_of_metrics[name] = newest[0]
+                values[name] = number_of(name, newest[1])
+        if self._readings:
+            then, last_step = self._look
+            look = Look(now - then, step - last_step)
+            for name, reading in self._readings:
+                number = reading.read(look)
+                if number is not None:
+                    values[name] = float(number)
+        for name, fn in self._functions:
+            _add_result(values, name, fn())
+        self._look = (now, step)
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """The means that are under way, and which evaluations were read."""
+        means = {mean.name: [mean.num, mean.total] for mean in self._means if mean.num}
+        return {"means": means, "steps_of_metrics": dict(self._steps_of_metrics)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps_of_metrics = dict(state["steps_of_metrics"])
+        for mean in self._means:
+            num, total = state["means"].get(mean.name, (0, 0.0))
+            mean.num, mean.total = _check.integer("a saved number of runs", num, least=0), total
+
+
+def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:
+    """The names and what they stand for."""
+    if wanted is None:
+        return []
+    if isinstance(wanted, Mapping):
+        for name in wanted:
+            _check.instance("the name of a value", name, str, "a text, such as 'loss'")
+        return list(wanted.items())
+    is_one = isinstance(wanted, (str, Mean, Spread, Reading, Metric)) or callable(wanted)
+    if is_one or not isinstance(wanted, Iterable):
+        wanted = [wanted]
+    return [(_name_of(each, hook), each) for each in wanted]
+
+
+def _name_of(each: Any, hook: str) -> str:
+    fetches = each.fetches if isinstance(each, (Mean, Spread)) else each
+    name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
+    if isinstance(each, Metric):
+        name = each.name
+    if not isinstance(name, str):
+        raise TypeError(
+            f"{hook} was given {shown(each)}, which has no name; give it one: "
+            f'{{"my name": {getattr(each, "__name__", "...")}}}'
+        )
+    return name.removesuffix(":0")
+
+
+def _add_result(values: dict[str, Any], name: str, result: Any) -> None:
+    """What a function of the user returned: a number, several by name, or None for nothing."""
+    if isinstance(result, Mapping):
+        for key, value in result.items():
+            values[f"{name}/{key}"] = number_of(f"{name}/{key}", value)
+    elif result is not None:
+        values[name] = number_of(name, result)
+
+
+def _copied(name: str, value: Any) -> Any:
+    """A copy of an array: the model may go on writing into its own."""
+    import numpy as np
+
+    detach = getattr(value, "detach", None)  # of a PyTorch tensor with a gradient
+    array = np.array(value if detach is None else detach().cpu())
+    if array.dtype.kind not in "biuf":
+        raise MetricError(
+            f"histogram({name!r}) is of {shown(value)}; give an array of real numbers"
+        )
+    return array

@@ -1,0 +1,326 @@
+"""Outlet: a bounded queue, and the thread that writes what is in it to one sink.
+
+Putting a point never waits. What the sink does not take in time is thinned out and counted, and a
+thread that hangs in the sink is left alone at the end. It knows nothing of hooks and sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from .._engine.base import TIMED_OUT, Engine, Slot
+from ._sink import Histogram, Point, Resume, Sink
+
+logger = logging.getLogger("asynchooks")
+
+CAPACITY = 4096
+"""Points in the queue, at most: at 100 steps a second each, 40 s of a sink that hangs."""
+_CYCLE_SECS = 0.5
+"""Points of this long are written in one go, and flushed."""
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
+"""Between two attempts to open a sink."""
+_VIRTUAL_BATCH = 256
+
+Values = dict[str, Any]
+"""By name: floats, Histograms, or arrays (owned by the point) whose histogram is to be made."""
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """A point on its way to the sink; without values: the session was set back to the step."""
+
+    step: int
+    time: float
+    values: Values | None
+
+    def point(self) -> Point:
+        values = self.values or {}
+        for name, value in values.items():
+            if not isinstance(value, (float, Histogram)):
+                values[name] = Histogram.of(value)
+        return Point(self.step, self.time, values)
+
+
+class Outlet:
+    """What a hook gives the points of one sink to. `open` it once, and `close` it.
+
+    Args:
+        sink: called in the outlet's own thread alone.
+        on_error: called with the first error of the sink, in the outlet's thread.
+        capacity: points that wait, at most.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        on_error: Callable[[BaseException], None] | None = None,
+        *,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self.sink = sink
+        self.num_dropped = 0
+        """Points that were not written, since `open`."""
+        self._on_error = on_error
+        self._capacity = capacity
+        self._lock = threading.Lock()  # guards the next six
+        self._queue: list[_Queued] = []
+        self._unflushed: list[_Queued] = []  # the sink may have them, but not durably
+        self._position: Any = None
+        self._last_step = 0
+        self._has_failed = False
+        self._is_thinned = False
+        # wakes the thread; a garbage collector's call may put into it while the thread gets
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._is_closing = self._is_abandoned = False
+        self._opened: Slot | None = None
+        self._ended: Slot | None = None
+        self._engine: Engine | None = None  # set by `open`
+        self._is_open = False
+
+    async def open(self, engine: Engine, resume: Resume, pending: Sequence[Any]) -> None:
+        """Start the thread, and wait for the sink to open for as long as it says.
+
+        Args:
+            engine: of the session; in virtual time there is no thread, and the sink may block.
+            resume: for the sink.
+            pending: of `state_dict`: what is to be written first.
+        """
+        self._engine, self._position, self._last_step = engine, resume.position, resume.step
+        self._queue = [_restored(each) for each in pending]
+        self._opened = Slot(engine, f"the opening of {self.sink!r}")
+        self._ended = Slot(engine, f"the last points of {self.sink!r}")
+        if engine.is_virtual:
+            self._is_open = self._open(resume)
+            return
+        name = f"asynchooks-{type(self.sink).__name__}"
+        threading.Thread(target=self._serve, args=(resume,), name=name, daemon=True).start()
+        if self.sink.open_secs:
+            await engine.park(self._opened, engine.now() + self.sink.open_secs)
+
+    def put(self, step: int, values: Values) -> None:
+        """Give the sink values of a step; from any thread, and without waiting.
+
+        Steps do not go back: a value that comes too late belongs to the newest step.
+        """
+        engine = self._engine
+        assert engine is not None
+        now = engine.now() if engine.is_virtual else time.time()
+        with self._lock:
+            step = self._last_step = max(step, self._last_step)
+            last = self._queue[-1] if self._queue else None
+            if last is not None and last.step == step and last.values is not None:
+                last.values |= values
+                return
+            self._queue.append(_Queued(step, now, values))
+            has_waited = last is not None
+            num_dropped = self._thin() if len(self._queue) > self._capacity else 0
+            is_first, self._is_thinned = not self._is_thinned, self._is_thinned or num_dropped > 0
+        if num_dropped and is_first:
+            logger.warning(
+                "%r does not keep up: every second of the %d points that wait for it is dropped, "
+                "whenever there are so many. Training goes on",
+                self.sink, self._capacity,
+            )  # fmt: skip
+        if engine.is_virtual:
+            if len(self._queue) >= _VIRTUAL_BATCH:
+                self._write_all()
+        elif not has_waited:
+            self._bell.put(None)
+
+    def _thin(self) -> int:
+        """Drop every second point of the queue; returns how many. The newest one stays."""
+        queue, kept = self._queue, []
+        for index, each in enumerate(reversed(queue)):
+            if each.values is None or index % 2 == 0:
+                kept.append(each)
+        num = len(queue) - len(kept)
+        self._queue = kept[::-1]
+        self.num_dropped += num
+        return num
+
+    def rewind(self, step: int) -> None:
+        """The session was set back to this step: what was put of later ones is to be forgotten."""
+        with self._lock:
+            if step >= self._last_step:
+                return
+            self._last_step = step
+            self._queue = [each for each in self._queue if each.step <= step]
+            self._queue.append(_Queued(step, 0.0, None))
+        self._bell.put(None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sink's durable points end, and those that come after them."""
+        if self._engine is not None and self._engine.is_virtual:
+            self._write_all()
+        with self._lock:
+            pending = [*self._unflushed, *self._queue]
+            return {"position": self._position, "pending": [_saved(each) for each in pending]}
+
+    async def close(self, until: float) -> None:
+        """Write what waits, flush and close the sink; leave the thread alone if it is not done.
+
+        Args:
+            until: on the engine's clock. Cancellation safe: call it again.
+        """
+        engine = self._engine
+        if engine is None or self._is_abandoned:
+            return
+        assert self._ended is not None
+        self._is_closing = True
+        if engine.is_virtual:
+            if not self._ended.is_woken:
+                self._write_all()
+                self._close()
+            return
+        self._bell.put(None)
+        outcome = await engine.park(self._ended, until)
+        with self._lock:
+            if outcome is TIMED_OUT:
+                self._is_abandoned = True
+                self.num_dropped += len(self._queue) + len(self._unflushed)
+                self._queue, self._unflushed = [], []
+        if outcome is TIMED_OUT:
+            logger.warning(
+                "%r did not take its last points in time and is left alone; %d points of this "
+                "session were not written to it",
+                self.sink, self.num_dropped,
+            )  # fmt: skip
+        elif self.num_dropped:
+            logger.warning(
+                "%d points of this session were not written to %r", self.num_dropped, self.sink
+            )
+
+    def drop(self) -> None:
+        """Let the thread write what waits and end by itself; waits for nothing, takes no lock."""
+        self._is_closing = True
+        self._bell.put(None)
+
+    # What follows is called in the thread, or in virtual time by the session's task.
+
+    def _serve(self, resume: Resume) -> None:
+        pause = _FIRST_PAUSE_SECS
+        while not self._open(resume):
+            if self._is_closing:
+                break
+            self._sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+        else:
+            self._is_open = True
+            while not self._is_closing:
+                self._bell.get()
+                self._write_all()
+                self._sleep(_CYCLE_SECS)
+            self._write_all()
+        self._close()
+
+    def _sleep(self, secs: float) -> None:
+        """Pause, but not once the outlet is to be closed."""
+        assert self._engine is not None
+        until = self._engine.now() + secs
+        while not self._is_closing and (left := until - self._engine.now()) > 0:
+            with suppress(Empty):
+                self._bell.get(timeout=left)
+        if not self._is_closing and self._queue:
+            self._bell.put(None)
+
+    def _open(self, resume: Resume) -> bool:
+        is_open = self._call(self.sink.open, resume)
+        assert self._opened is not None
+        self._opened.wake()
+        return is_open
+
+    def _write_all(self) -> None:
+        if not self._is_open:
+            return
+        while not self._is_abandoned:
+            with self._lock:
+                items, self._queue = self._queue, []
+                self._unflushed += items
+            if not items:
+                break
+            for each in items:
+                self._write(each)
+        if self._unflushed and not self._is_abandoned:
+            self._flush()
+
+    def _write(self, each: _Queued) -> None:
+        if self._is_abandoned:
+            return
+        if each.values is None:
+            self._call(self.sink.rewind, each.step)
+        elif not self._call(lambda: self.sink.write(each.point())):
+            with self._lock:
+                if each in self._unflushed:
+                    self._unflushed.remove(each)
+                    self.num_dropped += 1
+
+    def _flush(self) -> None:
+        position: Any = None
+
+        def flush() -> None:
+            nonlocal position
+            position = self.sink.flush()
+
+        is_durable = self._call(flush)
+        with self._lock:
+            if self._is_abandoned:
+                return
+            if is_durable:
+                self._position = position
+            else:
+                self.num_dropped += len(self._unflushed)
+            self._unflushed = []
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._call(self.sink.close)
+        with self._lock:
+            self.num_dropped += len(self._queue)
+            self._queue = []
+        assert self._ended is not None
+        self._ended.wake()
+
+    def _call(self, fn: Callable[..., object], *args: Any) -> bool:
+        """Call the sink; an error is logged if it is the first one. Whether it returned."""
+        try:
+            fn(*args)
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning(
+                    "%r failed, and may go on failing: what it does not take is dropped and "
+                    "counted, and training goes on",
+                    self.sink, exc_info=error,
+                )  # fmt: skip
+                if self._on_error is not None:
+                    self._on_error(error)
+            return False
+        return True
+
+
+def _saved(each: _Queued) -> dict[str, Any]:
+    if each.values is None:
+        return {"rewind": each.step}
+    values = {}
+    for name, value in list(each.values.items()):
+        is_number = isinstance(value, float)
+        whole = value if is_number or isinstance(value, Histogram) else Histogram.of(value)
+        values[name] = whole if is_number else whole.state_dict()
+    return {"step": each.step, "time": each.time, "values": values}
+
+
+def _restored(saved: Mapping[str, Any]) -> _Queued:
+    if "rewind" in saved:
+        return _Queued(saved["rewind"], 0.0, None)
+    values = {
+        name: Histogram.from_state(value) if isinstance(value, Mapping) else float(value)
+        for name, value in saved["values"].items()
+    }
+    return _Queued(saved["step"], saved["time"], values)

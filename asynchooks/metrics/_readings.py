@@ -1,0 +1,214 @@
+"""What a hook may read beside the outputs of runs: means over runs, and statistics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from .. import _check
+
+
+class Mean(NamedTuple):
+    """What `mean` returns."""
+
+    fetches: Any
+
+
+class Spread(NamedTuple):
+    """What `histogram` returns."""
+
+    fetches: Any
+
+
+def mean(fetches: Any) -> Mean:
+    """The mean of an output over all runs since the last point, in place of its last value.
+
+    Each run is asked for it, so on a TensorFlow graph each run computes it. Runs where it is NaN
+    count: the mean is NaN then.
+
+    Args:
+        fetches: one number: the name of an output, or a graph's tensor.
+
+    Example:
+        hooks = [MetricsHook(CsvSink("metrics.csv"), ["loss", mean("accuracy")])]
+    """
+    return Mean(fetches)
+
+
+def histogram(fetches: Any) -> Spread:
+    """The distribution of an output that is an array, for sinks that show histograms.
+
+    The array is copied in the run; the histogram is made in the thread of the sink.
+
+    Args:
+        fetches: an array of any shape and a real dtype: the name of an output, or a graph's tensor.
+
+    Example:
+        hooks = [MetricsHook(TensorBoardSink("logs"), histogram("gradients"), every_n_steps=500)]
+    """
+    return Spread(fetches)
+
+
+class Look(NamedTuple):
+    """When a hook looks at its readings: the time and the steps since it did so last."""
+
+    secs: float
+    """0 at the first look, as the next one."""
+    steps: int
+
+
+class Reading(ABC):
+    """A statistic that a hook reads when it is due. The functions of this file make it."""
+
+    name: str
+    """What it is called unless its user says otherwise."""
+
+    @abstractmethod
+    def read(self, look: Look) -> float | None:
+        """Its value now; None if there is none yet. It must not wait."""
+
+
+class _StepsPerSec(Reading):
+    name = "steps_per_sec"
+
+    def read(self, look: Look) -> float | None:
+        return look.steps / look.secs if look.secs > 0 else None
+
+
+def steps_per_sec() -> Reading:
+    """Global steps per second since the last point; the first point has none.
+
+    Example:
+        hooks = [MetricsHook(CsvSink("metrics.csv"), ["loss", steps_per_sec()])]
+    """
+    return _StepsPerSec()
+
+
+class HasStageStatistics(Protocol):
+    """A stage of asynchooks.data, and what its statistics have that is read here."""
+
+    def statistics(self) -> Any: ...
+
+
+class _DataWait(Reading):
+    name = "data_wait"
+
+    def __init__(self, stage: HasStageStatistics) -> None:
+        self._stage = stage
+        self._last = 0.0
+
+    def read(self, look: Look) -> float | None:
+        waited = float(self._stage.statistics().consumer_wait_secs)
+        last, self._last = self._last, waited
+        return min(1.0, max(0.0, waited - last) / look.secs) if look.secs > 0 else None
+
+
+def data_wait(stage: HasStageStatistics) -> Reading:
+    """The share of the time since the last point in which training waited for its input, 0 to 1.
+
+    Args:
+        stage: the last one, which the session reads.
+
+    Example:
+        source = prefetch(batch(records, 32), 2)
+        hooks = [FeedHook(source, "images"), MetricsHook(CsvSink("m.csv"), data_wait(source))]
+    """
+    return _DataWait(_stage("data_wait", stage))
+
+
+class _QueueDepth(Reading):
+    name = "queue_depth"
+
+    def __init__(self, stage: HasStageStatistics) -> None:
+        self._stage = stage
+
+    def read(self, look: Look) -> float | None:
+        return float(self._stage.statistics().num_buffered)
+
+
+def queue_depth(stage: HasStageStatistics) -> Reading:
+    """Items that a stage holds, ready for its consumer.
+
+    Example:
+        source = prefetch(batch(records, 32), 2)
+        hooks = [MetricsHook(CsvSink("m.csv"), {"ready batches": queue_depth(source)})]
+    """
+    return _QueueDepth(_stage("queue_depth", stage))
+
+
+class _Staleness(Reading):
+    name = "staleness"
+
+    def __init__(self, stage: HasStageStatistics) -> None:
+        self._stage = stage
+        self._last: Mapping[int, int] = {}
+
+    def read(self, look: Look) -> float | None:
+        ages = dict(self._stage.statistics().staleness)
+        last, self._last = self._last, ages
+        new = {age: max(0, num - last.get(age, 0)) for age, num in ages.items()}
+        num = sum(new.values())
+        return sum(age * each for age, each in new.items()) / num if num else None
+
+
+def staleness(stage: HasStageStatistics) -> Reading:
+    """The mean staleness, in steps, of the results that `rollouts` gave out since the last point.
+
+    Args:
+        stage: what `rollouts` returned.
+
+    Example:
+        groups = rollouts(answer, prompts, 8, concurrency=16, max_staleness=2)
+        hooks = [FeedHook(groups, "images"), MetricsHook(CsvSink("m.csv"), staleness(groups))]
+    """
+    stage = _stage("staleness", stage)
+    if not hasattr(stage.statistics(), "staleness"):
+        raise TypeError(f"staleness is of {stage!r}; give the stage that rollouts(...) returned")
+    return _Staleness(stage)
+
+
+class HasLags(Protocol):
+    """A `LoopLagHook`."""
+
+    lags: Iterable[Any]
+
+
+class _LoopLag(Reading):
+    name = "loop_lag"
+
+    def __init__(self, hook: HasLags) -> None:
+        self._hook = hook
+        self._last: Any = None
+
+    def read(self, look: Look) -> float | None:
+        lags = list(self._hook.lags)
+        new = lags[lags.index(self._last) + 1 :] if self._last in lags else lags
+        self._last = lags[-1] if lags else None
+        return max((float(lag.secs) for lag in new), default=0.0)
+
+
+def loop_lag(hook: HasLags) -> Reading:
+    """For how long, in seconds, the event loop was held at most since the last point.
+
+    0 where it was never held for longer than the hook's `max_lag_secs`.
+
+    Args:
+        hook: a `LoopLagHook` of the same session.
+
+    Example:
+        watchdog = LoopLagHook(max_lag_secs=0.1)
+        hooks = [watchdog, MetricsHook(CsvSink("metrics.csv"), loop_lag(watchdog))]
+    """
+    if not hasattr(hook, "lags"):
+        raise TypeError(f"hook is {hook!r}; give the session's LoopLagHook")
+    return _LoopLag(hook)
+
+
+def _stage(name: str, stage: Any) -> HasStageStatistics:
+    statistics = getattr(stage, "statistics", None)
+    if statistics is None:
+        raise TypeError(f"{name} is of {stage!r}; give a stage, such as prefetch(...) returns")
+    _check.function("statistics", statistics)
+    checked: HasStageStatistics = stage
+    return checked
