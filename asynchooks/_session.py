@@ -505,7 +505,7 @@ class MonitoredSession(AsyncOnly):
         self._enter(Phase.OPEN)
         return self
 
-    open = __aenter__  # noqa: A003
+    open = __aenter__
 
     @_is_session
     async def __aexit__(

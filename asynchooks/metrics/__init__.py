@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 from .._later import later
 
 if TYPE_CHECKING:
+    from ._readings import Reading as Reading
+    from ._readings import data_wait as data_wait
+    from ._readings import histogram as histogram
+    from ._readings import loop_lag as loop_lag
+    from ._readings import mean as mean
+    from ._readings import queue_depth as queue_depth
+    from ._readings import staleness as staleness
+    from ._readings import steps_per_sec as steps_per_sec
     from ._sink import FunctionSink as FunctionSink
     from ._sink import Histogram as Histogram
     from ._sink import Point as Point
@@ -20,8 +28,16 @@ _PLACES = {
     "FunctionSink": "_sink",
     "Histogram": "_sink",
     "Point": "_sink",
+    "Reading": "_readings",
     "Resume": "_sink",
     "Sink": "_sink",
+    "data_wait": "_readings",
+    "histogram": "_readings",
+    "loop_lag": "_readings",
+    "mean": "_readings",
+    "queue_depth": "_readings",
+    "staleness": "_readings",
+    "steps_per_sec": "_readings",
 }
 if not TYPE_CHECKING:  # type checkers shall see the names above, and no others
     __getattr__, __dir__ = later(__name__, _PLACES)
