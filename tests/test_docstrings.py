@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import checkpoints, data, protocols, simulation, testing
+from asynchooks import checkpoints, data, metrics, protocols, simulation, testing
 from asynchooks.backends._raw_session import RawSession
 
 pytestmark = pytest.mark.anyio
 
-MODULES = (asynchooks, testing, checkpoints, data, protocols, simulation)
+MODULES = (asynchooks, testing, checkpoints, data, metrics, protocols, simulation)
 NAMES: dict[str, Any] = {
     name: getattr(module, name) for module in MODULES for name in module.__all__
 }

@@ -115,7 +115,7 @@ def test_importing_loads_neither_tensorflow_nor_trio_nor_numpy(module: str) -> N
 
 
 PACKAGES = [
-    "checkpoints", "data", "distributed", "hooks", "protocols", "simulation", "testing",
+    "checkpoints", "data", "distributed", "hooks", "metrics", "protocols", "simulation", "testing",
 ]  # fmt: skip
 
 

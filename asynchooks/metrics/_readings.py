@@ -59,7 +59,17 @@ class Look(NamedTuple):
 
 
 class Reading(ABC):
-    """A statistic that a hook reads when it is due. The functions of this file make it."""
+    """A statistic that a hook reads when it is due; `steps_per_sec()` and the like make it.
+
+    Example:
+        class FreeMemory(Reading):
+            name = "free_memory"
+
+            def read(self, look):
+                return 1.5e9
+
+        hooks = [MetricsHook(CsvSink("metrics.csv"), FreeMemory())]
+    """
 
     name: str
     """What it is called unless its user says otherwise."""
@@ -77,7 +87,7 @@ class _StepsPerSec(Reading):
 
 
 def steps_per_sec() -> Reading:
-    """Global steps per second since the last point; the first point has none.
+    """Global steps per second since the last point, or since the session was opened.
 
     Example:
         hooks = [MetricsHook(CsvSink("metrics.csv"), ["loss", steps_per_sec()])]
