@@ -26,7 +26,7 @@ import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsFloat, TypeVar
 
 from ._check import instance
 from ._engine.base import AsyncOnly, Engine
@@ -295,7 +295,7 @@ class MonitoredSession(AsyncOnly):
             self._raw_runs.forget()  # a checkpoint that was restored between its runs, too
             self._one_run.end()
 
-    def log_metrics(self, values: Mapping[str, float | Histogram]) -> None:
+    def log_metrics(self, values: Mapping[str, SupportsFloat | Histogram]) -> None:
         """Give numbers by name to the hooks that keep metrics, at the present step; never waits.
 
         From any thread or task. They go to each `MetricsHook`, `HistoryHook` and subscriber.

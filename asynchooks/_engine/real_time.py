@@ -59,6 +59,7 @@ class RealTimeEngine(Engine):
         self._share = PASS_SECS
         self._resumed_at = -math.inf
         self.tick = time.monotonic  # type: ignore[method-assign]  # trio's own takes three calls
+        self.stopwatch = time.monotonic  # type: ignore[method-assign]
 
     @property
     def is_elsewhere(self) -> bool:

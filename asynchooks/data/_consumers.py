@@ -355,11 +355,11 @@ class Consumer:
         if self._taken is None or not self._consumers.is_current(self._taken):
             self._taken = None
             engine = current_engine()
-            asked = engine.tick()
+            asked = engine.stopwatch()
             try:
                 self._taken = await self._consumers.take(end)
             finally:
-                self.wait_secs += engine.tick() - asked
+                self.wait_secs += engine.stopwatch() - asked
         return self._taken.item
 
     @property

@@ -181,7 +181,7 @@ class Mapped(Buffered):
                 if room <= 0:
                     await self._wait_for_room(worker)
                     continue
-                before = engine.tick()
+                before = engine.stopwatch()
                 try:
                     items = await self._source._read(min(self._per_chunk, room))
                 except Exception as error:
@@ -189,7 +189,7 @@ class Mapped(Buffered):
                         self._closing_error = self._closing_error or error
                     self._has_all, self._source_error = True, error
                     break
-                clocks.input_wait += engine.tick() - before
+                clocks.input_wait += engine.stopwatch() - before
                 works = [Work(item, self._num_in + place) for place, item in enumerate(items)]
                 self._has_all = self._has_all or not works
                 if self._failed_place is None:

@@ -144,7 +144,7 @@ class Buffered(Stage[Any]):
                 if self._error is not None:
                     raise self._error
                 return
-            asked = self._engine.tick()
+            asked = self._engine.stopwatch()
             slot = Slot(self._engine, f"an item of {self.kind}")
             self._takers.append(slot)
             try:
@@ -155,7 +155,7 @@ class Buffered(Stage[Any]):
                     self._takers.remove(slot)
                 elif self._ready:  # woken, but cancelled: the next one may have it
                     self._wake_taker()
-                self._clocks.consumer_wait += self._engine.tick() - asked
+                self._clocks.consumer_wait += self._engine.stopwatch() - asked
             is_stopped = slot.value is STOPPED or (
                 slot.value is not None and stop is not None and stop.is_set
             )
@@ -178,12 +178,12 @@ class Buffered(Stage[Any]):
             self._room = None
 
     async def _wait_for_room(self, worker: Worker) -> None:
-        before = self._engine.tick()
+        before = self._engine.stopwatch()
         self._room = Slot(self._engine, f"room in {self.kind}")
         worker.is_at_rest = True
         await self._engine.park(self._room)
         worker.is_at_rest = False
-        self._clocks.blocked += self._engine.tick() - before
+        self._clocks.blocked += self._engine.stopwatch() - before
 
     def _finish(self, error: BaseException | None = None) -> None:
         """Nothing will come any more."""
@@ -313,9 +313,9 @@ class Prefetch(Buffered):
             if room <= 0:
                 await self._wait_for_room(worker)
                 continue
-            before = engine.tick()
+            before = engine.stopwatch()
             items = await read(room)
-            clocks.input_wait += engine.tick() - before
+            clocks.input_wait += engine.stopwatch() - before
             if not items:
                 self._finish()
                 return

@@ -146,14 +146,14 @@ class Rollouts(Buffered, RolloutStage):
 
     async def _read_more(self, worker: Worker) -> None:
         # at least one ahead, so that the end is known when the last call has begun
-        before = self._engine.tick()
+        before = self._engine.stopwatch()
         try:
             items = await self._source._read(max(1, self._num_room()))
         except Exception as error:
             if worker.is_unwanted and self._is_of_clean_up(error):
                 self._closing_error = self._closing_error or error
             self._source_error, items = error, ()
-        self._clocks.input_wait += self._engine.tick() - before
+        self._clocks.input_wait += self._engine.stopwatch() - before
         self._has_all = not items
         for item in items:
             place = self._places.end
@@ -167,7 +167,7 @@ class Rollouts(Buffered, RolloutStage):
         forget = None if published is None else published.step.admission.watch_next(slot)
         if self._num_room() > 0:  # another thread has published it since
             slot.wake()
-        before = engine.tick()
+        before = engine.stopwatch()
         self._is_timed = self._starves()
         worker.is_at_rest = True
         try:
@@ -178,7 +178,7 @@ class Rollouts(Buffered, RolloutStage):
             worker.is_at_rest = False
             if forget is not None:
                 forget()
-            self._clocks.blocked += engine.tick() - before
+            self._clocks.blocked += engine.stopwatch() - before
 
     def _starves(self) -> bool:
         """Whether the learner waits, only a newer version can help, and the log has not said so."""

@@ -73,14 +73,14 @@ class Clocks:
 
     def begin_read(self, engine: Engine) -> float:
         """Items are asked for; returns when."""
-        now = engine.tick()
+        now = engine.stopwatch()
         if self._read_ended_at is not None:
             self.blocked += now - self._read_ended_at
         return now
 
     def end_read(self, engine: Engine, begun: float, items: Sequence[Any]) -> None:
         """The items that were asked for are there: a stage without tasks waited for its input."""
-        now = self._read_ended_at = engine.tick()
+        now = self._read_ended_at = engine.stopwatch()
         self.input_wait += now - begun
         self.consumer_wait += now - begun
         self.count(items)

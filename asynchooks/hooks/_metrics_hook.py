@@ -105,8 +105,8 @@ class MetricsHook(SessionRunHook):
         for sink in self.sinks:
             sink.check()
         self._outlets, self._is_open = [], False
-        self._values.begin()
         session = SessionHooks.of(self)
+        self._values.begin(session)
         self._live = session.live
         session.live.loggers += (self._log,)
 
@@ -154,6 +154,7 @@ class MetricsHook(SessionRunHook):
             outlet.put(step, dict(values))
 
     async def after_close(self, exception: BaseException | None) -> bool | None:
+        self._values.close()
         # not in `end`: side tasks log metrics up to their own end
         if self._is_open:
             self._is_open = False

@@ -8,10 +8,11 @@ from typing import Any
 
 from .. import _check
 from .._errors import MetricError, shown
-from .._hook import SessionRunArgs, begin_graph
+from .._hook import SessionHooks, SessionRunArgs, begin_graph
 from .._timer import SecondOrStepTimer
+from ..data._consumers import Consumers, WaitTime, consumers_of_last_stage
 from ..metrics._live import number_of
-from ..metrics._readings import Look, Mean, Reading, Spread
+from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
 from ._logging_tensor import _as_graph_element
 from ._metrics import Metric
 
@@ -96,6 +97,31 @@ class _MeanOverRuns:
         return mean
 
 
+class _DataWaitReading(Reading):
+    """What share of the time a session waits for the last stage of its input."""
+
+    name = "data_wait"
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        self._wait_time: WaitTime | None = None
+        self._last = 0.0
+
+    def begin(self, session: SessionHooks) -> None:
+        self.close()  # of a session that was dropped
+        self._wait_time, self._last = WaitTime(self._consumers, session.stops), 0.0
+
+    def read(self, look: Look) -> float | None:
+        assert self._wait_time is not None
+        waited = self._wait_time.secs
+        last, self._last = self._last, waited
+        return min(1.0, max(0.0, waited - last) / look.secs) if look.secs > 0 else None
+
+    def close(self) -> None:
+        if self._wait_time is not None:
+            self._wait_time.close()
+
+
 class ValueReader:
     """Reads what the user of one hook asked for.
 
@@ -115,6 +141,7 @@ class ValueReader:
         self._means: list[_MeanOverRuns] = []
         self._mean_fetches: list[Any] = []
         self._readings: list[tuple[str, Reading]] = []
+        self._data_waits: list[_DataWaitReading] = []  # among the readings
         self._metrics: list[tuple[str, Metric]] = []
         self._functions: list[tuple[str, Callable[[], Any]]] = []
         self._steps_of_metrics: dict[str, int] = {}  # which was read last
@@ -133,6 +160,10 @@ class ValueReader:
         if isinstance(each, Mean):
             self._means.append(_MeanOverRuns(name))
             self._mean_fetches.append(each.fetches)
+        elif isinstance(each, DataWait):
+            wait = _DataWaitReading(consumers_of_last_stage(each.stage, "data_wait"))
+            self._data_waits.append(wait)
+            self._readings.append((name, wait))
         elif isinstance(each, Reading):
             self._readings.append((name, each))
         elif isinstance(each, Metric):
@@ -150,8 +181,10 @@ class ValueReader:
         """Whether it takes something from runs at which its hook is not due."""
         return bool(self._means)
 
-    def begin(self) -> None:
+    def begin(self, session: SessionHooks) -> None:
         """In the hook's begin; KeyError, ValueError: the graph has no such name, or several."""
+        for wait in self._data_waits:
+            wait.begin(session)
         graph = begin_graph.get()
         fetches, means = self._fetches, self._mean_fetches
         if graph is not None:
@@ -208,6 +241,11 @@ class ValueReader:
         self._look = (now, step)
         return values
 
+    def close(self) -> None:
+        """The session has ended, or was dropped."""
+        for wait in self._data_waits:
+            wait.close()
+
     def state_dict(self) -> dict[str, Any]:
         """The means that are under way, and which evaluations were read."""
         means = {mean.name: [mean.num, mean.total] for mean in self._means if mean.num}
@@ -228,7 +266,7 @@ def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:
         for name in wanted:
             _check.instance("the name of a value", name, str, "a text, such as 'loss'")
         return list(wanted.items())
-    is_one = isinstance(wanted, (str, Mean, Spread, Reading, Metric)) or callable(wanted)
+    is_one = isinstance(wanted, (str, Mean, Spread, DataWait, Reading, Metric)) or callable(wanted)
     if is_one or not isinstance(wanted, Iterable):
         wanted = [wanted]
     return [(_name_of(each, hook), each) for each in wanted]
@@ -237,8 +275,8 @@ def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:
 def _name_of(each: Any, hook: str) -> str:
     fetches = each.fetches if isinstance(each, (Mean, Spread)) else each
     name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
-    if isinstance(each, Metric):
-        name = each.name
+    if isinstance(each, DataWait):
+        name = _DataWaitReading.name
     if not isinstance(name, str):
         raise TypeError(
             f"{hook} was given {shown(each)}, which has no name; give it one: "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .._later import later
 
 if TYPE_CHECKING:
+    from ._readings import Look as Look
     from ._readings import Reading as Reading
     from ._readings import data_wait as data_wait
     from ._readings import histogram as histogram
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "FunctionSink": "_sink",
     "Histogram": "_sink",
+    "Look": "_readings",
     "Point": "_sink",
     "Reading": "_readings",
     "Resume": "_sink",

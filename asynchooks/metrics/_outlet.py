@@ -131,7 +131,7 @@ class Outlet:
         if engine.is_virtual:
             if len(self._queue) >= _VIRTUAL_BATCH:
                 self._write_all()
-        elif not has_waited:
+        elif not has_waited or len(self._queue) == self._capacity // 2:
             self._bell.put(None)
 
     def _thin(self) -> int:
@@ -221,12 +221,14 @@ class Outlet:
         self._close()
 
     def _sleep(self, secs: float) -> None:
-        """Pause, but not once the outlet is to be closed."""
+        """Pause, but not once the outlet is to be closed, or its queue is filling."""
         assert self._engine is not None
         until = self._engine.now() + secs
         while not self._is_closing and (left := until - self._engine.now()) > 0:
             with suppress(Empty):
                 self._bell.get(timeout=left)
+            if len(self._queue) >= self._capacity // 2 and self._is_open:
+                break
         if not self._is_closing and self._queue:
             self._bell.put(None)
 

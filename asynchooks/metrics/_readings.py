@@ -51,11 +51,16 @@ def histogram(fetches: Any) -> Spread:
 
 
 class Look(NamedTuple):
-    """When a hook looks at its readings: the time and the steps since it did so last."""
+    """When a hook reads its statistics. The hook makes it, for `Reading.read`.
+
+    Example:
+        assert steps_per_sec().read(Look(secs=2.0, steps=100)) == 50
+    """
 
     secs: float
-    """0 at the first look, as the next one."""
+    """Seconds since the last point, or since the session was opened or recovered."""
     steps: int
+    """Global steps since then."""
 
 
 class Reading(ABC):
@@ -101,21 +106,17 @@ class HasStageStatistics(Protocol):
     def statistics(self) -> Any: ...
 
 
-class _DataWait(Reading):
-    name = "data_wait"
+class DataWait(NamedTuple):
+    """What `data_wait` returns."""
 
-    def __init__(self, stage: HasStageStatistics) -> None:
-        self._stage = stage
-        self._last = 0.0
-
-    def read(self, look: Look) -> float | None:
-        waited = float(self._stage.statistics().consumer_wait_secs)
-        last, self._last = self._last, waited
-        return min(1.0, max(0.0, waited - last) / look.secs) if look.secs > 0 else None
+    stage: HasStageStatistics
 
 
-def data_wait(stage: HasStageStatistics) -> Reading:
+def data_wait(stage: HasStageStatistics) -> DataWait:
     """The share of the time since the last point in which training waited for its input, 0 to 1.
+
+    As `DataWaitHook` has it: it counts the waits of `FeedHook` or `session.batches` in this
+    session, not those of a stage that reads ahead.
 
     Args:
         stage: the last one, which the session reads.
@@ -124,7 +125,7 @@ def data_wait(stage: HasStageStatistics) -> Reading:
         source = prefetch(batch(records, 32), 2)
         hooks = [FeedHook(source, "images"), MetricsHook(CsvSink("m.csv"), data_wait(source))]
     """
-    return _DataWait(_stage("data_wait", stage))
+    return DataWait(_stage("data_wait", stage))
 
 
 class _QueueDepth(Reading):
@@ -181,7 +182,8 @@ def staleness(stage: HasStageStatistics) -> Reading:
 class HasLags(Protocol):
     """A `LoopLagHook`."""
 
-    lags: Iterable[Any]
+    @property
+    def lags(self) -> Iterable[Any]: ...
 
 
 class _LoopLag(Reading):

@@ -213,6 +213,10 @@ class Kernel(Engine):
         self.turn_due_at = 0.0
         self._update_fast_path()
 
+    def stopwatch(self) -> float:
+        self.tick()  # to look at it is a step of work, as to look at `tick`
+        return self.now()
+
     def _update_fast_path(self) -> None:
         """Set up to which time a kernel may fire entries without `next_target`."""
         is_plain = not (self.recording or self._condition or self._num_outside)

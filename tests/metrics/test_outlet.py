@@ -1,0 +1,308 @@
+"""The queue and the thread of one sink."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynchooks._engine.current import current_engine
+from asynchooks.metrics import Histogram, Point, Resume, Sink
+from asynchooks.metrics._outlet import Outlet
+from asynchooks.simulation import Simulation
+
+pytestmark = pytest.mark.anyio
+
+
+class Kept(Sink):
+    """Keeps points in a list, as long as it is let; `flush` returns how many."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, dict[str, Any]]] = []
+        self.calls: list[str] = []
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.is_asked = threading.Event()
+        self.fails_at: set[int] = set()
+        self.resume: Resume | None = None
+        self.thread = 0
+
+    def open(self, resume: Resume) -> None:
+        self.resume, self.thread = resume, threading.get_ident()
+        self.calls.append("open")
+
+    def write(self, point: Point) -> None:
+        self.is_asked.set()
+        self.may_write.wait()
+        assert threading.get_ident() == self.thread
+        if point.step in self.fails_at:
+            raise ConnectionError(f"no {point.step}")
+        self.kept.append((point.step, dict(point.values)))
+
+    def flush(self) -> int:
+        self.calls.append("flush")
+        return len(self.kept)
+
+    def rewind(self, step: int) -> None:
+        self.kept = [each for each in self.kept if each[0] <= step]
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+async def opened(sink: Sink, *, step: int = 0, pending: Any = (), **options: Any) -> Outlet:
+    outlet = Outlet(sink, **options)
+    await outlet.open(current_engine(), Resume(step, None), pending)
+    return outlet
+
+
+async def close(outlet: Outlet, secs: float = 30) -> None:
+    await outlet.close(current_engine().now() + secs)
+
+
+def steps(sink: Kept) -> list[int]:
+    return [step for step, _ in sink.kept]
+
+
+async def test_points_reach_the_sink_in_order_and_are_flushed_before_it_is_closed() -> None:
+    sink = Kept()
+    outlet = await opened(sink)
+    for step in range(1, 101):
+        outlet.put(step, {"loss": 1 / step})
+    await close(outlet)
+    assert sink.kept == [(step, {"loss": 1 / step}) for step in range(1, 101)]
+    assert (sink.calls[0], sink.calls[-2:]) == ("open", ["flush", "close"])
+    assert outlet.num_dropped == 0
+    assert outlet.state_dict() == {"position": 100, "pending": []}
+
+
+async def test_values_of_one_step_that_wait_become_one_point() -> None:
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0})
+    sink.is_asked.wait()
+    outlet.put(2, {"loss": 0.5})
+    outlet.put(2, {"rate": 0.1})
+    outlet.put(1, {"late": 3.0})  # of another thread: steps do not go back
+    sink.may_write.set()
+    await close(outlet)
+    assert sink.kept == [(1, {"loss": 1.0}), (2, {"loss": 0.5, "rate": 0.1, "late": 3.0})]
+
+
+async def test_a_stuck_sink_has_every_second_point_dropped_and_counted_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink, capacity=8)
+    outlet.put(1, {"loss": 1.0})
+    sink.is_asked.wait()
+    for step in range(2, 1002):
+        outlet.put(step, {"loss": 1.0})
+        assert len(outlet._queue) <= 8
+    assert [r.getMessage() for r in caplog.records if "keep up" in r.getMessage()] == [
+        f"{sink!r} does not keep up: every second of the 8 points that wait for it is dropped, "
+        "whenever there are so many. Training goes on"
+    ]
+    sink.may_write.set()
+    await close(outlet)
+    assert (steps(sink)[0], steps(sink)[-1]) == (1, 1001)
+    assert steps(sink) == sorted(steps(sink))
+    assert len(sink.kept) + outlet.num_dropped == 1001
+    assert f"{outlet.num_dropped} points of this session were not written" in caplog.text
+
+
+async def test_a_sink_that_hangs_is_left_alone_when_time_is_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    for step in range(1, 11):
+        outlet.put(step, {"loss": 1.0})
+    sink.is_asked.wait()
+    await close(outlet, secs=0)
+    assert "left alone; 10 points of this session were not written" in caplog.text
+    await close(outlet, secs=0)  # once more changes nothing
+    assert caplog.text.count("left alone") == 1
+    sink.may_write.set()
+
+
+async def test_what_a_sink_raises_is_logged_once_and_costs_that_point_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = Kept()
+    errors: list[BaseException] = []
+    sink.fails_at = {2, 3}
+    outlet = await opened(sink, on_error=errors.append)
+    for step in range(1, 6):
+        outlet.put(step, {"loss": 1.0})
+    await close(outlet)
+    assert steps(sink) == [1, 4, 5]
+    assert outlet.num_dropped == 2
+    assert [str(error) for error in errors] == ["no 2"]
+    failures = [r for r in caplog.records if "failed, and may go on failing" in r.getMessage()]
+    assert [r.exc_info[1] for r in failures if r.exc_info] == errors
+
+
+class FailsToFlush(Kept):
+    def flush(self) -> int:
+        raise OSError("no space left")
+
+
+async def test_what_cannot_be_made_durable_counts_as_dropped() -> None:
+    outlet = await opened(FailsToFlush())
+    outlet.put(1, {"loss": 1.0})
+    await close(outlet)
+    assert outlet.num_dropped == 1
+    assert outlet.state_dict() == {"position": None, "pending": []}
+
+
+class FailsToOpen(Kept):
+    def open(self, resume: Resume) -> None:
+        raise PermissionError("not yours")
+
+
+async def test_a_sink_that_cannot_be_opened_is_given_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = FailsToOpen()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0})
+    await close(outlet)
+    assert (sink.kept, sink.calls, outlet.num_dropped) == ([], [], 1)
+    assert "1 points of this session were not written" in caplog.text
+
+
+class OpensLater(Kept):
+    open_secs = 30.0
+    num_attempts = 0
+
+    def open(self, resume: Resume) -> None:
+        self.num_attempts += 1
+        if self.num_attempts == 1:
+            raise ConnectionError("not yet")
+        super().open(resume)
+
+
+async def test_opening_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynchooks.metrics._outlet._FIRST_PAUSE_SECS", 0.0)
+    sink = OpensLater()
+    sink.is_asked.clear()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0})
+    sink.is_asked.wait()
+    await close(outlet)
+    assert sink.kept == [(1, {"loss": 1.0})]
+
+
+async def test_the_state_holds_what_is_not_durable_and_the_next_life_writes_it_first() -> None:
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0, "nan": float("nan")})
+    sink.is_asked.wait()
+    outlet.put(2, {"weights": np.array([1.0, 2.0])})
+    state = outlet.state_dict()
+    assert state["position"] is None
+    assert [each["step"] for each in state["pending"]] == [1, 2]
+    sink.may_write.set()
+    await close(outlet)
+    later = Kept()
+    outlet = await opened(later, step=2, pending=state["pending"])
+    outlet.put(3, {"loss": 0.5})
+    await close(outlet)
+    assert later.resume == Resume(2, None)
+    assert steps(later) == [1, 2, 3]
+    assert str(later.kept[0]) == str((1, {"loss": 1.0, "nan": float("nan")}))
+    spread = later.kept[1][1]["weights"]
+    assert isinstance(spread, Histogram)
+    assert (spread.least, spread.greatest, spread.num) == (1.0, 2.0, 2)
+
+
+async def test_a_session_that_is_set_back_takes_back_what_the_sink_has_and_what_waits() -> None:
+    sink = Kept()
+    outlet = await opened(sink)
+    for step in (1, 2, 3):
+        outlet.put(step, {"loss": 1.0})
+    sink.is_asked.wait()
+    outlet.rewind(1)
+    outlet.rewind(5)  # not back: nothing is taken back
+    outlet.put(2, {"loss": 0.5})
+    await close(outlet)
+    assert sink.kept == [(1, {"loss": 1.0}), (2, {"loss": 0.5})]
+
+
+async def test_a_set_back_that_is_not_durable_is_part_of_the_state() -> None:
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    for step in (1, 2, 3):
+        outlet.put(step, {"loss": 1.0})
+    sink.is_asked.wait()
+    outlet.rewind(1)
+    outlet.put(2, {"loss": 0.5})
+    pending = outlet.state_dict()["pending"]
+    sink.may_write.set()
+    await close(outlet)
+    later = Kept()
+    await close(await opened(later, step=2, pending=json.loads(json.dumps(pending))))
+    assert later.kept == [(1, {"loss": 1.0}), (2, {"loss": 0.5})]
+
+
+async def test_closing_may_be_cancelled_and_called_again() -> None:
+    import anyio
+
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0})
+    with anyio.move_on_after(0) as scope:
+        await close(outlet)
+    assert scope.cancelled_caught
+    sink.may_write.set()
+    await close(outlet)
+    assert sink.calls[-1] == "close"
+
+
+async def test_any_thread_may_put_points() -> None:
+    sink = Kept()
+    outlet = await opened(sink)
+
+    def put(name: str) -> None:
+        for step in range(1, 200):
+            outlet.put(step, {name: 1.0})
+
+    threads = [threading.Thread(target=put, args=(str(index),)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    await close(outlet)
+    assert steps(sink) == sorted(steps(sink))
+    assert {name for _, values in sink.kept for name in values} == {"0", "1", "2", "3"}
+    assert outlet.num_dropped == 0
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
+def test_in_virtual_time_there_is_no_thread(backend: Any) -> None:
+    sink = Kept()
+    simulation = Simulation(backend=backend)
+
+    async def main() -> Any:
+        outlet = await opened(sink)
+        for step in range(1, 6):
+            await simulation.sleep(1.0)
+            outlet.put(step, {"now": simulation.now})
+        state = outlet.state_dict()
+        await close(outlet)
+        return state
+
+    assert simulation.run(main) == {"position": 5, "pending": []}
+    assert sink.thread == threading.get_ident()
+    assert steps(sink) == [1, 2, 3, 4, 5]
+    assert sink.calls[-1] == "close"
