@@ -93,7 +93,9 @@ class MetricsHook(SessionRunHook):
         self._interval = Interval(every_n_steps, every_n_secs)
         self._outlets: list[Outlet] = []
         self._is_open = False
-        self._last_step = 0
+        self._args: SessionRunArgs | None = None  # for the next run
+        self._asks_for_all = True
+        self._idle_until: float = 0  # below this step there is nothing to do after a run
         self._states: Sequence[Any] = ()  # of the sinks, from a checkpoint
 
     @property
@@ -111,9 +113,10 @@ class MetricsHook(SessionRunHook):
         session.live.loggers += (self._log,)
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        engine, step = current_engine(), session.global_step.value
+        self._step = session.global_step
+        engine, step = current_engine(), self._step.value
         self._grace_secs = min(raw_session_of(session).grace_secs, _LONGEST_CLOSE_SECS)
-        self._engine, self._now, self._last_step = engine, engine.now, step
+        self._engine, self._now = engine, engine.now
         on_error = self._stop_at_error(engine, coord) if self._stops_at_errors else None
         if self._is_open:
             for outlet in self._outlets:
@@ -125,29 +128,35 @@ class MetricsHook(SessionRunHook):
             for index, outlet in enumerate(self._outlets):
                 state = states[index] if index < len(states) else _NO_STATE
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
-        self._interval.begin(step)
+        self._interval.begin(step, engine.now)
         self._values.begin_session(engine.now(), step)
+        self._plan(step, overlaps=True)  # perhaps: the first run is asked for all in any case
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        # of runs that overlap it is known only afterwards which are due
-        if run_context.overlaps or self._interval.is_due(self._last_step + 1):
-            return self._values.args_of_due
-        return self._values.args_of_each
+        return self._args
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        results, interval = run_values.results, self._interval
+        step, results = self._step.value, run_values.results
+        if step < self._idle_until and results is None:
+            return
+        if run_context.overlaps:  # later runs have moved the step
+            step = run_context.global_step.value
         if results is not None:
             self._values.take(results)
-        step = self._last_step = run_context.global_step.value
-        if not interval.is_due(step):
-            return
-        if self._values.args_of_due is not None and (results is None or "due" not in results):
-            return  # other workers have moved the step; the next run is asked
-        interval.update(step)
-        values = self._values.read(results, self._now(), step)
-        if values:
-            self._log(step, values)
-            self._live.publish(step, values)
+        if self._asks_for_all and self._interval.is_due(step):
+            self._interval.update(step)
+            values = self._values.read(results, self._now(), step)
+            if values:
+                self._log(step, values)
+                self._live.publish(step, values)
+        self._plan(step, overlaps=run_context.overlaps)
+
+    def _plan(self, step: int, *, overlaps: bool) -> None:
+        """Decide what the next run is asked for; of runs that overlap all may be due."""
+        values, interval = self._values, self._interval
+        self._asks_for_all = overlaps or interval.is_due(step + 1)
+        self._args = values.args_of_due if self._asks_for_all else values.args_of_each
+        self._idle_until = 0 if self._asks_for_all else interval.idle_until
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:

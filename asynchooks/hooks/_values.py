@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import _check
 from .._errors import MetricError, shown
 from .._hook import SessionHooks, SessionRunArgs, begin_graph
-from .._timer import SecondOrStepTimer
 from ..data._consumers import Consumers, WaitTime, consumers_of_last_stage
 from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
@@ -30,7 +29,7 @@ class Interval:
     passed by other workers' runs is made up for by the next run.
     """
 
-    __slots__ = ("_every", "_last", "next_step", "timer")
+    __slots__ = ("_every_secs", "_every_steps", "_next_step", "_next_time", "_now", "_saved_secs")
 
     def __init__(
         self,
@@ -43,41 +42,57 @@ class Interval:
                 f"got every_n_steps={every_n_steps!r} and every_n_secs={every_n_secs!r}; give at "
                 f"most one of them (every {default_steps} steps by default)"
             )
-        self.timer: SecondOrStepTimer | None = None
-        self._every = default_steps
+        self._every_secs: float | None = None
+        self._every_steps = default_steps
         if every_n_secs is not None:
-            _check.seconds("every_n_secs", every_n_secs, zero=True)
-            self.timer = SecondOrStepTimer(every_secs=every_n_secs)
+            self._every_secs = _check.seconds("every_n_secs", every_n_secs, zero=True)
         elif every_n_steps is not None:
-            self._every = _check.integer("every_n_steps", every_n_steps, least=1)
-        self.next_step = 1
-        """The hook is due from this step on, unless it goes by seconds."""
+            self._every_steps = _check.integer("every_n_steps", every_n_steps, least=1)
+        self._now: Callable[[], float] = lambda: 0.0
+        self._saved_secs: float | None = None  # how long ago it was done, at a restore
+        self._next_step = 1  # due from this step on,
+        self._next_time = math.inf  # or from this time on
 
-    def begin(self, step: int) -> None:
-        """A raw session was created, at this step."""
-        self.next_step = 1 if step < 1 else self._after(step)
+    def begin(self, step: int, now: Callable[[], float]) -> None:
+        """A raw session was created, at this step, on an engine with this clock."""
+        self._now = now
+        if self._every_secs is None:
+            self._next_step = 1 if step < 1 else self._after(step)
+        elif self._saved_secs is not None:
+            self._next_time = now() + self._every_secs - self._saved_secs
+        elif self._next_time == math.inf:
+            self._next_time = now()
+        self._saved_secs = None
 
     def is_due(self, step: int) -> bool:
-        if self.timer is not None:
-            return self.timer.should_trigger_for_step(step)
-        return step >= self.next_step
+        if self._every_secs is None:
+            return step >= self._next_step
+        return self._now() >= self._next_time
+
+    @property
+    def idle_until(self) -> int:
+        """Below this step the next run is not due; 0 where that depends on the time."""
+        return 0 if self._every_secs is not None else self._next_step - 1
 
     def update(self, step: int) -> None:
         """The hook has done at this step what it was due for."""
-        if self.timer is not None:
-            self.timer.update_last_triggered_step(step)
+        if self._every_secs is None:
+            self._next_step = self._after(step)
         else:
-            self.next_step = self._after(step)
+            self._next_time = self._now() + self._every_secs
 
     def _after(self, step: int) -> int:
-        return (step // self._every + 1) * self._every
+        return (step // self._every_steps + 1) * self._every_steps
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.timer is None else self.timer.state_dict()
+        """How long ago the hook was due last, in seconds; steps need no state."""
+        if self._every_secs is None or self._next_time == math.inf:
+            return {}
+        return {"secs_since_last": self._every_secs - (self._next_time - self._now())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.timer is not None and state:
-            self.timer.load_state_dict(state)
+        if state:
+            self._saved_secs = _check.number("the saved secs_since_last", state["secs_since_last"])
 
 
 class _MeanOverRuns:
@@ -190,22 +205,21 @@ class ValueReader:
         if graph is not None:
             fetches = [_as_graph_element(graph, each) for each in fetches]
             means = [_as_graph_element(graph, each) for each in means]
-        self.args_of_each = SessionRunArgs({"each": means}) if means else None
+        self.args_of_each = SessionRunArgs(means) if means else None
         """What to ask a run for at which the hook is not due."""
-        both = {"each": means, "due": fetches}
-        self.args_of_due = SessionRunArgs(both) if fetches or means else None
+        self.args_of_due = SessionRunArgs([*means, *fetches]) if fetches or means else None
         """What to ask a run for at which it is."""
 
     def begin_session(self, now: float, step: int) -> None:
         """A raw session was created: statistics count from here on."""
         self._look = (now, step)
 
-    def take(self, results: Mapping[str, Any]) -> None:
+    def take(self, results: Sequence[Any]) -> None:
         """Take what each run gives."""
-        for mean, value in zip(self._means, results["each"], strict=True):
+        for mean, value in zip(self._means, results, strict=False):
             mean.add(value)
 
-    def read(self, results: Mapping[str, Any] | None, now: float, step: int) -> dict[str, Any]:
+    def read(self, results: Sequence[Any] | None, now: float, step: int) -> dict[str, Any]:
         """What was asked for, by name: floats, and copies of arrays for histograms.
 
         Args:
@@ -219,7 +233,7 @@ class ValueReader:
         values: dict[str, Any] = {}
         if self._names:
             assert results is not None
-            of_due = results["due"]
+            of_due = results[len(self._means) :]
             for name, value, is_spread in zip(self._names, of_due, self._is_spread, strict=True):
                 values[name] = _copied(name, value) if is_spread else number_of(name, value)
         for mean in self._means:
