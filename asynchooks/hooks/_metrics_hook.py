@@ -109,6 +109,7 @@ class MetricsHook(SessionRunHook):
         self._outlets, self._is_open = [], False
         session = SessionHooks.of(self)
         self._values.begin(session)
+        self._is_by_hand = session.is_by_hand
         self._live = session.live
         session.live.loggers += (self._log,)
 
@@ -162,9 +163,16 @@ class MetricsHook(SessionRunHook):
         for outlet in self._outlets:
             outlet.put(step, dict(values))
 
+    async def end(self, session: Any) -> None:
+        if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
+            await self._close()
+
     async def after_close(self, exception: BaseException | None) -> bool | None:
+        await self._close()  # not in `end`: side tasks log metrics up to their own end
+        return None
+
+    async def _close(self) -> None:
         self._values.close()
-        # not in `end`: side tasks log metrics up to their own end
         if self._is_open:
             self._is_open = False
             until = self._engine.now() + self._grace_secs
@@ -172,7 +180,6 @@ class MetricsHook(SessionRunHook):
                 outlet.drop()  # all at once
             for outlet in self._outlets:
                 await outlet.close(until)
-        return None
 
     def on_drop(self) -> None:
         for outlet in self._outlets:
