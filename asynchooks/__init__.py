@@ -13,7 +13,7 @@ The rooms of the package; each imports only from rooms below it, or to the right
     _hook _stopping                 what hooks are; stop requests, side tasks, coordinators
     _step checkpoints metrics       the awaitable step and its gate; files of a checkpoint; sinks
     _timer _engine                  how anything waits: engines, stops, locks, threads, timers
-    _check _errors _later _version  checks of arguments; every exception; lazy names
+    _check _errors _later _log _version  checks; every exception; lazy names; fields of log records
 
 Which of them import asyncio, trio, TensorFlow or Dask: `FOREIGN` in tests/test_imports.py.
 Hooks, checkpoints and TensorFlow's names are loaded at their first use.

@@ -191,6 +191,12 @@ class Pending:
             release()
 
 
+def worker_of(run_context: SessionRunContext) -> int | None:
+    """The number of the session's worker, for the log; None where no hook of it says one."""
+    hooks = run_context.called_by
+    return None if hooks is None else hooks.stops.worker_number
+
+
 class CalledBy(Protocol):
     """The list of hooks that are being called."""
 

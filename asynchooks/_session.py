@@ -352,7 +352,7 @@ class MonitoredSession(AsyncOnly):
                 those that open before the last of them has closed. An exception leaves this one.
         """
         why = reason_for(None, reason, "session.request_stop")
-        logger.info("Stop requested: %s", why.why)
+        logger.info("Stop requested: %s", why.why, extra=self._stops.log_fields(why))
         self._stops.request(why.error, why, all_workers=all_workers)
 
     def start_soon(

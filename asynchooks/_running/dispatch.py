@@ -40,6 +40,7 @@ from .._hook import (
     begin_graph,
     begin_session,
 )
+from .._log import fields
 from .._stopping.coordinator import Coordinator
 from .._stopping.session_stop import SessionStop
 from ..backends._creator import RestoredStep
@@ -79,6 +80,9 @@ class HookCall:
 
     def __str__(self) -> str:
         return f"{self.moment} of {type(self.hook).__name__}"
+
+    def log_fields(self, error: BaseException) -> dict[str, Any]:
+        return fields(self.hook, reason=repr(error))
 
 
 Group = tuple[HookCall, Callable[..., Any], tuple[HookCall, ...]]
@@ -418,10 +422,11 @@ class HookList:
                 with engine.shielded(max(0.0, until - engine.now())) as scope:
                     await self._call(call, session, error)
                 if scope.cancelled_caught:
-                    logger.warning("%s took longer than %g s", call, grace_secs)
+                    extra = call.log_fields(error)
+                    logger.warning("%s took longer than %g s", call, grace_secs, extra=extra)
             except BaseException as second:
                 add_note(error, f"then, in {call}: {second!r}")
-                logger.error("%s failed: %r", call, second)
+                logger.error("%s failed: %r", call, second, extra=call.log_fields(second))
                 if isinstance(second, (KeyboardInterrupt, SystemExit)):
                     raise
 
@@ -454,7 +459,8 @@ class HookList:
                 call.method()
             except Exception as error:
                 where = "A dropped session: " if moment == "on_drop" else ""
-                logger.error("%s%s failed: %r", where, call, error)
+                extra = call.log_fields(error)
+                logger.error("%s%s failed: %r", where, call, error, extra=extra)
 
     def _to_leave(self, moment: str) -> list[HookCall]:
         """The calls to hooks that have begun: one that was refused in its begin holds nothing."""

@@ -245,6 +245,7 @@ class SessionLifecycle:
         logger.warning(
             "The session was lost (%s: %s); recreating it, attempt %d of %d, in %g s",
             type(lost).__name__, lost, failures, recovery.max_attempts, pause,
+            extra=self.stops.log_fields(repr(lost)),
         )  # fmt: skip
         await self._drop()
         if pause:

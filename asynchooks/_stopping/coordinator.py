@@ -16,6 +16,7 @@ from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, LostPeer, Stop, StopReason, reason_for
 from .._errors import add_note, out_of_range_types
+from .._log import fields
 from .backoff import Restart
 from .tasks import OnFailure, SideTask, SideTasks, or_stop
 
@@ -158,7 +159,10 @@ class Coordinator:
             if self._joined and error is not None:
                 raise error
             if error is not None and self._error is None:
-                logger.info("Error reported to Coordinator: %s, %s", type(error).__name__, error)
+                logger.info(
+                    "Error reported to Coordinator: %s, %s", type(error).__name__, error,
+                    extra=fields(reason=why),
+                )  # fmt: skip
             elif error is not None and error is not self._error:
                 assert self._error is not None
                 add_note(self._error, f"then, reported to the coordinator too: {error!r}")

@@ -16,6 +16,7 @@ from .._engine.base import Engine
 from .._engine.stop import LostPeer, Stop, StopReason
 from .._engine.sync import Condition
 from .._errors import StopTraining, add_note, is_preemption, is_thrown_away
+from .._log import fields
 from .._step.global_step import GlobalStep
 from .._step.waiters import Worker
 from .backoff import Recovery
@@ -51,7 +52,7 @@ class SessionStop(CoordinatorOwner):
     __slots__ = (
         "_tasks", "coord", "error", "handle", "input", "is_asked", "is_asked_by_hook", "is_ending",
         "is_for_all", "is_over", "ready", "reason", "recovery", "run_stop", "stop", "task_error",
-        "worker",
+        "worker", "worker_number",
     )  # fmt: skip
 
     def __init__(self, stop: Stop) -> None:
@@ -62,6 +63,7 @@ class SessionStop(CoordinatorOwner):
         self.handle: Handle | None = None  # the session sets it; hooks of Keras's fit have none
         self.recovery: Recovery | None = None  # whether, and how, a lost raw session is recreated
         self.worker: Worker | None = None  # there while the session is open
+        self.worker_number: int | None = None  # for the log; a ProtocolHook knows it
         self.coord: Coordinator | None = None  # of the present raw session
         # the raw session, if it is of use and there is neither a stop nor an error to look at
         self.ready: Any = None
@@ -128,8 +130,13 @@ class SessionStop(CoordinatorOwner):
         """Stop for what stops another worker, without an error of one's own; from any thread."""
         if not self.is_asked:
             level = logging.INFO if reason.error is None else logging.WARNING
-            logger.log(level, "Stop requested, by %s", reason)
+            logger.log(level, "Stop requested, by %s", reason, extra=self.log_fields(reason))
         self.request(None, reason)
+
+    def log_fields(self, reason: object) -> dict[str, Any]:
+        """For records about this session; the step as it is known, which reads nothing."""
+        step = None if self.handle is None else self.handle.global_step.last_known
+        return fields(step=step, worker=self.worker_number, reason=reason)
 
     def stop_all(self, reason: StopReason) -> None:
         self.request(None, reason, all_workers=True)
@@ -293,7 +300,10 @@ class SessionStop(CoordinatorOwner):
             is_ended = again is None or engine.failure_in(again) is not None
             cancel = True
         if coord is not None and self.is_curable(coord.error):
-            logger.error("A preemption was reported while the session ended: %r", coord.error)
+            logger.error(
+                "A preemption was reported while the session ended: %r", coord.error,
+                extra=self.log_fields(repr(coord.error)),
+            )  # fmt: skip
         return self.first_error(error)
 
     async def _end_tasks(

@@ -18,6 +18,7 @@ from .._engine.stacks import holds_loop
 from .._engine.stop import EndsAtStop, Stop, StopReason, surrounding_stop
 from .._engine.threads import Outcome
 from .._errors import StopTraining, add_note, is_input_end, no_input_end
+from .._log import fields
 from .backoff import Restart
 
 logger = logging.getLogger("asynchooks")
@@ -171,13 +172,14 @@ class _Task:
                 if isinstance(error, Exception) and on_failure is OnFailure.LOG:
                     logger.error(
                         "The side task %s failed; training goes on without it",
-                        self.name, exc_info=error,
+                        self.name, exc_info=error, extra=fields(reason=repr(error)),
                     )  # fmt: skip
                 elif isinstance(error, Exception) and isinstance(on_failure, Restart):
                     if await self._may_restart(error, num_failures, on_failure):
                         continue
                 else:
-                    logger.error("The side task %s failed, so training stops: %r", self.name, error)
+                    text = "The side task %s failed, so training stops: %r"
+                    logger.error(text, self.name, error, extra=fields(reason=repr(error)))
                     self._fail(error)
                 return
         finally:
@@ -210,30 +212,34 @@ class _Task:
             logger.warning(
                 "The side task %s has ended by %r, though no stop was requested; training "
                 "goes on. To end it: session.request_stop()", self.name, error,
+                extra=fields(reason=repr(error)),
             )  # fmt: skip
 
     def _fail(self, error: BaseException) -> None:
         if self.tasks.is_over():
-            logger.error("A side task failed after its session had ended", exc_info=error)
+            text = "A side task failed after its session had ended"
+            logger.error(text, exc_info=error, extra=fields(reason=repr(error)))
         else:
             self.tasks.fail(error, StopReason(str(self), repr(error), error))
 
     async def _may_restart(self, error: Exception, num_failures: int, restart: Restart) -> bool:
         if num_failures > restart.max_attempts:
             add_note(error, f"it was restarted {restart.max_attempts} times before")
-            logger.error("The side task %s failed again, so training stops: %r", self.name, error)
+            text = "The side task %s failed again, so training stops: %r"
+            logger.error(text, self.name, error, extra=fields(reason=repr(error)))
             self._fail(error)
             return False
         if self.tasks.stop.is_set:
             logger.warning(
                 "The side task %s failed (%s: %s) after a stop was requested: not restarted",
-                self.name, type(error).__name__, error,
+                self.name, type(error).__name__, error, extra=fields(reason=repr(error)),
             )  # fmt: skip
             return False
         pause = restart.pause_before(num_failures)
         logger.warning(
             "The side task %s failed (%s: %s); restarting it, attempt %d of %d, in %g s",
             self.name, type(error).__name__, error, num_failures, restart.max_attempts, pause,
+            extra=fields(reason=repr(error)),
         )  # fmt: skip
         slot = Slot(self.engine, f"the next attempt of the side task {self.name}")
         with EndsAtStop(slot, self.tasks.stop):

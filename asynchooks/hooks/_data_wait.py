@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from .._engine.current import now
-from .._hook import SessionHooks, SessionRunContext, SessionRunValues
+from .._hook import SessionHooks, SessionRunContext, SessionRunValues, worker_of
+from .._log import show
 from ..data._consumers import WaitTime, consumers_of_last_stage
 from ..data._stage import Stage
 from ._summaries import SummaryWriter, TimedOutputHook
-
-logger = logging.getLogger("asynchooks")
 
 
 class DataWaitHook(TimedOutputHook):
@@ -74,7 +72,8 @@ class DataWaitHook(TimedOutputHook):
         if self._last is not None and at > self._last[0]:
             share = (waited - self._last[1]) / (at - self._last[0])
             self._output.add_scalar("data_wait", share, step)
-            logger.info("data wait: %.1f %% of the time", 100 * share)
+            text, worker = "data wait: %.1f %% of the time", worker_of(run_context)
+            show(self, text, 100 * share, step=step, worker=worker)
         self._last = (at, waited)
 
     def _stop_watching(self) -> None:

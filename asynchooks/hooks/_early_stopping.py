@@ -15,7 +15,9 @@ from .._hook import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    worker_of,
 )
+from .._log import fields
 from .._stopping.coordinator import Coordinator
 from ..checkpoints import Mode
 from ._metrics import MetricReader
@@ -128,7 +130,8 @@ class EarlyStoppingHook(SessionRunHook):
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         if self._num_worse >= self._patience:  # the restored training has stopped already
-            coord.request_stop(reason=self._stop(), all_workers=True)
+            reason = self._stop(session.global_step.value, None)
+            coord.request_stop(reason=reason, all_workers=True)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         return self._reader.args
@@ -154,13 +157,15 @@ class EarlyStoppingHook(SessionRunHook):
             return
         self._num_worse += 1
         if self._num_worse >= self._patience:
-            run_context.request_stop(self._stop(), all_workers=True)
+            reason = self._stop(step, worker_of(run_context))
+            run_context.request_stop(reason, all_workers=True)
 
-    def _stop(self) -> StopReason:
+    def _stop(self, step: int, worker: int | None) -> StopReason:
         """Why training stops; also has the best restored at its end, if that was asked for."""
         best = f"{self._best:g} of step {self._best_step}"
         why = f"no better than {best} for {self._num_worse} looks"
-        logger.info("Early stopping: %s", why)
+        extra = fields(self, step=step, worker=worker, reason=why)
+        logger.info("Early stopping: %s", why, extra=extra)
         if self._restores_best and self._saver is not None:
             self._saver.checkpointer.restore_best_at_end()
         return StopReason("EarlyStoppingHook", why)

@@ -14,6 +14,7 @@ from .._engine.current import current_engine
 from .._engine.threads import is_async
 from .._errors import StopTraining, is_input_end, out_of_range_types, shown
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
+from .._log import fields, show
 from .._stopping.backoff import Restart
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
@@ -190,7 +191,8 @@ class EvaluationHook(TimedOutputHook):
     async def begin(self) -> None:
         self.followers = []
         await super().begin()
-        SessionHooks.of(self)  # for those that decide by its metrics
+        # also for those that decide by its metrics
+        self._stops = SessionHooks.of(self).stops
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         self._coord = coord
@@ -239,6 +241,11 @@ class EvaluationHook(TimedOutputHook):
             await self._start(raw, step)
             await self._concurrent.wait_for_end()
 
+    @property
+    def _worker(self) -> int | None:
+        """The number of the session's worker, for the log."""
+        return None if self._stops is None else self._stops.worker_number
+
     def _has_failed(self) -> bool:
         """Whether an error will leave the session, or has left another worker's."""
         reason = self._coord.stop_reason
@@ -261,12 +268,18 @@ class EvaluationHook(TimedOutputHook):
         try:
             numbers = await self._call(raw, step)
         except StopTraining as stop:
-            logger.info("%s at step %d was not finished: %s", self._name, step, stop)
+            logger.info(
+                "%s at step %d was not finished: %s", self._name, step, stop,
+                extra=fields(self, step=step, worker=self._worker, reason=stop),
+            )  # fmt: skip
             return
         self._results.add(step, numbers)
         text = ", ".join(f"{key} = {value:g}" for key, value in numbers.items()) or "no results"
         secs = engine.now() - begun
-        logger.info("%s at step %d: %s (%.2f sec)", self._name, step, text, secs)
+        show(
+            self, "%s at step %d: %s (%.2f sec)", self._name, step, text, secs,
+            step=step, worker=self._worker, says_step=True,
+        )  # fmt: skip
         for key, value in numbers.items():
             self._output.add_scalar(f"{self._name}/{key}", value, step)
         if not self._is_exclusive:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._errors import is_input_end, out_of_range_types
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._log import fields
 from .._stopping.coordinator import Coordinator
 from ..backends._raw_session import raw_session_of
 
@@ -79,8 +80,8 @@ class FinalOpsHook(SessionRunHook):
         if self._keeps_last:
             self._values = self._last
         elif self._final_ops is not None:
+            raw = raw_session_of(session)
             try:
-                raw = raw_session_of(session)
                 self._values = await raw.evaluate(self._final_ops, self._feed_dict)
             except Exception as error:
                 if isinstance(error, out_of_range_types()) or is_input_end(error):
@@ -89,5 +90,6 @@ class FinalOpsHook(SessionRunHook):
                         "that depend on variables only, such as the value of a metric rather than "
                         "its update",
                         self._final_ops,
+                        extra=fields(self, step=raw.global_step.last_known, reason=repr(error)),
                     )
                 raise

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._errors import InputStateError
 from .._hook import SessionRunHook
+from .._log import fields
 from .._running.hook_state import SharedState
 from ..data._consumers import Consumers, consumers_of_last_stage
 from ..data._stage import Stage
@@ -57,5 +58,6 @@ def saved_position(consumers: Consumers) -> dict[str, Any]:
     except InputStateError as error:
         if not consumers.has_warned:
             consumers.has_warned = True
-            logger.warning("The position in the input is not saved: %s", error)
+            extra = fields(reason=error)
+            logger.warning("The position in the input is not saved: %s", error, extra=extra)
         return {}

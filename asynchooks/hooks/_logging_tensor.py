@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,13 +12,14 @@ from .._hook import (
     SessionRunHook,
     SessionRunValues,
     begin_graph,
+    worker_of,
 )
+from .._log import is_shown, show
 from .._running.hook_state import TimerState
+from .._step.global_step import GlobalStep
 from .._stopping.coordinator import Coordinator
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-
-logger = logging.getLogger("asynchooks")
 
 
 class LoggingTensorHook(SessionRunHook):
@@ -99,6 +99,7 @@ class LoggingTensorHook(SessionRunHook):
         if graph is not None:
             self._fetches = [_as_graph_element(graph, each) for each in self._given]
         self._last: list[Any] | None = None
+        self._worker: int | None = None  # of that run
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         # values that cannot be computed at the end are kept from the last run
@@ -116,9 +117,9 @@ class LoggingTensorHook(SessionRunHook):
         if run_context.overlaps:
             is_due = self._timer is not None and self._timer.should_trigger_for_step(self._num_runs)
         if is_due:
-            self._log(run_values.results)
+            self._log(run_values.results, run_context.global_step, worker_of(run_context))
         if self._keeps_last:
-            self._last = run_values.results
+            self._last, self._worker = run_values.results, worker_of(run_context)
         self._num_runs += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,22 +134,21 @@ class LoggingTensorHook(SessionRunHook):
     async def end(self, session: Any) -> None:
         raw = raw_session_of(session)
         if self._at_end and raw.evaluates:
-            self._log(await raw.evaluate(self._fetches))
+            self._log(await raw.evaluate(self._fetches), raw.global_step, None)
         elif self._at_end and self._last is not None:
-            self._log(self._last)
+            self._log(self._last, raw.global_step, self._worker)
 
-    def _log(self, values: list[Any]) -> None:
+    def _log(self, values: list[Any], at: GlobalStep, worker: int | None) -> None:
         tagged, seconds = zip(self._tags, values, strict=True), None
         if self._timer is not None:
             seconds, _ = self._timer.update_last_triggered_step(self._num_runs)
         if self._formatter is not None:
-            logger.info("%s", self._formatter(dict(tagged)))
-            return
-        text = ", ".join(f"{tag} = {_text(value)}" for tag, value in tagged)
-        if seconds is None:
-            logger.info("%s", text)
+            text = self._formatter(dict(tagged))
         else:
-            logger.info("%s (%.3f sec)", text, seconds)
+            text = ", ".join(f"{tag} = {_text(value)}" for tag, value in tagged)
+            text += "" if seconds is None else f" ({seconds:.3f} sec)"
+        if is_shown():  # to read the step of a graph takes a call
+            show(self, "%s", text, step=at.value, worker=worker)
 
 
 def _text(value: Any) -> str:

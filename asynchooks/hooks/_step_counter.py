@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .._hook import SessionRunContext, SessionRunValues
+from .._hook import SessionRunContext, SessionRunValues, worker_of
+from .._log import fields, show
 from .._stopping.coordinator import Coordinator
 from ._summaries import SummaryWriter, TimedOutputHook
 
@@ -65,7 +66,10 @@ class StepCounterHook(TimedOutputHook):
             seconds, steps = self._timer.update_last_triggered_step(step)
             if seconds and steps is not None:  # a clock that has not moved gives no rate
                 self._output.add_scalar(self._tag, steps / seconds, step)
-                logger.info("%s: %g", self._tag, steps / seconds)
+                show(
+                    self, "%s: %g", self._tag, steps / seconds,
+                    step=step, worker=worker_of(run_context),
+                )  # fmt: skip
         stands = step == self._last_step and not run_context.global_step.published_only
         if stands and self._num_warnings < _MAX_WARNINGS:  # under a protocol it may stand still
             self._num_warnings += 1
@@ -73,5 +77,6 @@ class StepCounterHook(TimedOutputHook):
                 "%s has not moved: it is %s after this run, as after the one before. If training "
                 "should move it, give it to the optimizer: minimize(loss, global_step=...)",
                 run_context.global_step.name, step,
+                extra=fields(self, step=step, worker=worker_of(run_context)),
             )  # fmt: skip
         self._last_step = step

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from .. import _check
-from .._hook import SessionRunContext, SessionRunHook
+from .._hook import SessionRunContext, SessionRunHook, worker_of
+from .._log import fields
 
 logger = logging.getLogger("asynchooks")
 
@@ -49,7 +50,8 @@ class GlobalStepWaiterHook(SessionRunHook):
             return
         step, target = run_context.global_step, self._wait_until_step
         if target > 0:
-            logger.info("Waiting for global step %d before starting training.", target)
+            extra = fields(self, step=step.value, worker=worker_of(run_context))
+            logger.info("Waiting for global step %d before starting training.", target, extra=extra)
         reached = 0
         while reached < target:
             reached = await step.wait_for(min(target, max(reached, step.value) + _LOG_EVERY_STEPS))
@@ -57,5 +59,6 @@ class GlobalStepWaiterHook(SessionRunHook):
                 logger.info(
                     "Waiting for global step %d before starting training. Current step is %d.",
                     target, reached,
+                    extra=fields(self, step=reached, worker=worker_of(run_context)),
                 )  # fmt: skip
         self._has_started = True

@@ -12,6 +12,7 @@ from tensorflow.python.client import timeline
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues, begin_graph
+from .._log import fields
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
 from ..hooks._summaries import tensorflows_writer
@@ -98,7 +99,8 @@ class ProfilerHook(SessionRunHook):
 
     def _write(self, step: int, metadata: Any) -> None:
         path = os.path.join(self._directory, f"timeline-{step}.json")
-        logger.info("Saving timeline for %d into '%s'.", step, path)
+        extra = fields(self, step=step)
+        logger.info("Saving timeline for %d into '%s'.", step, path, extra=extra)
         trace = timeline.Timeline(metadata.step_stats).generate_chrome_trace_format(
             show_dataflow=self._show_dataflow, show_memory=self._show_memory
         )
@@ -107,7 +109,8 @@ class ProfilerHook(SessionRunHook):
         try:
             self._writer.add_run_metadata(metadata, f"step_{step}")
         except ValueError:  # a session that was lost has come to the same step again
-            logger.info("The event file holds the metadata of step %d already.", step)
+            text = "The event file holds the metadata of step %d already."
+            logger.info(text, step, extra=extra)
 
     async def end(self, session: Any) -> None:
         await self._flush()

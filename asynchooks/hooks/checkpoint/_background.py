@@ -9,6 +9,7 @@ from enum import Enum, auto
 from ..._engine.base import Engine
 from ..._engine.sync import Condition
 from ..._errors import add_note, leave_as_itself, no_input_end
+from ..._log import fields
 
 logger = logging.getLogger("asynchooks")
 
@@ -51,7 +52,10 @@ class BackgroundWriter:
     def submit(self, write: Write) -> None:
         """Write this now, or next, in place of the write in line."""
         if self._next is not None:
-            logger.info("A checkpoint that was in line to be written is superseded by a newer one")
+            logger.info(
+                "A checkpoint that was in line to be written is superseded by a newer one",
+                extra=fields("CheckpointSaverHook"),
+            )
         self._next = write
         if not self.is_busy:
             self.is_busy = True

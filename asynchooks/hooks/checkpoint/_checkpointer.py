@@ -19,6 +19,7 @@ from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
 from ..._errors import add_note, no_input_end
+from ..._log import fields
 from ..._running.hook_state import (
     have_more_than_timers,
     load_hooks,
@@ -153,7 +154,8 @@ class Checkpointer:
 
     def _resume_from(self, raw: RawSession, restored: Restored) -> None:
         facts = restored.facts
-        logger.info("Resuming from step %d of %s.", facts.step, restored.path)
+        extra = _fields(facts.step)
+        logger.info("Resuming from step %d of %s.", facts.step, restored.path, extra=extra)
         raw.bad_from = None
         self._restored_metric = {facts.step: facts.metric}
         self.timer.update_last_triggered_step(facts.step)
@@ -289,13 +291,16 @@ class Checkpointer:
 
         step = await self._read_step(raw)
         if raw.bad_from is not None and not self.is_immediate:  # TensorFlow saves what there is
-            logger.warning("Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from)
+            logger.warning(
+                "Step %d is not saved: from %d on the loss was NaN", step, raw.bad_from,
+                extra=_fields(step, "the loss was NaN"),
+            )  # fmt: skip
             self.timer.update_last_triggered_step(step)
             return False
         if not is_due and step == self.saved_step:
             return False
         await self.listeners.before_save(session, step)
-        logger.info("Saving checkpoints for %d into %s.", step, self.path)
+        logger.info("Saving checkpoints for %d into %s.", step, self.path, extra=_fields(step))
         facts = self._facts(step, is_due=is_due)
         try:
             write = await raw.call_alone(copy, lambda _: release())
@@ -339,9 +344,10 @@ class Checkpointer:
             self._coord.request_stop(reason=reason)
 
     def _on_failed_write(self, error: BaseException) -> None:
-        self.saved_step = None  # the end tries again
+        step, self.saved_step = self.saved_step, None  # the end tries again
         add_note(error, "in a checkpoint that was written in the background")
-        logger.error("A checkpoint could not be written: %r", error)
+        extra = _fields(step, repr(error))
+        logger.error("A checkpoint could not be written: %r", error, extra=extra)
         if self._coord is not None:
             reason = StopReason("CheckpointSaverHook", f"a checkpoint failed: {error!r}", error)
             self._coord.request_stop(reason=reason)
@@ -440,9 +446,11 @@ class Checkpointer:
         finally:
             release()
         if best is None:
-            logger.warning("No checkpoint has a metric: the model stays as it is")
+            extra = _fields(session.global_step.last_known)
+            logger.warning("No checkpoint has a metric: the model stays as it is", extra=extra)
         else:
-            logger.info("The model is that of the best checkpoint, %s.", best)
+            extra = _fields(session.global_step.last_known)
+            logger.info("The model is that of the best checkpoint, %s.", best, extra=extra)
 
     async def close(self) -> None:
         """Release the directory, perhaps after a save under way, which a cancellation lets end."""
@@ -475,11 +483,13 @@ class Checkpointer:
             except BaseException as error:
                 if self._engine.failure_in(error) is None:
                     raise
-                logger.error("Closing %s failed: %r", self.path, error)
+                extra = _fields(None, repr(error))
+                logger.error("Closing %s failed: %r", self.path, error, extra=extra)
 
     async def _close_when_written(self) -> None:
         if self.writer.is_busy:
-            logger.warning("A checkpoint is still being written into %s", self.path)
+            extra = _fields(self.saved_step)
+            logger.warning("A checkpoint is still being written into %s", self.path, extra=extra)
             self.writer.finish_with(self._close)
         else:
             await self._close()
@@ -497,3 +507,7 @@ class Checkpointer:
         self, fn: Callable[[], T], name: str, grace_secs: float = math.inf
     ) -> Awaitable[T]:
         return run_blocking(self._engine, fn, grace_secs, name)
+
+
+def _fields(step: int | None, reason: str | None = None) -> dict[str, Any]:
+    return fields("CheckpointSaverHook", step=step, reason=reason)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._engine.current import current_engine
 from ..._errors import StopTraining, add_note
+from ..._log import fields
 from ..._stopping.session_stop import SessionStop
 from ...backends._raw_session import raw_session_of
 
@@ -66,20 +67,23 @@ class Listeners:
 
     async def before_save(self, session: Any, step: int) -> None:
         if self._listeners:
-            logger.info("Calling checkpoint listeners before saving checkpoint %d...", step)
+            text = "Calling checkpoint listeners before saving checkpoint %d..."
+            logger.info(text, step, extra=fields("CheckpointSaverHook", step=step))
         for listener in self._listeners:
             await self._call(session, listener.before_save, step, is_alone=True)
 
     async def after_save(self, session: Any, step: int) -> bool:
         """Returns whether one of them wants training to stop."""
         if self._listeners:
-            logger.info("Calling checkpoint listeners after saving checkpoint %d...", step)
+            text = "Calling checkpoint listeners after saving checkpoint %d..."
+            logger.info(text, step, extra=fields("CheckpointSaverHook", step=step))
         should_stop = False
         for listener in self._listeners:
             if await self._call(session, listener.after_save, step):
                 logger.info(
                     "A CheckpointSaverListener requested that training be stopped. listener: %s",
                     listener,
+                    extra=fields("CheckpointSaverHook", step=step),
                 )
                 should_stop = True
         return should_stop
@@ -98,7 +102,10 @@ class Listeners:
             stops = self._stops
             is_stopping = stops is not None and (stops.stop.is_set or stops.run_stop.is_set)
             if is_stopping and type(error) is StopTraining:
-                logger.info("The listener's %s at step %d was not finished: %s", name, step, error)
+                logger.info(
+                    "The listener's %s at step %d was not finished: %s", name, step, error,
+                    extra=fields("CheckpointSaverHook", step=step, reason=error),
+                )  # fmt: skip
                 return None
             if current_engine().failure_in(error) is not None:
                 add_note(error, f"in the listener's {name}")

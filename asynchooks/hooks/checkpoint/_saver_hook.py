@@ -17,7 +17,9 @@ from ..._hook import (
     SessionRunHook,
     SessionRunValues,
     begin_graph,
+    worker_of,
 )
+from ..._log import fields
 from ..._running.hook_state import TimerState
 from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
@@ -152,7 +154,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._is_by_hand = False
         self._open: Checkpointer | None = None  # from begin to the session's end
         self._refusals: list[BaseException] = []  # of sessions whose on_error is yet to come
-        logger.info("Create CheckpointSaverHook.")
+        logger.info("Create CheckpointSaverHook.", extra=fields(self))
 
     @property
     def _evaluation(self) -> Metric | None:
@@ -209,7 +211,7 @@ class CheckpointSaverHook(SessionRunHook):
             "which is better: it was not saved, or its checkpoint was deleted. Save the steps that "
             "are evaluated, and keep them until then (save_steps, Retention(max_to_keep=...)), or "
             "give EvaluationHook mode=Evaluate.EXCLUSIVE",
-            step, value,
+            step, value, extra=fields(self, step=step),
         )  # fmt: skip
 
     def _choose_format(self) -> CheckpointFormat:
@@ -256,7 +258,8 @@ class CheckpointSaverHook(SessionRunHook):
         checkpointer.results = run_values.results
         is_due = self._timer.should_trigger_for_step(step)
         if is_due and checkpointer.writer.is_busy and self._when_busy is WhenBusy.SKIP:
-            logger.info("The checkpoint of step %d is skipped: one is being written", step)
+            text = "The checkpoint of step %d is skipped: one is being written"
+            logger.info(text, step, extra=fields(self, step=step, worker=worker_of(run_context)))
             self._timer.update_last_triggered_step(step)
             is_due = False
         if is_due and checkpointer.is_immediate:

@@ -19,6 +19,8 @@ from ..._engine.current import current_engine
 from ..._engine.stacks import holder_in, walk
 from ..._engine.stop import EndsAtStop
 from ..._hook import SessionRunHook
+from ..._log import fields
+from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator
 from ._thread import GuardThread
 
@@ -106,7 +108,7 @@ class LoopLagHook(SessionRunHook):
         engine = current_engine()
         if engine.is_virtual:
             return
-        watch = _Watch(engine, self._max_lag_secs, self.lags)
+        watch = _Watch(engine, self._max_lag_secs, self.lags, session.global_step)
         coord.start_soon(watch.answer, name="LoopLagHook")
         # not in the side task: it has not run yet, and the first step may hold the event loop
         watch.thread = GuardThread(watch.look, self._max_lag_secs / 2, "asynchooks-lag")
@@ -124,10 +126,13 @@ class _Ping:
 class _Watch:
     """Pings of a thread, and their answers by a side task, over one raw session."""
 
-    def __init__(self, engine: Engine, max_lag_secs: float, lags: deque[LoopLag]) -> None:
+    def __init__(
+        self, engine: Engine, max_lag_secs: float, lags: deque[LoopLag], step: GlobalStep
+    ) -> None:
         self._engine = engine
         self._max_lag_secs = max_lag_secs
         self._lags = lags
+        self._step = step
         self._loop_thread = threading.get_ident()
         self._loop_code = loop_code()
         # The thread sends a ping only while there is none, to the slot of that moment; the event
@@ -174,7 +179,8 @@ class _Watch:
             holder = max(held, key=lambda each: each[1], default=(_UNSEEN, 0.0))[0]
             lag = LoopLag(secs, *holder)
             self._lags.append(lag)
-            logger.warning("the event loop was held for %s", lag)
+            extra = fields("LoopLagHook", step=self._step.last_known, reason=lag)
+            logger.warning("the event loop was held for %s", lag, extra=extra)
         self._slot = Slot(self._engine, "a ping")
         self.ping = None
 

@@ -16,7 +16,9 @@ from ..._hook import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    worker_of,
 )
+from ..._log import fields
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
 from .._metrics import described, named
@@ -105,9 +107,10 @@ class NanTensorHook(SessionRunHook):
                 self._good_step = run_context.global_step.value
             return
         level = logging.ERROR if self._fails else logging.WARNING
-        logger.log(level, "Model diverged with loss = NaN.")
         step = run_context.global_step.value
         loss_is_nan = f"the loss {named(self._args.fetches)} is NaN at step {step}"
+        extra = fields(self, step=step, worker=worker_of(run_context), reason=loss_is_nan)
+        logger.log(level, "Model diverged with loss = NaN.", extra=extra)
         good = None if self._raw is None else await self._reject(self._raw)
         if good is not None and self._num_rollbacks < self._max_rollbacks:
             self._num_rollbacks += 1

@@ -23,6 +23,7 @@ from ..._engine.current import current_engine, system_now
 from ..._engine.stop import StopReason
 from ..._errors import StepUnreachableError, add_note, is_preemption
 from ..._hook import SessionHooks, SessionRunHook
+from ..._log import fields
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import RawSession, raw_session_of
 from ..checkpoint._saver_hook import CheckpointSaverHook
@@ -152,6 +153,7 @@ class PreemptionHook(SessionRunHook):
                 "PreemptionHook sees no signals: this is the thread %r, and Python handles "
                 "signals in the main thread only. Open the session there, or have the handler of "
                 "the signals call the hook's preempt()", threading.current_thread().name,
+                extra=fields(self),
             )  # fmt: skip
             return
         watch.deadline = None if engine.is_virtual else _Deadline(self._deadline_secs)
@@ -194,14 +196,14 @@ class PreemptionHook(SessionRunHook):
         reason = self._reason
         if watch.ending.is_woken or reason is None:
             return
-        received = self.received
+        received, extra = self.received, watch.log_fields(reason.why)
         if received is None:
-            logger.warning("%s: training stops, and its hooks end", reason)
+            logger.warning("%s: training stops, and its hooks end", reason, extra=extra)
         else:
             logger.warning(
                 "%s: training stops, and its hooks end, within %g s. Another signal, after %g s, "
                 "ends the process at once",
-                received.name, self._deadline_secs, self._same_signal_secs,
+                received.name, self._deadline_secs, self._same_signal_secs, extra=extra,
             )  # fmt: skip
         watch.stop(reason)
         half = watch.engine.now() + self._deadline_secs / 2
@@ -210,7 +212,10 @@ class PreemptionHook(SessionRunHook):
 
     async def _rescue(self, watch: _Watch) -> None:
         """Save while the block, which does not end by itself, goes on."""
-        logger.warning("The block has not ended for %g s: saving now", self._deadline_secs / 2)
+        logger.warning(
+            "The block has not ended for %g s: saving now", self._deadline_secs / 2,
+            extra=watch.log_fields(None),
+        )  # fmt: skip
         begun = [each for session in watch.sessions for each in session.begun]
         for saver in [each for each in begun if isinstance(each, CheckpointSaverHook)]:
             try:
@@ -218,7 +223,8 @@ class PreemptionHook(SessionRunHook):
             except BaseException as error:
                 if watch.engine.failure_in(error) is None:
                     raise
-                logger.error("Saving before the end failed: %r", error)
+                extra = watch.log_fields(repr(error))
+                logger.error("Saving before the end failed: %r", error, extra=extra)
 
     @property
     def _is_by_hand(self) -> bool:
@@ -257,7 +263,8 @@ class PreemptionHook(SessionRunHook):
         if self._past_reason is None:
             return error
         if is_preemption(error):
-            logger.warning("While training stopped, the session was lost: %r", error)
+            extra = watch.log_fields(repr(error))
+            logger.warning("While training stopped, the session was lost: %r", error, extra=extra)
         elif error is not None:
             add_note(error, f"after {self._past_reason.why}")
             return error
@@ -317,6 +324,11 @@ class _Watch:
         self.raws: list[RawSession] = []
         self.task = engine.start(serve, self)
 
+    def log_fields(self, reason: object) -> dict[str, Any]:
+        """For records; the step of the first model, the only one as a rule."""
+        step = self.raws[0].global_step.last_known if self.raws else None
+        return fields("PreemptionHook", step=step, reason=reason)
+
     def wake(self) -> None:
         """A stop was requested, in any thread, or in a signal handler."""
         self.engine.wake_from_signal(self.request)
@@ -360,7 +372,7 @@ class _SignalHandlers:
             if signal.getsignal(each) is None:
                 logger.warning(
                     "%s has a handler that is not Python's, and could not be put back: it stays",
-                    each.name,
+                    each.name, extra=fields("PreemptionHook"),
                 )  # fmt: skip
                 continue
             action = _read_action(each)
@@ -462,8 +474,9 @@ class _Deadline:
 
     def _log(self, received: signal.Signals) -> None:
         logger.critical(
-            "The process did not end within %g s of %s: ended", self._secs, received.name
-        )
+            "The process did not end within %g s of %s: ended", self._secs, received.name,
+            extra=fields("PreemptionHook", reason=f"the process got {received.name}"),
+        )  # fmt: skip
         for stream in (sys.stderr, sys.stdout):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -16,6 +16,7 @@ from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop, StopReason
 from ..._errors import StallError
 from ..._hook import SessionRunContext, SessionRunHook, SessionRunValues
+from ..._log import fields
 from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator
 from ...backends._raw_session import raw_session_of
@@ -196,7 +197,8 @@ class _Watch:
         )
         what = f"no run of this session {since}"
         stacks = _stacks.report(self.engine.running_tasks)
-        logger.error("StallHook: %s. All tasks and threads:\n%s", what, stacks)
+        extra = fields("StallHook", step=self.step.last_known, reason=what)
+        logger.error("StallHook: %s. All tasks and threads:\n%s", what, stacks, extra=extra)
         if self.on_stall is OnStall.LOG:
             return
         self.stopped_at = self.engine.now()

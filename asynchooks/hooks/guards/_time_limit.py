@@ -10,6 +10,7 @@ from ..._engine.base import TIMED_OUT, Slot
 from ..._engine.current import current_engine
 from ..._engine.stop import EndsAtStop, StopReason
 from ..._hook import SessionRunHook
+from ..._log import fields
 from ..._stopping.coordinator import Coordinator
 
 logger = logging.getLogger("asynchooks")
@@ -50,6 +51,7 @@ class TimeLimitHook(SessionRunHook):
         self._until = current_engine().now() + self._secs
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._step = session.global_step
         if current_engine().now() >= self._until:
             self._stop(coord)
         else:
@@ -64,5 +66,6 @@ class TimeLimitHook(SessionRunHook):
 
     def _stop(self, coord: Coordinator) -> None:
         reason = StopReason("TimeLimitHook", f"{self._secs:g} s have passed")
-        logger.info("Stop requested, by %s", reason)
+        extra = fields(self, step=self._step.last_known, reason=reason.why)
+        logger.info("Stop requested, by %s", reason, extra=extra)
         coord.request_stop(reason=reason, all_workers=True)
