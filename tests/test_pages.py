@@ -2,7 +2,9 @@
 
 All Python blocks of a page run in order, in one namespace, in a directory of their own; a text
 block straight after one is its exact output. Comments on lines of their own are a page's options:
-`<!-- tests: faults -->` is a marker, `<!-- needs: torch, jax -->` what has to be installed.
+`<!-- tests: faults -->` is a marker, `<!-- needs: torch, jax -->` what has to be installed. With
+`<!-- shows: stderr -->` the outputs include standard error, as in a terminal, without pytest's
+handlers of logs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.M | re.S)
 COMMAND = re.compile(r"^```sh\n(asynchooks [^\n]*)\n```\n\n```text\n(.*?)^```\n", re.M | re.S)
 SCRIPT = re.compile(r"# (\S+), for: asynchooks (launch .*)\n")
-OPTION = re.compile(r"^<!-- (tests|needs): (.*) -->$", re.M)
+OPTION = re.compile(r"^<!-- (tests|needs|shows): (.*) -->$", re.M)
 FENCED = re.compile(r"^( *)(```+|:::+).*?^\1\2[`:]*$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?[^)]*\)")
 TARGET = re.compile(r"^\[[^\]]+\]: (\S+)$", re.M)
@@ -181,7 +183,12 @@ def test_page_prints_what_it_shows(
     gc.freeze()
     try:
         # one stream for all blocks: a handler of logs that one installs serves the later ones, too
-        with own_logging(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(own_logging())
+            printed = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            if "stderr" in options(text).get("shows", []):
+                logging.getLogger().handlers.clear()  # a reader's process has none
+                stack.enter_context(contextlib.redirect_stderr(printed))
             for block in find_blocks(text):
                 script = SCRIPT.match(block.code)
                 if script is not None:
