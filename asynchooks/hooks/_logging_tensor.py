@@ -29,6 +29,8 @@ class LoggingTensorHook(SessionRunHook):
     values once more; with a step function it logs those of the last run, as computing them again
     would be one more training step.
 
+    Unless the program configures logging, the lines go to standard error, behind the global step.
+
     Args:
         tensors: a mapping of tags to fetches (logged in the order of the tags), or an iterable of
             fetches, which are their own tags. A fetch is a tensor, an op, a SparseTensor or a name

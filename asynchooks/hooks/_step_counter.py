@@ -18,7 +18,8 @@ _MAX_WARNINGS = 5
 class StepCounterHook(TimedOutputHook):
     """Logs how many global steps pass per second, under the tag `<global step's name>/sec`.
 
-    The first run only starts the clock. Each value is labelled with the step after the run.
+    The first run only starts the clock. Each value is labelled with the step after the run. Unless
+    the program configures logging, the lines go to standard error.
 
     Args:
         every_n_steps: steps between two values, >= 0.
