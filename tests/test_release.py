@@ -101,8 +101,8 @@ def test_relative_links_of_the_readme_lead_to_the_address_of_the_project(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("hatchling")
-    monkeypatch.syspath_prepend(str(ROOT))
-    absolute = importlib.import_module("hatch_build").absolute
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    absolute = importlib.import_module("readme_links").absolute
     unchanged = "[e](https://f.example/g) [h](#i) `[j](k)`\n```python\na[0](b)\n```\n"
     assert absolute(f"[a](docs/a.md#b) ![c](d.png) {unchanged}", "https://host.example/us") == (
         "[a](https://host.example/us/blob/HEAD/docs/a.md#b) "
@@ -112,8 +112,8 @@ def test_relative_links_of_the_readme_lead_to_the_address_of_the_project(
 
 def test_definitions_titles_and_badges_are_links_too(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hatchling")
-    monkeypatch.syspath_prepend(str(ROOT))
-    absolute = importlib.import_module("hatch_build").absolute
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    absolute = importlib.import_module("readme_links").absolute
     text = (
         '[a](a.md "A title") [![b](b.svg)](b.md) [c](./c.md) ![d][d] [![e][e]][f] [g]\n\n'
         "[d]: d.png\n[e]: <e.svg>\n[f]: /f.md 'F'\n[g]: https://g.example\n[h]: #h\n[^i]: note\n"
@@ -132,7 +132,7 @@ def test_no_link_of_the_metadata_is_relative_once_the_project_has_an_address(
 ) -> None:
     pytest.importorskip("hatchling")
     markdown = pytest.importorskip("markdown_it").MarkdownIt()
-    for name in ("README.md", "LICENSE", "hatch_build.py", "asynchooks/_version.py"):
+    for name in ("README.md", "LICENSE", ".ci/readme_links.py", "asynchooks/_version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     address = "https://host.example/us"
@@ -189,8 +189,8 @@ def about(wheel: Path) -> Message:
 def test_the_sdist_has_what_is_needed_to_test_and_document_it(sdist: Mapping[str, bytes]) -> None:
     assert {name.split("/")[0] for name in sdist} == {
         ".ci", ".gitignore", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE",
-        "PKG-INFO", "README.md", "SECURITY.md", "asynchooks", "docs", "examples", "hatch_build.py",
-        "pyproject.toml", "tests",
+        "PKG-INFO", "README.md", "SECURITY.md", "asynchooks", "docs", "examples", "pyproject.toml",
+        "tests",
     }  # fmt: skip
     assert [name for name in sdist if CACHES.search(name)] == []
     for folder in ("asynchooks", "tests", "examples"):
