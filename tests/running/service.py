@@ -1,10 +1,12 @@
-"""A service that trains in cycles, in virtual time, and what the tests train on it."""
+"""Services that steps in flight are submitted to, and what the tests train on them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+import anyio
 
 from asynchooks import (
     FeedHook,
@@ -53,7 +55,7 @@ class Reply:
 
 
 class Service:
-    """Trains with one request in each cycle: the first that was there when the cycle began.
+    """Trains, in virtual time, with the first request that was there when a cycle began.
 
     Args:
         errors: by the number of a request, from 1: what its reply raises; with a PreemptionError
@@ -115,6 +117,31 @@ class Service:
     async def step(self, items: Any = None) -> Awaitable[dict[str, Any]]:
         """A step function of two phases."""
         return self.submit(items).result()
+
+
+class Overlapping:
+    """Trains in real time with the numbers from 0, each as soon as the next one was submitted.
+
+    Args:
+        num_items: the number of items, > 1; the last one follows the one before it.
+    """
+
+    def __init__(self, num_items: int) -> None:
+        self.updates: list[int] = []  # what it was trained with
+        self._gates = [anyio.Event() for _ in range(num_items)]
+
+    async def step(self, items: int) -> Awaitable[dict[str, Any]]:
+        """A step function of two phases."""
+        if items > 0:
+            self._gates[items - 1].set()
+        return self._outputs(items)
+
+    async def _outputs(self, items: int) -> dict[str, Any]:
+        await self._gates[items].wait()
+        self.updates.append(items)
+        if items == len(self._gates) - 2:
+            self._gates[-1].set()
+        return {"items": items}
 
 
 class Log(SessionRunHook):

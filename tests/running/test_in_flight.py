@@ -28,6 +28,7 @@ from .service import (
     CYCLE_SECS,
     Doing,
     Log,
+    Overlapping,
     Service,
     assert_nothing_left,
     feed,
@@ -326,14 +327,7 @@ async def test_plain_hooks_of_overlapping_runs_are_called_in_a_thread_in_order()
         def after_run(self, run_context: Any, run_values: Any) -> None:
             log.append(f"after {run_values.results}")
 
-    async def step(items: int) -> Any:
-        async def outputs() -> Any:
-            await anyio.sleep(0.001)
-            return {"items": items}
-
-        return outputs()
-
-    creator = FunctionSessionCreator(step, in_flight=2)
+    creator = FunctionSessionCreator(Overlapping(20).step, in_flight=2)
     session = MonitoredSession([feed(20), Plain(), Plain()], creator, step_runner="thread")
     async with session:
         for number in range(20):
@@ -362,25 +356,17 @@ async def test_a_counter_that_others_publish_is_left_to_them(simulation: Simulat
 
 def test_it_runs_on_uvloop() -> None:
     pytest.importorskip("uvloop")
-    service_items: list[int] = []
-
-    async def step(items: int) -> Any:
-        async def outputs() -> Any:
-            await anyio.sleep(0.001)
-            service_items.append(items)
-            return {"items": items}
-
-        return outputs()
+    service = Overlapping(10)
 
     async def main() -> None:
-        creator = FunctionSessionCreator(step, in_flight=2)
+        creator = FunctionSessionCreator(service.step, in_flight=2)
         async with MonitoredSession([feed(), StopAtStepHook(last_step=10)], creator) as session:
             while not session.should_stop():
                 await session.run("items")
         assert_nothing_left(session.global_step)
 
     anyio.run(main, backend_options={"use_uvloop": True})
-    assert service_items == list(range(10))
+    assert service.updates == list(range(10))
 
 
 @simulated

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from asynchooks import (
@@ -20,7 +21,7 @@ from asynchooks.data import prefetch, rollouts
 from asynchooks.simulation import Simulation
 
 from ..simulation.engines import simulated
-from ..support.helpers import raises_at
+from ..support.helpers import cancelled_when_settled, raises_at, settle
 from .service import (
     AT_ONCE,
     CYCLE_SECS,
@@ -446,9 +447,7 @@ async def test_a_run_that_was_cancelled_leaves_its_steps_in_flight_for_the_next(
 
     creator = FunctionSessionCreator(step, in_flight=2)
     async with MonitoredSession([feed(4)], creator) as session:
-        with anyio.move_on_after(0.02) as scope:
-            await session.run("items")
-        assert scope.cancelled_caught
+        assert await cancelled_when_settled(session.run, "items")
         assert session.global_step.statistics().tickets == 2
         for gate in gates:
             gate.set()
@@ -527,8 +526,7 @@ async def test_a_step_that_ignores_its_cancellation_is_left_alone_after_the_grac
     session = MonitoredSession([], creator, stop_grace_period_secs=0.05)
     with pytest.raises(OSError, match="in the block"):
         async with session:
-            with anyio.move_on_after(0.01):
-                await session.run([])
+            assert await cancelled_when_settled(session.run, [])
             raise OSError("in the block")
     assert "did not end when it was cancelled" in caplog.text
     async with session.global_step.exclusive(timeout=0.0):
@@ -630,13 +628,13 @@ async def test_a_submission_that_ends_after_a_loss_begins_no_further_run() -> No
         if number == 2:
             in_submission.set()
             with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.02)
+                await settle()  # the loss is seen, and waits for this submission
 
         async def outputs() -> Any:
             if number == 1:
                 await in_submission.wait()
                 raise PreemptionError("gone")
-            await anyio.sleep(0.001)
+            await anyio.lowlevel.checkpoint()
             return {"items": items}
 
         return outputs()

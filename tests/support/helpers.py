@@ -32,6 +32,20 @@ async def settle() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
+async def cancelled_when_settled(fn: Callable[..., Awaitable[object]], *args: object) -> bool:
+    """Cancel a call as soon as it waits; returns whether its cancellation left it."""
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                await fn(*args)
+
+            group.start_soon(call)
+            await settle()
+            scope.cancel()
+    return scope.cancelled_caught
+
+
 class KeepsCoord(SessionRunHook):
     """Has the coordinators of all its raw sessions; `coord` is that of the present one."""
 
