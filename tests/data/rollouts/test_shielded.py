@@ -482,22 +482,20 @@ class NativeWorld:
     @asynccontextmanager
     async def box(self) -> AsyncIterator[None]:
         self.open += 1
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await turns(4)
         self.log.append("created")
         try:
             yield
         finally:
-            for _ in range(4):
-                await asyncio.sleep(0)
+            self.log.append("leaving")
+            await turns(4)
             self.open -= 1
             self.log.append("deleted")
 
     async def work(self) -> None:
         async with shielded(self.box()):
             self.log.append("within")
-            for _ in range(4):
-                await asyncio.sleep(0)
+            await turns(4)
         self.log.append("behind")
 
 
@@ -547,31 +545,39 @@ def test_neither_does_the_failure_of_a_task_group(num_turns: int) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("secs", [0.0, 0.005, 0.015, 0.025])
-def test_neither_does_a_timeout_of_asyncio(secs: float) -> None:
-    deleted: list[float] = []
-
-    @asynccontextmanager
-    async def box() -> AsyncIterator[None]:
-        await asyncio.sleep(0.01)
-        try:
-            yield
-        finally:
-            await asyncio.sleep(0.01)
-            deleted.append(secs)
+@pytest.mark.parametrize(
+    ("num_turns", "log"),
+    [
+        (0, []),
+        (2, []),
+        (7, ["created", "within"]),
+        (12, ["created", "within", "leaving"]),
+    ],
+    ids=["before", "entering", "within", "leaving"],
+)
+def test_neither_does_a_timeout_of_asyncio(num_turns: int, log: list[str]) -> None:
+    world, log_then = NativeWorld(), list[str]()
 
     async def main() -> None:
+        async def expire() -> None:
+            await turns(num_turns)
+            log_then.extend(world.log)
+            timeout.reschedule(asyncio.get_running_loop().time())
+
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(secs):
-                async with shielded(box()):
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(1.0)
+            async with asyncio.timeout(None) as timeout:
+                expiry = asyncio.create_task(expire())
+                await world.work()
+                await asyncio.Event().wait()
+        await expiry
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
 
     asyncio.run(main())
-    assert deleted == [secs]
+    assert log_then == log
+    assert world.open == 0
+    assert world.log[-1] == "deleted"
 
 
 def test_the_end_of_an_event_loop_leaves_it_too() -> None:
