@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, assert_type
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +38,7 @@ weights: NDArray[np.float64] = np.zeros(3)
 
 
 async def fetch(number: int) -> NDArray[np.float64]:
-    await anyio.sleep(0.001)
+    await anyio.lowlevel.checkpoint()
     return np.full(3, float(number))
 
 

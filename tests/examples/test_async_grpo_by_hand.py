@@ -87,16 +87,16 @@ def newest_step(directory: Path) -> int:
     return max((int(path.stem) for path in directory.glob("*.ckpt")), default=-1)
 
 
-def started_and_saved(directory: Path, step: int) -> subprocess.Popen[str]:
-    """A process that trains, and has saved this step."""
+def started_until(logged: str, directory: Path) -> subprocess.Popen[str]:
+    """A process that trains, and has logged a line that begins so."""
     process = subprocess.Popen(
         command(directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until = time.monotonic() + 60
-    while newest_step(directory) < step:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert process.stderr is not None
+    lines = [process.stderr.readline()]
+    while not lines[-1].startswith(logged):
+        assert lines[-1], (lines, process.communicate())
+        lines.append(process.stderr.readline())
     return process
 
 
@@ -113,7 +113,7 @@ def test_it_learns_from_rewards_with_no_group_older_than_two_steps(tmp_path: Pat
 
 
 def test_it_goes_on_after_a_kill(tmp_path: Path) -> None:
-    process = started_and_saved(tmp_path, 100)
+    process = started_until("step 200: reward", tmp_path)  # a save waits for the one before it
     process.kill()
     process.communicate()
     step = newest_step(tmp_path)
@@ -193,8 +193,7 @@ def test_a_failing_environment_ends_training_by_its_error_and_it_goes_on_later(
 def test_a_signal_saves_the_step_and_leaves(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    process = started_and_saved(tmp_path, 50)
-    time.sleep(0.3)  # some steps more
+    process = started_until("step 100: accuracy", tmp_path)  # steps have gone on meanwhile
     process.send_signal(number)
     process.send_signal(number)  # one that comes with it is the same
     printed, _ = process.communicate(timeout=30)
