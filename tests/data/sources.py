@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import anyio
@@ -16,6 +16,8 @@ import pytest
 from asynchooks.data import Stage
 
 from ..support.helpers import settle
+
+BACKENDS = ["asyncio", "trio"]
 
 
 class BadRecordError(Exception):
@@ -266,14 +268,16 @@ def same_in_thread(item: Any) -> Any:
     return item
 
 
-def only_on_asyncio(backend_name: str) -> None:
-    """Skip a test of what asyncio alone has: queues, futures, its own way to cancel a task."""
-    if backend_name != "asyncio":
-        pytest.skip("asyncio's own")
-
-
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
-"""For a test of what asyncio alone has."""
+"""For a test of what asyncio alone has: queues, futures, its own way to cancel a task."""
+
+
+def on_both_and_asyncio(
+    name: str, on_both: Iterable[object], on_asyncio: Iterable[object]
+) -> pytest.MarkDecorator:
+    """Run a test with an argument on asyncio and trio, and with what asyncio alone has there."""
+    cases = [*itertools.product(on_both, BACKENDS), *itertools.product(on_asyncio, BACKENDS[:1])]
+    return pytest.mark.parametrize((name, "anyio_backend"), cases)
 
 
 async def read_all(stage: Stage[Any]) -> list[Any]:

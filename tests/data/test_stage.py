@@ -35,7 +35,7 @@ from .sources import (
     Calls,
     Source,
     on_asyncio,
-    only_on_asyncio,
+    on_both_and_asyncio,
     read_all,
     same,
     same_in_thread,
@@ -70,14 +70,10 @@ kinds = pytest.mark.parametrize("kind", ["items", "items_in_thread"])
 
 @around
 @kinds
-@pytest.mark.parametrize(
-    "way", ["break", "end", "error", "error of the source", "scope", "group", "native"]
+@on_both_and_asyncio(
+    "way", ["break", "end", "error", "error of the source", "scope", "group"], ["native"]
 )
-async def test_leaving_a_loop_ends_all_at_once(
-    around: str, kind: str, way: str, anyio_backend_name: str
-) -> None:
-    if way == "native":
-        only_on_asyncio(anyio_backend_name)
+async def test_leaving_a_loop_ends_all_at_once(around: str, kind: str, way: str) -> None:
     error = BadRecordError("bad record")
     endings = {"end": Source(9), "error of the source": Source(4, error)}
     source = endings.get(way) or Source(None)
@@ -127,12 +123,10 @@ async def test_leaving_a_loop_ends_all_at_once(
 
 
 @around
-@pytest.mark.parametrize("is_native", [False, True])
+@on_both_and_asyncio("is_native", [False], [True])
 async def test_cancelling_the_reader_of_a_source_that_hangs_ends_all(
-    around: str, is_native: bool, anyio_backend_name: str
+    around: str, is_native: bool
 ) -> None:
-    if is_native:
-        only_on_asyncio(anyio_backend_name)
     source = Source(2, hangs=True)
 
     async def read() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from asynchooks.simulation import Simulation
 from asynchooks.testing import RecordingHook
 
 from ..hooks.savers import Cell, CopyingSaver, PlainSaver, saved
-from ..simulation.engines import on_every_engine
+from ..simulation.engines import BACKENDS, on_every_engine
 from ..support.afterwards import nothing_left
 from ..support.helpers import StartsTask, counting_creator, raises_at
 
@@ -50,7 +50,6 @@ KINDS: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(3),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
-some_kinds = pytest.mark.parametrize("kind", ["own", "cancelled"])
 
 
 async def for_ever() -> None:
@@ -322,7 +321,7 @@ PLACES = [
     evaluation_between_steps, save_in_the_background, save_in_a_run, listener_in_the_background,
     step, step_in_a_thread, after_run,
 ]  # fmt: skip
-places = pytest.mark.parametrize("place", PLACES)
+CANCELLED_ANYHOW = [side_task_that_is_cancelled, or_stop_that_is_stopped]
 
 
 @asynccontextmanager
@@ -345,19 +344,25 @@ async def sibling() -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-def is_cancelled_anyhow(fn: object, kind: str) -> bool:
-    """Whether asyncio's cancellation of a task and this error are one, so that it says nothing."""
-    return kind == "cancelled" and fn in (side_task_that_is_cancelled, or_stop_that_is_stopped)
+def cases(
+    name: str, backends: Iterable[str], kinds: Iterable[str], places: Iterable[object] = PLACES
+) -> pytest.MarkDecorator:
+    """Places and kinds of errors on backends, but for errors that say nothing there.
+
+    A task of asyncio that is being cancelled has ended by asyncio's cancellation.
+    """
+    found = [
+        (backend, kind, place) for backend in backends for kind in kinds for place in places
+        if (backend, kind) != ("asyncio", "cancelled") or place not in CANCELLED_ANYHOW
+    ]  # fmt: skip
+    return pytest.mark.parametrize((name, "kind", "place"), found)
 
 
 @pytest.mark.exhaustive
-@kinds
-@places
+@cases("anyio_backend", ["asyncio", "trio"], KINDS)
 async def test_the_error_itself_leaves_and_the_hosts_other_tasks_go_on(
-    place: Callable[[Place], Awaitable[None]], kind: str, tmp_path: Path, anyio_backend_name: str
+    place: Callable[[Place], Awaitable[None]], kind: str, tmp_path: Path
 ) -> None:
-    if is_cancelled_anyhow(place, kind) and anyio_backend_name == "asyncio":
-        pytest.skip("a task that is being cancelled has ended by that")
     at = Place(KINDS[kind](), tmp_path)
     async with nothing_left(), sibling():
         with anyio.fail_after(20), pytest.raises(type(at.error)) as caught:
@@ -369,26 +374,21 @@ async def test_the_error_itself_leaves_and_the_hosts_other_tasks_go_on(
 
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
-@places
+@pytest.mark.parametrize("place", [each for each in PLACES if each not in CANCELLED_ANYHOW])
 async def test_the_cancellation_of_what_was_awaited_leaves_on_uvloop(
-    place: Callable[[Place], Awaitable[None]], tmp_path: Path, anyio_backend_name: str
+    place: Callable[[Place], Awaitable[None]], tmp_path: Path
 ) -> None:
     pytest.importorskip("uvloop")
-    await test_the_error_itself_leaves_and_the_hosts_other_tasks_go_on(
-        place, "cancelled", tmp_path, anyio_backend_name
-    )
+    await test_the_error_itself_leaves_and_the_hosts_other_tasks_go_on(place, "cancelled", tmp_path)
 
 
-@some_kinds
-@pytest.mark.parametrize(
-    "place", [each for each in PLACES if each is not side_task_in_a_task_group]
-)
-@on_every_engine
+@cases(
+    "backend", BACKENDS, ["own", "cancelled"],
+    [each for each in PLACES if each is not side_task_in_a_task_group],
+)  # fmt: skip
 def test_the_error_itself_leaves_in_virtual_time_too(
     backend: Any, place: Callable[[Place], Awaitable[None]], kind: str, tmp_path: Path
 ) -> None:
-    if is_cancelled_anyhow(place, kind) and backend == "asyncio":
-        pytest.skip("a task that is being cancelled has ended by that")
     at, simulation, num_turns = Place(KINDS[kind](), tmp_path), Simulation(backend=backend), 0
 
     async def turn() -> None:
