@@ -51,6 +51,15 @@ class Scene:
                     await self.simulation.sleep(cleanup_secs)
                 self.note("cleaned up")
 
+    async def train(self) -> None:
+        """A session of 3 s, whose side task needs 10 s to clean up."""
+        try:
+            async with MonitoredSession([], counting_creator(), 30.0) as session:
+                session.start_soon(self.sleep, 10.0, cancel_at_end=True)
+                await self.simulation.sleep(3.0)
+        finally:
+            self.note("left")
+
 
 class Ends(SessionRunHook):
     """Notes when its `end` and `on_error` are called; each takes 2 s."""
@@ -211,16 +220,8 @@ def test_a_cancelled_block_waits_for_the_clean_up_and_gives_other_tasks_one_seco
 def test_a_cancellation_during_the_end_does_not_cut_the_clean_up_short(backend: Any) -> None:
     scene = Scene(backend)
 
-    async def train() -> None:
-        try:
-            async with MonitoredSession([], counting_creator(), 30.0) as session:
-                session.start_soon(scene.sleep, 10.0, cancel_at_end=True)
-                await scene.simulation.sleep(3.0)
-        finally:
-            scene.note("left")
-
     async def main() -> None:
-        task = scene.simulation.start(train)
+        task = scene.simulation.start(scene.train)
         for _ in range(3):
             await scene.simulation.sleep(4.0)
             task.cancel()
@@ -234,16 +235,8 @@ def test_no_number_of_native_cancellations_cuts_the_clean_up_short() -> None:
     """Unlike a cancel scope's, they reach what is shielded."""
     scene = Scene("asyncio")
 
-    async def train() -> None:
-        try:
-            async with MonitoredSession([], counting_creator(), 30.0) as session:
-                session.start_soon(scene.sleep, 10.0, cancel_at_end=True)
-                await scene.simulation.sleep(3.0)
-        finally:
-            scene.note("left")
-
     async def main() -> None:
-        task = asyncio.ensure_future(train())
+        task = asyncio.ensure_future(scene.train())
         for _ in range(7):
             await scene.simulation.sleep(1.0)
             task.cancel()

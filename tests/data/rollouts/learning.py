@@ -62,6 +62,11 @@ class Learner:
     def run(self, main: Callable[[], Awaitable[Any]]) -> Any:
         return self.simulation.run(main)
 
+    async def answer(self, item: int) -> int:
+        """A rollout of 1 s, whose result is its item."""
+        await self.sleep(1.0)
+        return item
+
     async def learn(self, groups: list[Rollout]) -> dict[str, float]:
         if self.error is not None:
             raise self.error

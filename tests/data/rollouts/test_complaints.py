@@ -231,13 +231,9 @@ def test_the_last_batch_is_smaller_where_some_are_refused(backend: Any) -> None:
 def test_an_error_says_that_all_results_were_refused(backend: Any) -> None:
     learner = Learner(backend)
 
-    async def answer(item: int) -> int:
-        await learner.sleep(1.0)
-        return item
-
     async def main() -> None:
         stage = rollouts(
-            answer, range(5), 2, concurrency=2, max_staleness=1, accept=lambda result: False
+            learner.answer, range(5), 2, concurrency=2, max_staleness=1, accept=lambda result: False
         )
         with pytest.raises(InputError, match="none of its 5 items was of use: 5 refused"):
             await learner.train(stage)
@@ -265,13 +261,9 @@ def test_the_log_says_that_a_learner_starves_as_all_results_are_refused(
 ) -> None:
     learner = Learner(backend)
 
-    async def answer(item: int) -> int:
-        await learner.sleep(1.0)
-        return item
-
     async def main() -> None:
         stage = rollouts(
-            answer, range(1000), 2, concurrency=4, max_staleness=1,
+            learner.answer, range(1000), 2, concurrency=4, max_staleness=1,
             accept=lambda result: result > 100,
         )  # fmt: skip
         await learner.train(stage, last_step=2)
@@ -288,12 +280,13 @@ def test_it_says_nothing_where_some_are_of_use(
 ) -> None:
     learner = Learner(backend)
 
-    async def answer(item: int) -> int:
-        await learner.sleep(1.0)
-        return item
-
     stage = rollouts(
-        answer, range(600), 2, concurrency=4, max_staleness=1, accept=lambda item: item % 3 == 0
+        learner.answer,
+        range(600),
+        2,
+        concurrency=4,
+        max_staleness=1,
+        accept=lambda item: item % 3 == 0,
     )
     learner.run(lambda: learner.train(stage))
     assert known(stage).num_refused == 400

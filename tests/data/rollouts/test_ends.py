@@ -190,12 +190,8 @@ async def test_several_readers_get_each_result_once_whichever_are_cancelled(
 def test_a_learner_that_waits_for_ever_is_found_by_the_simulation(backend: Any) -> None:
     learner = Learner(backend)
 
-    async def answer(item: int) -> int:
-        await learner.sleep(1.0)
-        return item
-
     async def main() -> None:
-        async with rollouts(answer, range(99), 2, concurrency=4, max_staleness=1) as stage:
+        async with rollouts(learner.answer, range(99), 2, concurrency=4, max_staleness=1) as stage:
             await anext(stage)
             await GlobalStep().wait_for(1)
 

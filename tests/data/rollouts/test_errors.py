@@ -263,11 +263,7 @@ def test_what_accept_raises_is_an_error_of_its_item(backend: Any) -> None:
             raise error
         return True
 
-    async def answer(item: int) -> int:
-        await learner.sleep(1.0)
-        return item
-
-    stage = rollouts(answer, range(9), 2, concurrency=2, max_staleness=0, accept=accept)
+    stage = rollouts(learner.answer, range(9), 2, concurrency=2, max_staleness=0, accept=accept)
     assert raised_by(learner, stage) is error
     assert learner.items == [[0, 1], [2, 3]]
     assert "in rollouts, at item 4: 4" in error.__notes__
@@ -406,14 +402,10 @@ def test_a_task_that_is_cancelled_from_outside_ends_training(backend: Any) -> No
 def test_cancelling_a_learner_that_waits_loses_no_result(backend: Any) -> None:
     learner = Learner(backend)
 
-    async def answer(item: int) -> int:
-        await learner.sleep(1.0)
-        return item
-
     got: list[Any] = []
 
     async def main() -> None:
-        stage = rollouts(answer, range(12), 2, concurrency=4, max_staleness=1)
+        stage = rollouts(learner.answer, range(12), 2, concurrency=4, max_staleness=1)
 
         async def take() -> None:
             while True:

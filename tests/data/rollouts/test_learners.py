@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import anyio
@@ -176,6 +177,13 @@ def test_the_end_waits_for_no_sandbox_longer_than_its_service_takes(
     assert not live
 
 
+async def wait_for_batch(answer: Callable[[int], Awaitable[int]], secs: float) -> None:
+    """Wait for the first batch, for so long; then close the stage."""
+    async with rollouts(answer, range(4), 2, concurrency=2, max_staleness=0) as source:
+        with anyio.move_on_after(secs):
+            await anext(source)
+
+
 def test_a_plain_clean_up_of_a_cancelled_call_is_not_cancelled_again(
     simulation: Simulation,
 ) -> None:
@@ -190,12 +198,7 @@ def test_a_plain_clean_up_of_a_cancelled_call_is_not_cancelled_again(
             log.append((simulation.now, "deleted"))
         return item
 
-    async def main() -> None:
-        async with rollouts(answer, range(4), 2, concurrency=2, max_staleness=0) as source:
-            with anyio.move_on_after(1.0):
-                await anext(source)
-
-    simulation.run(main)
+    simulation.run(partial(wait_for_batch, answer, 1.0))
     assert log == [(6.0, "deleted")] * 2
 
 
@@ -289,10 +292,5 @@ def test_an_error_of_a_call_that_was_cancelled_does_not_leave(
             group.start_soon(sample, 60.0, 60.0)
         return item
 
-    async def main() -> None:
-        async with rollouts(answer, range(4), 2, concurrency=2, max_staleness=0) as source:
-            with anyio.move_on_after(2.0):
-                await anext(source)
-
-    simulation.run(main)
+    simulation.run(partial(wait_for_batch, answer, 2.0))
     assert simulation.now <= 8.0
