@@ -11,6 +11,7 @@ import anyio
 from asynchooks import (
     FeedHook,
     GlobalStep,
+    MonitoredSession,
     PreemptionError,
     Recovery,
     SessionRunArgs,
@@ -119,28 +120,31 @@ class Service:
         return self.submit(items).result()
 
 
-class Overlapping:
-    """Trains in real time with the numbers from 0, each as soon as the next one was submitted.
+class Gated:
+    """Trains in real time with the numbers from 0, with each once its gate is open.
 
     Args:
-        num_items: the number of items, > 1; the last one follows the one before it.
+        num_items: the number of items.
+        is_overlapping: whether each submission opens the gate of the one before it, and the result
+            of the last but one that of the last.
     """
 
-    def __init__(self, num_items: int) -> None:
+    def __init__(self, num_items: int, *, is_overlapping: bool = False) -> None:
+        self.gates = [anyio.Event() for _ in range(num_items)]
         self.updates: list[int] = []  # what it was trained with
-        self._gates = [anyio.Event() for _ in range(num_items)]
+        self._is_overlapping = is_overlapping
 
     async def step(self, items: int) -> Awaitable[dict[str, Any]]:
         """A step function of two phases."""
-        if items > 0:
-            self._gates[items - 1].set()
+        if self._is_overlapping and items > 0:
+            self.gates[items - 1].set()
         return self._outputs(items)
 
     async def _outputs(self, items: int) -> dict[str, Any]:
-        await self._gates[items].wait()
+        await self.gates[items].wait()
         self.updates.append(items)
-        if items == len(self._gates) - 2:
-            self._gates[-1].set()
+        if self._is_overlapping and items == len(self.gates) - 2:
+            self.gates[-1].set()
         return {"items": items}
 
 
@@ -162,6 +166,17 @@ class Log(SessionRunHook):
         self.num_after += 1
         self.log.append(f"A{self.num_after}")
         assert run_context.step_is_made
+
+
+class Restores(SessionRunHook):
+    """Restores the model of a service as it was before its first step."""
+
+    def __init__(self, updates: list[Any]) -> None:
+        self.updates = updates
+
+    async def restore_model(self, session: Any) -> int:
+        self.updates.clear()
+        return 0
 
 
 class Doing(SessionRunHook):
@@ -208,6 +223,12 @@ def logged(service: Service, log: list[Any]) -> Callable[..., Any]:
 
 def feed(num_items: int = 100) -> FeedHook:
     return FeedHook(prefetch(range(num_items), 1), "items")
+
+
+async def run_to_stop(session: MonitoredSession, results: list[Any]) -> None:
+    """Run until the session should stop, and add the results."""
+    while not session.should_stop():
+        results.append(await session.run("items"))
 
 
 def has_flights() -> bool:

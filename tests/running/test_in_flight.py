@@ -27,13 +27,14 @@ from ..simulation.engines import on_every_engine, simulated
 from .service import (
     CYCLE_SECS,
     Doing,
+    Gated,
     Log,
-    Overlapping,
     Service,
     assert_nothing_left,
     feed,
     has_flights,
     logged,
+    run_to_stop,
 )
 
 
@@ -212,15 +213,8 @@ async def test_a_run_whose_before_run_is_under_way_waits_for_a_save(simulation: 
 
 @pytest.mark.anyio
 async def test_results_out_of_order_are_counted_in_order() -> None:
-    gates = [anyio.Event() for _ in range(3)]
+    service = Gated(3)
     seen: list[tuple[Any, int]] = []
-
-    async def step(items: int) -> Any:
-        async def outputs() -> Any:
-            await gates[items].wait()
-            return {"items": items}
-
-        return outputs()
 
     class Sees(SessionRunHook):
         may_overlap = True
@@ -231,13 +225,13 @@ async def test_results_out_of_order_are_counted_in_order() -> None:
         async def after_run(self, run_context: Any, run_values: Any) -> None:
             seen.append((run_values.results, run_context.global_step.value))
 
-    creator = FunctionSessionCreator(step, in_flight=3)
+    creator = FunctionSessionCreator(service.step, in_flight=3)
     async with (
         MonitoredSession([feed(3), Sees()], creator) as session,
         anyio.create_task_group() as group,
     ):
         group.start_soon(session.run, "items")
-        for gate in reversed(gates):
+        for gate in reversed(service.gates):
             await anyio.wait_all_tasks_blocked()
             assert session.global_step.value == 0
             gate.set()
@@ -288,8 +282,7 @@ async def test_workers_that_share_a_model_stop_exactly_at_its_limit(simulation: 
     async def train() -> None:
         hooks = [FeedHook(source, "items"), StopAtStepHook(last_step=20)]
         async with MonitoredSession(hooks, creator) as session:
-            while not session.should_stop():
-                results.append(await session.run("items"))
+            await run_to_stop(session, results)
 
     for task in [simulation.start(train) for _ in range(3)]:
         await task.wait()
@@ -327,7 +320,7 @@ async def test_plain_hooks_of_overlapping_runs_are_called_in_a_thread_in_order()
         def after_run(self, run_context: Any, run_values: Any) -> None:
             log.append(f"after {run_values.results}")
 
-    creator = FunctionSessionCreator(Overlapping(20).step, in_flight=2)
+    creator = FunctionSessionCreator(Gated(20, is_overlapping=True).step, in_flight=2)
     session = MonitoredSession([feed(20), Plain(), Plain()], creator, step_runner="thread")
     async with session:
         for number in range(20):
@@ -356,7 +349,7 @@ async def test_a_counter_that_others_publish_is_left_to_them(simulation: Simulat
 
 def test_it_runs_on_uvloop() -> None:
     pytest.importorskip("uvloop")
-    service = Overlapping(10)
+    service = Gated(10, is_overlapping=True)
 
     async def main() -> None:
         creator = FunctionSessionCreator(service.step, in_flight=2)

@@ -26,12 +26,15 @@ from .service import (
     AT_ONCE,
     CYCLE_SECS,
     Doing,
+    Gated,
     Log,
+    Restores,
     Service,
     assert_nothing_left,
     feed,
     has_flights,
     logged,
+    run_to_stop,
 )
 
 
@@ -153,8 +156,7 @@ async def test_a_lost_session_submits_all_that_was_in_flight_again_in_order(
     session = MonitoredSession([feed(6), Log(log)], creator, recovery=AT_ONCE)
     results: list[Any] = []
     async with session:
-        while not session.should_stop():
-            results.append(await session.run("items"))
+        await run_to_stop(session, results)
     assert results == service.updates == list(range(6))
     assert_nothing_left(session.global_step)
 
@@ -203,8 +205,7 @@ async def test_results_that_have_come_behind_a_lost_step_are_returned_before_it_
     hooks = [feed(), steps, StopAtStepHook(last_step=last)]
     creator = FunctionSessionCreator(service.step, in_flight=depth)
     async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
-        while not session.should_stop():
-            results.append(await session.run("items"))
+        await run_to_stop(session, results)
     assert results == service.updates
     assert sorted(results) == list(range(last))
     assert results.index(2) > results.index(3)
@@ -219,16 +220,10 @@ async def test_a_restored_model_goes_back_behind_the_results_that_have_come(
 ) -> None:
     service, steps, results = Lost(simulation, late), Steps(), list[int]()
 
-    class Restores(SessionRunHook):
-        async def restore_model(self, session: Any) -> int:
-            service.updates.clear()
-            return 0
-
-    hooks = [feed(), Restores(), steps, StopAtStepHook(last_step=4)]
+    hooks = [feed(), Restores(service.updates), steps, StopAtStepHook(last_step=4)]
     creator = FunctionSessionCreator(service.step, in_flight=2)
     async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
-        while not session.should_stop():
-            results.append(await session.run("items"))
+        await run_to_stop(session, results)
     assert results == ([0, 1, 3, 2, 4, 5, 6] if late else [0, 1, 2, 3, 4, 5])
     assert service.updates == results[-4:]
     assert steps.seen == ([1, 2, 3, 1, 2, 3, 4] if late else [1, 2, 1, 2, 3, 4])
@@ -317,11 +312,6 @@ async def test_results_that_have_come_before_another_worker_restores_the_model_a
 ) -> None:
     service, steps, results = Lost(simulation), Steps(), list[int]()
 
-    class Restores(SessionRunHook):
-        async def restore_model(self, session: Any) -> int:
-            service.updates.clear()
-            return 0
-
     creator = SharedSessionCreator(FunctionSessionCreator(service.step, in_flight=2))
     hooks = [feed(), steps, StopAtStepHook(last_step=4)]
     async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
@@ -334,7 +324,7 @@ async def test_results_that_have_come_before_another_worker_restores_the_model_a
                 await simulation.sleep(9.0)  # the first of them is lost, the other one is made
                 assert service.updates == [0, 1, 3]
                 assert session.global_step.value == 3
-                async with MonitoredSession([Restores()], creator) as other:
+                async with MonitoredSession([Restores(service.updates)], creator) as other:
                     assert other.global_step.epoch == 1
     assert results[:2] == [0, 1]
     assert 3 not in results
@@ -366,8 +356,7 @@ async def test_a_preemption_that_a_side_task_reports_submits_them_again(
     hooks = [feed(), hook, StopAtStepHook(last_step=6)]
     results: list[Any] = []
     async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
-        while not session.should_stop():
-            results.append(await session.run("items"))
+        await run_to_stop(session, results)
     assert hook.num_created == 2
     assert results == service.updates == list(range(6))
 
@@ -435,24 +424,14 @@ async def test_a_cancellation_at_any_time_leaves_no_ticket_and_no_task(
 
 @pytest.mark.anyio
 async def test_a_run_that_was_cancelled_leaves_its_steps_in_flight_for_the_next() -> None:
-    gates = [anyio.Event() for _ in range(4)]
-    results: list[Any] = []
-
-    async def step(items: int) -> Any:
-        async def outputs() -> Any:
-            await gates[items].wait()
-            return {"items": items}
-
-        return outputs()
-
-    creator = FunctionSessionCreator(step, in_flight=2)
+    service, results = Gated(4), list[int]()
+    creator = FunctionSessionCreator(service.step, in_flight=2)
     async with MonitoredSession([feed(4)], creator) as session:
         assert await cancelled_when_settled(session.run, "items")
         assert session.global_step.statistics().tickets == 2
-        for gate in gates:
+        for gate in service.gates:
             gate.set()
-        while not session.should_stop():
-            results.append(await session.run("items"))
+        await run_to_stop(session, results)
     assert results == [0, 1, 2, 3]
     assert_nothing_left(session.global_step)
 
@@ -464,7 +443,7 @@ async def test_a_worker_that_restores_the_model_late_has_prepared_runs_begin_aga
     log: list[Any] = []
     service = Service(simulation)
 
-    class Restores(SessionRunHook):
+    class RestoresLate(SessionRunHook):
         async def restore_model(self, session: Any) -> int:
             assert session.global_step.statistics().tickets == 0
             log.append(("restored", list(service.updates)))
@@ -485,7 +464,7 @@ async def test_a_worker_that_restores_the_model_late_has_prepared_runs_begin_aga
 
     task = simulation.start(train)
     await simulation.sleep(1.5 * CYCLE_SECS)
-    async with MonitoredSession([Restores()], creator) as late:
+    async with MonitoredSession([RestoresLate()], creator) as late:
         await task.wait()
         assert late.global_step.epoch == 1
     start = log.index(("restored", [0, 1]))
@@ -606,8 +585,7 @@ async def test_an_error_on_what_another_worker_has_replaced_counts_as_its_loss(
     async def train() -> None:
         hooks = [FeedHook(source, "items")]
         async with MonitoredSession(hooks, creator, recovery=AT_ONCE) as session:
-            while not session.should_stop():
-                results.append(await session.run("items"))
+            await run_to_stop(session, results)
 
     for task in [simulation.start(train) for _ in range(2)]:
         await task.wait()
