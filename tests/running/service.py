@@ -10,6 +10,7 @@ import anyio
 
 from asynchooks import (
     FeedHook,
+    FunctionSessionCreator,
     GlobalStep,
     MonitoredSession,
     PreemptionError,
@@ -223,6 +224,14 @@ def logged(service: Service, log: list[Any]) -> Callable[..., Any]:
 
 def feed(num_items: int = 100) -> FeedHook:
     return FeedHook(prefetch(range(num_items), 1), "items")
+
+
+def logged_session(
+    service: Service, log: list[Any], *hooks: SessionRunHook, in_flight: int = 2
+) -> MonitoredSession:
+    """It feeds numbers to the service; its runs, submissions and results are written down."""
+    creator = FunctionSessionCreator(logged(service, log), in_flight=in_flight)
+    return MonitoredSession([feed(), Log(log), *hooks], creator)
 
 
 async def run_to_stop(session: MonitoredSession, results: list[Any]) -> None:

@@ -28,12 +28,11 @@ from .service import (
     CYCLE_SECS,
     Doing,
     Gated,
-    Log,
     Service,
     assert_nothing_left,
     feed,
     has_flights,
-    logged,
+    logged_session,
     run_to_stop,
 )
 
@@ -44,8 +43,7 @@ async def test_the_next_step_is_submitted_before_the_results_of_the_first(
 ) -> None:
     log: list[Any] = []
     service = Service(simulation)
-    creator = FunctionSessionCreator(logged(service, log), in_flight=2)
-    async with MonitoredSession([feed(), Log(log)], creator) as session:
+    async with logged_session(service, log) as session:
         for _ in range(3):
             log.append(await session.run("items"))
     assert log == [
@@ -59,11 +57,10 @@ async def test_the_next_step_is_submitted_before_the_results_of_the_first(
 @simulated
 async def test_the_order_with_three_in_flight_up_to_a_limit(simulation: Simulation) -> None:
     log: list[Any] = []
-    creator = FunctionSessionCreator(logged(Service(simulation), log), in_flight=3)
-    hooks = [feed(), Log(log), StopAtStepHook(last_step=4)]
-    async with MonitoredSession(hooks, creator) as session:
-        while not session.should_stop():
-            log.append(await session.run("items"))
+    async with logged_session(
+        Service(simulation), log, StopAtStepHook(last_step=4), in_flight=3
+    ) as session:
+        await run_to_stop(session, log)
     assert log == [
         "B1", "S1", "B2", "S2", "B3", "S3", "R1", "A1", 0,
         "B4", "S4", "R2", "A2", 1,
@@ -126,9 +123,7 @@ async def test_at_a_stop_by_a_hook_nothing_more_is_submitted_and_what_was_is_com
         async def before_end(self, session: Any) -> None:
             log.append(("before_end", session.global_step.value))
 
-    hooks = [feed(), Log(log), Doing(after=stop), End()]
-    creator = FunctionSessionCreator(logged(service, log), in_flight=2)
-    async with MonitoredSession(hooks, creator) as session:
+    async with logged_session(service, log, Doing(after=stop), End()) as session:
         while not session.should_stop():
             await session.run("items")
         with pytest.raises(StopTraining, match="enough"):
@@ -168,9 +163,7 @@ async def test_what_finish_with_is_given_waits_until_nothing_is_in_flight(
             await simulation.sleep(1.0)
             log.append(("save", step.value, len(service.updates)))
 
-    hooks = [feed(), Log(log), Doing(after=after)]
-    creator = FunctionSessionCreator(logged(service, log), in_flight=2)
-    async with MonitoredSession(hooks, creator) as session:
+    async with logged_session(service, log, Doing(after=after)) as session:
         for _ in range(5):
             log.append(await session.run("items"))
     assert log == [
@@ -200,9 +193,7 @@ async def test_a_run_whose_before_run_is_under_way_waits_for_a_save(simulation: 
         await simulation.sleep(3 * CYCLE_SECS)
         log.append("saved")
 
-    hooks = [feed(), Log(log), Doing(before, after)]
-    creator = FunctionSessionCreator(logged(Service(simulation), log), in_flight=2)
-    async with MonitoredSession(hooks, creator) as session:
+    async with logged_session(Service(simulation), log, Doing(before, after)) as session:
         for _ in range(3):
             await session.run("items")
     assert log == [
@@ -297,8 +288,7 @@ async def test_a_block_that_is_left_early_completes_what_is_in_flight(
 ) -> None:
     log: list[Any] = []
     service = Service(simulation)
-    creator = FunctionSessionCreator(logged(service, log), in_flight=2)
-    async with MonitoredSession([feed(), Log(log)], creator) as session:
+    async with logged_session(service, log) as session:
         await session.run("items")
     assert log[-2:] == ["R2", "A2"]
     assert service.updates == [0, 1]

@@ -34,6 +34,7 @@ from .service import (
     feed,
     has_flights,
     logged,
+    logged_session,
     run_to_stop,
 )
 
@@ -61,8 +62,7 @@ async def test_an_error_that_leaves_the_block_cancels_what_is_in_flight(
 ) -> None:
     log: list[Any] = []
     service = Service(simulation, errors={2: OSError("step 2"), 3: OSError("step 3")})
-    creator = FunctionSessionCreator(logged(service, log), in_flight=3)
-    session = MonitoredSession([feed(), Log(log)], creator)
+    session = logged_session(service, log, in_flight=3)
     with pytest.raises(OSError, match="step 2") as caught:
         async with session:
             while True:
@@ -532,9 +532,7 @@ async def test_a_ticket_that_comes_during_a_save_is_given_back(simulation: Simul
             await simulation.sleep(1.5 * CYCLE_SECS)
         log.append("let go")
 
-    hooks = [feed(), Log(log), Doing(after=after)]
-    creator = FunctionSessionCreator(logged(Service(simulation), log), in_flight=2)
-    async with MonitoredSession(hooks, creator) as session:
+    async with logged_session(Service(simulation), log, Doing(after=after)) as session:
         await session.run("items")
         task = simulation.start(hold)
         await simulation.sleep(1.0)
