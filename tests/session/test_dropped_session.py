@@ -181,7 +181,7 @@ async def test_a_save_in_the_background_keeps_the_directory_until_it_is_written(
         await saver.writer.wait_idle()
         while saver.writer.is_busy:
             await anyio.lowlevel.checkpoint()
-        await anyio.sleep(0.1)
+        await settle()
     assert saved_counts(tmp_path) == {0: 0, 1: 1}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from itertools import pairwise
 
 import anyio
@@ -130,10 +129,11 @@ async def test_a_wait_that_is_cancelled_leaves_the_write_under_way() -> None:
 async def test_of_writes_in_threads_none_overlaps_another() -> None:
     writes, under_way = Writes(), threading.Lock()
     overlaps: list[bool] = []
+    submitted = [threading.Event() for _ in range(21)]
 
     def block() -> None:
         overlaps.append(not under_way.acquire(blocking=False))
-        time.sleep(0.001)  # so that a second one would meet it
+        submitted[len(overlaps)].wait(20)  # the next one comes while it is written
         under_way.release()
 
     async def write() -> None:
@@ -141,10 +141,12 @@ async def test_of_writes_in_threads_none_overlaps_another() -> None:
 
     async def submit(number: int) -> None:
         writes.writer.submit(write)
-        await until(lambda: len(overlaps) == number)  # the next one comes while it is written
+        submitted[number].set()
+        await until(lambda: len(overlaps) == number + 1)
 
-    for number in range(1, 21):
+    for number in range(20):
         await submit(number)
+    submitted[-1].set()
     await writes.wait_idle()
     assert overlaps == [False] * 20
     writes.writer.raise_error()

@@ -32,6 +32,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCreator
 
+from ...support.helpers import settle
 from ..preemptions import (
     At,
     Counter,
@@ -313,7 +314,7 @@ async def test_a_signal_ends_the_pause_before_a_session_is_recreated() -> None:
         async with MonitoredSession([PreemptionHook()], creator, recovery=recovery) as session:
 
             async def signal_soon() -> None:
-                await anyio.sleep(0.1)
+                await settle()  # until the pause
                 sigterm()
 
             session.start_soon(signal_soon)
@@ -347,15 +348,20 @@ async def test_one_hook_for_one_of_two_workers_lets_the_other_one_save(tmp_path:
                 await session.run([])
                 if model.count == 20:
                     sigterm()
-                await anyio.sleep(0.01)
+                await anyio.lowlevel.checkpoint()
 
     async def first(scope: anyio.CancelScope) -> None:
         try:
-            await work([PreemptionHook()])
+            await work([PreemptionHook(), At(end=first_ends.set)])
         except SystemExit:
             scope.cancel()  # as any task group does
 
-    hold = At(end=lambda: anyio.sleep(0.1))
+    async def end_late() -> None:
+        await first_ends.wait()
+        await settle()  # until the first one waits, or has left
+
+    first_ends = anyio.Event()
+    hold = At(end=end_late)
     others = [
         hold, saving(tmp_path, model), RecordingHook("other", log), StopAtStepHook(last_step=999),
     ]  # fmt: skip
