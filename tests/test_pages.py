@@ -180,28 +180,25 @@ def test_page_prints_what_it_shows(
     # workers share the loop by time: a collection of what other tests have left, which a reader's
     # process has not, would move the step at which one comes
     gc.collect()
-    gc.freeze()
-    try:
-        # one stream for all blocks: a handler of logs that one installs serves the later ones, too
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(own_logging())
-            printed = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            if "stderr" in options(text).get("shows", []):
-                logging.getLogger().handlers.clear()  # a reader's process has none
-                stack.enter_context(contextlib.redirect_stderr(printed))
-            for block in find_blocks(text):
-                script = SCRIPT.match(block.code)
-                if script is not None:
-                    check_launched(block, *script.groups())
-                    continue
-                begin = printed.tell()
-                # empty lines in front: an error then names the page's own line
-                code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
-                exec(code, namespace)
-                if block.output is not None:
-                    assert printed.getvalue()[begin:] == block.output, f"line {block.line}"
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # for good: to unfreeze would make the collections of all later tests slow
+    # one stream for all blocks: a handler of logs that one installs serves the later ones, too
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(own_logging())
+        printed = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        if "stderr" in options(text).get("shows", []):
+            logging.getLogger().handlers.clear()  # a reader's process has none
+            stack.enter_context(contextlib.redirect_stderr(printed))
+        for block in find_blocks(text):
+            script = SCRIPT.match(block.code)
+            if script is not None:
+                check_launched(block, *script.groups())
+                continue
+            begin = printed.tell()
+            # empty lines in front: an error then names the page's own line
+            code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
+            exec(code, namespace)
+            if block.output is not None:
+                assert printed.getvalue()[begin:] == block.output, f"line {block.line}"
 
 
 @pytest.mark.parametrize(("command", "output"), commands())

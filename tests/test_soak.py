@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,14 +15,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
 
 
 @pytest.fixture(autouse=True)
-def _only_what_is_new_is_counted() -> Iterator[None]:
+def _only_what_is_new_is_counted() -> None:
     """Else most of the time goes into counting what TensorFlow and pytest hold."""
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def check_flat(readings: list[Reading]) -> None:
