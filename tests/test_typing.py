@@ -18,6 +18,7 @@ def expected() -> list[tuple[int, str]]:
     return [(number, mark[1]) for number, mark in marks if mark is not None]
 
 
+@pytest.mark.exhaustive
 def test_strict_types_accept_what_is_documented_and_refuse_mistakes(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ from asynchooks.backends import _creator as _session_creator
 
 from ..support.helpers import in_task, settle
 from ..support.loops import anyio_backend as anyio_backend
+from ..support.markers import exhaustive
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +123,7 @@ async def train(num_workers: int, worker: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.parametrize("step_runner", ["auto", "thread", "inline"])
-@pytest.mark.parametrize("num_workers", [2, 4, 8])
+@pytest.mark.parametrize("num_workers", [4, *exhaustive(2, 8)])
 async def test_steps_and_plain_hooks_of_workers_never_overlap(
     num_workers: int, step_runner: Runner
 ) -> None:
@@ -596,7 +597,7 @@ async def test_calls_of_different_functions_on_one_step_overlap() -> None:
     await train(2, worker)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *exhaustive(2, 3, 4, 5)])
 async def test_nothing_overlaps_through_cancellations_failures_and_recoveries(seed: int) -> None:
     dice = random.Random(seed)
     model = Model()

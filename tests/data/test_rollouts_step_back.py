@@ -20,6 +20,7 @@ from asynchooks import (
 from asynchooks.data import Rollout, Stage, WhenStale, rollouts
 
 from ..hooks.inputs import Diary, saving
+from ..support.markers import exhaustive
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +46,7 @@ def source_of(seed: int, num_items: int) -> Stage[list[Rollout]]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [*range(5), *exhaustive(*range(5, 25))])
 @pytest.mark.parametrize("way", ["FeedHook", "batches", "a loop that is left"])
 async def test_each_item_is_trained_on_once_across_lost_models(
     tmp_path: Path, seed: int, way: str

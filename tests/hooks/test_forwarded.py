@@ -51,6 +51,7 @@ from asynchooks.data import prefetch
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
+from ..support.markers import exhaustive
 from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 from .guards.test_nan_tensor import Weights
 from .inputs import Counted, Diary
@@ -452,7 +453,7 @@ def test_every_shipped_hook_has_a_program() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, twice])
+@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, *exhaustive(twice)])
 @pytest.mark.parametrize(
     "program",
     [each for several in PROGRAMS.values() for each in several],

@@ -21,6 +21,7 @@ from asynchooks import (
 )
 
 from ..hooks.forwarding import Forwards, ForwardsAll, Wrap, bare, twice
+from ..support.markers import exhaustive
 from .models import counting_model, monitored, saver_of, train
 
 tf = pytest.importorskip("tensorflow")
@@ -91,7 +92,7 @@ PROGRAMS: list[Program] = [
 ]
 
 
-@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, twice])
+@pytest.mark.parametrize("wrap", [Forwards, ForwardsAll, *exhaustive(twice)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 async def test_a_wrapper_changes_nothing(program: Program, wrap: Wrap, tmp_path: Path) -> None:
     alone = await program(bare, tmp_path / "alone")
