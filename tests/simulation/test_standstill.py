@@ -41,6 +41,7 @@ from asynchooks.simulation import (
 )
 from asynchooks.simulation.cluster._standstill import Standstill
 
+from ..support.markers import exhaustive
 from .clusters import bare, new_cluster, with_session
 from .engines import on_event_loops, simulated
 
@@ -319,7 +320,7 @@ def _random_cluster(seed: int) -> tuple[Cluster, Any]:
     return cluster, _random_program(random)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(10), *exhaustive(*range(10, 40))])
 def test_no_training_that_goes_on_is_taken_for_a_standstill(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

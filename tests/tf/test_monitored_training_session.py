@@ -190,8 +190,15 @@ async def run_ours(directory: Path, last_step: int, steps: list[int], **options:
             steps.append(int((await session.run([model.read, model.train_op]))[0]))
 
 
-@pytest.mark.parametrize("saves_graph", [True, False])
-@pytest.mark.parametrize("last_steps", [[12], [7, 13]], ids=["one run", "and one that resumes"])
+@pytest.mark.parametrize(
+    ("saves_graph", "last_steps"),
+    [
+        pytest.param(True, [12], id="one run", marks=pytest.mark.exhaustive),
+        pytest.param(False, [12], id="one run without the graph"),
+        pytest.param(True, [7, 13], id="and one that resumes"),
+        pytest.param(False, [7, 13], id="and one without the graph", marks=pytest.mark.exhaustive),
+    ],
+)
 async def test_both_scripts_leave_the_same_files(
     last_steps: list[int], saves_graph: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
