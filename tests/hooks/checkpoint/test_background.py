@@ -6,6 +6,7 @@ import threading
 from itertools import pairwise
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,28 +128,31 @@ async def test_a_wait_that_is_cancelled_leaves_the_write_under_way() -> None:
 
 
 async def test_of_writes_in_threads_none_overlaps_another() -> None:
-    writes, under_way = Writes(), threading.Lock()
-    overlaps: list[bool] = []
+    writes, lock = Writes(), threading.Lock()
+    begun: list[bool] = []  # of each write, whether another one was under way
     submitted = [threading.Event() for _ in range(21)]
 
-    def block() -> None:
-        overlaps.append(not under_way.acquire(blocking=False))
-        submitted[len(overlaps)].wait(20)  # the next one comes while it is written
-        under_way.release()
+    def block(number: int) -> None:
+        assert lock.acquire(blocking=False)
+        submitted[number + 1].wait(20)
+        lock.release()
 
     async def write() -> None:
-        await run_blocking(writes.engine, block, 10.0, "asynchooks-save")
+        begun.append(lock.locked())
+        await run_blocking(writes.engine, lambda: block(len(begun) - 1), 10.0, "asynchooks-save")
 
     async def submit(number: int) -> None:
         writes.writer.submit(write)
+        for _ in range(3):  # it could begin now, while the one before it is written
+            await anyio.lowlevel.checkpoint()
         submitted[number].set()
-        await until(lambda: len(overlaps) == number + 1)
+        await until(lambda: len(begun) == number + 1 and lock.locked())
 
     for number in range(20):
         await submit(number)
     submitted[-1].set()
     await writes.wait_idle()
-    assert overlaps == [False] * 20
+    assert begun == [False] * 20
     writes.writer.raise_error()
 
 
