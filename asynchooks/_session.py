@@ -127,7 +127,7 @@ class MonitoredSession(AsyncOnly):
         self._in_flight: InFlight | None = None
         self._last_fetches: Any = None  # of the last run, for caller and hooks
         self._one_run = OneRun()
-        self._status: StatusBoard | None = None  # once anyone asks
+        self._boards: list[StatusBoard] = []  # one, once a status is asked for
 
     def __repr__(self) -> str:
         state, step = self._phase.name.lower(), self._handle.global_step
@@ -308,18 +308,18 @@ class MonitoredSession(AsyncOnly):
 
     def status(self) -> Status:
         """What the session is doing; cheap, from any thread, in any phase."""
-        board = self._status = self._status or StatusBoard(self, self._hooks.live)
-        now = self._engine.now() if self._phase is _OPEN else 0.0
-        return board.status(self._phase, self._handle.global_step, now)
+        board, phase = StatusBoard.of(self, self._hooks, self._boards), self._phase
+        now = self._engine.now() if phase is _OPEN else 0.0
+        return board.status(self, phase, self._handle.global_step, now)
 
     def subscribe(self, *, every_secs: float = 1.0) -> Subscription:
         """Statuses as they come: now, at each new metric or phase, and every so many seconds.
 
-        It ends after the status "closed"; in a side task already at a stop. Training never waits
+        It ends after the status "closed", or as the session is dropped; in side tasks and in the
+        task that opened the session at a stop, since the end waits for these. Training never waits
         for it: of more than 64 statuses that were not taken the oldest are dropped.
         """
-        board = self._status = self._status or StatusBoard(self, self._hooks.live)
-        return Subscription(board, self, every_secs)
+        return Subscription(StatusBoard.of(self, self._hooks, self._boards), every_secs)
 
     def should_stop(self) -> bool:
         """Whether the training loop should end; never raises, never does work."""
@@ -476,7 +476,7 @@ class MonitoredSession(AsyncOnly):
         self._engine: Engine = current_engine()
         self._lifecycle.engine = self._engine
         self._runner = StepRunner(self._engine, self._runner_name, self._grace_secs)
-        self._phase = Phase.OPENING
+        self._enter(Phase.OPENING)
         self._worker = worker = self._stops.open_worker(self._engine)
         worker.task, worker.runs = self._engine.current_task(), self._one_run
         self._step = None  # that one knows nothing of the worker
@@ -528,7 +528,7 @@ class MonitoredSession(AsyncOnly):
             self._stops.note(self.stop_reason)
             self._stops.note_clean_end(exc)
         if self._one_run.is_under_way:  # in another task: no further run begins, and its waits end
-            self._phase = Phase.CLOSING
+            self._enter(Phase.CLOSING)
             self._stops.stop.set()
             until = self._engine.now() + self._grace_secs
             if error is None:
@@ -570,8 +570,8 @@ class MonitoredSession(AsyncOnly):
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        if self._status is not None:
-            self._status.notify()
+        for board in self._boards:
+            board.notify()
 
     async def _close(self, error: BaseException | None) -> BaseException | None:
         """End hooks, tasks, threads and the raw session; returns what must leave."""

@@ -156,7 +156,7 @@ class HookList:
         self.step_in_thread: StepInThread | None = None  # of this run, until its task is back
         self._num_begun = self._num_returned = 0  # of begins
         self._shared: SessionHooks | None = None  # from begin on, where a hook has joined
-        self._live: LiveMetrics | None = None
+        self._live: list[LiveMetrics] = []
         # those that have, and their places in the list, or those of the wrappers that they are in
         self._joined: tuple[tuple[int, Any], ...] = ()
         self.current: HookCall | None = None
@@ -191,8 +191,9 @@ class HookList:
     @property
     def live(self) -> LiveMetrics:
         """The session's metrics; made at the first use, as few of a thousand workers have any."""
-        self._live = live = self._live or LiveMetrics()
-        return live
+        if not self._live:
+            self._live.append(LiveMetrics())
+        return self._live[0]  # where threads came at once, the same for each
 
     def twin(self) -> HookList:
         """The same hooks, to be called while this list calls others: `current` is its own."""
