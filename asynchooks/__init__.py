@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from .hooks import FeedHook as FeedHook
     from .hooks import FinalOpsHook as FinalOpsHook
     from .hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
+    from .hooks import HistoryHook as HistoryHook
     from .hooks import InputPositionHook as InputPositionHook
     from .hooks import LoggingTensorHook as LoggingTensorHook
     from .hooks import LoopLag as LoopLag
@@ -189,6 +190,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "GlobalStepStatistics",
     "GlobalStepWaiterHook",
     "GraphStackError",
+    "HistoryHook",
     "InputError",
     "InputPositionHook",
     "InputStateError",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._feed import FeedHook as FeedHook
     from ._feed_fn import FeedFnHook as FeedFnHook
     from ._final_ops import FinalOpsHook as FinalOpsHook
+    from ._history import HistoryHook as HistoryHook
     from ._input_position import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
     from ._metrics_hook import MetricsHook as MetricsHook
@@ -42,6 +43,7 @@ _PLACES = {
     "FeedHook": "_feed",
     "FinalOpsHook": "_final_ops",
     "GlobalStepWaiterHook": "_waiter",
+    "HistoryHook": "_history",
     "InputPositionHook": "_input_position",
     "LoggingTensorHook": "_logging_tensor",
     "LoopLag": "guards._loop_lag",

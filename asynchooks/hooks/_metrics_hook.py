@@ -10,26 +10,19 @@ from .._engine.base import STOPPED, Engine, Slot
 from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop
 from .._errors import shown
-from .._hook import (
-    SessionHooks,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._raw_session import raw_session_of
 from ..metrics._outlet import Outlet
 from ..metrics._sink import FunctionSink, Resume, Sink
-from ._values import Interval, ValueReader, Wanted
+from ._values import KeepsValues, Wanted
 
 SinkLike = Sink | Callable[[int, dict[str, Any]], object]
 
 _LONGEST_CLOSE_SECS = 30.0
 
 
-class MetricsHook(SessionRunHook):
+class MetricsHook(KeepsValues):
     """Gives metrics to sinks: TensorBoard, a file, a tracker, or a function.
 
     It takes them after the run of step 1 and of each multiple of `every_n_steps`, labelled with the
@@ -69,8 +62,6 @@ class MetricsHook(SessionRunHook):
     """
 
     uses_default_graph = False
-    may_overlap = True
-    needs_global_step = True
     _shown = (("sink", "sinks"), ("values", "_wanted"))
 
     def __init__(
@@ -87,15 +78,10 @@ class MetricsHook(SessionRunHook):
             raise ValueError("sink is an empty list; give at least one sink")
         self.sinks = [_as_sink(each) for each in given]
         _check.instance("on_failure", on_failure, OnFailure, "OnFailure.LOG or OnFailure.STOP")
+        super().__init__(values, every_n_steps, every_n_secs)
         self._on_failure = on_failure
-        self._wanted = values
-        self._values = ValueReader(values, "MetricsHook")
-        self._interval = Interval(every_n_steps, every_n_secs)
         self._outlets: list[Outlet] = []
         self._is_open = False
-        self._args: SessionRunArgs | None = None  # for the next run
-        self._asks_for_all = True
-        self._idle_until: float = 0  # below this step there is nothing to do after a run
         self._states: Sequence[Any] = ()  # of the sinks, from a checkpoint
 
     @property
@@ -107,17 +93,12 @@ class MetricsHook(SessionRunHook):
         for sink in self.sinks:
             sink.check()
         self._outlets, self._is_open = [], False
-        session = SessionHooks.of(self)
-        self._values.begin(session)
-        self._is_by_hand = session.is_by_hand
-        self._live = session.live
-        session.live.loggers += (self._log,)
+        await super().begin()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        self._step = session.global_step
-        engine, step = current_engine(), self._step.value
+        engine, step = current_engine(), session.global_step.value
         self._grace_secs = min(raw_session_of(session).grace_secs, _LONGEST_CLOSE_SECS)
-        self._engine, self._now = engine, engine.now
+        self._engine = engine
         on_error = self._stop_at_error(engine, coord) if self._stops_at_errors else None
         if self._is_open:
             for outlet in self._outlets:
@@ -129,50 +110,21 @@ class MetricsHook(SessionRunHook):
             for index, outlet in enumerate(self._outlets):
                 state = states[index] if index < len(states) else _NO_STATE
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
-        self._interval.begin(step, engine.now)
-        self._values.begin_session(engine.now(), step)
-        self._plan(step, overlaps=True)  # perhaps: the first run is asked for all in any case
+        await super().after_create_session(session, coord)
 
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        return self._args
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        step, results = self._step.value, run_values.results
-        if step < self._idle_until and results is None:
-            return
-        if run_context.overlaps:  # later runs have moved the step
-            step = run_context.global_step.value
-        if results is not None:
-            self._values.take(results)
-        if self._asks_for_all and self._interval.is_due(step):
-            self._interval.update(step)
-            values = self._values.read(results, self._now(), step)
-            if values:
-                self._log(step, values)
-                self._live.publish(step, values)
-        self._plan(step, overlaps=run_context.overlaps)
-
-    def _plan(self, step: int, *, overlaps: bool) -> None:
-        """Decide what the next run is asked for; of runs that overlap all may be due."""
-        values, interval = self._values, self._interval
-        self._asks_for_all = overlaps or interval.is_due(step + 1)
-        self._args = values.args_of_due if self._asks_for_all else values.args_of_each
-        self._idle_until = 0 if self._asks_for_all else interval.idle_until
-
-    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+    def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:
             outlet.put(step, dict(values))
 
     async def end(self, session: Any) -> None:
         if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
-            await self._close()
+            await self._close_sinks()
 
     async def after_close(self, exception: BaseException | None) -> bool | None:
-        await self._close()  # not in `end`: side tasks log metrics up to their own end
-        return None
+        await self._close_sinks()  # not in `end`: side tasks log metrics up to their own end
+        return await super().after_close(exception)
 
-    async def _close(self) -> None:
-        self._values.close()
+    async def _close_sinks(self) -> None:
         if self._is_open:
             self._is_open = False
             until = self._engine.now() + self._grace_secs
@@ -188,15 +140,10 @@ class MetricsHook(SessionRunHook):
     def state_dict(self) -> dict[str, Any]:
         """Where the points of each sink end that are durable there, and those after them."""
         states = [outlet.state_dict() for outlet in self._outlets] or self._states
-        return {
-            "sinks": list(states),
-            "interval": self._interval.state_dict(),
-            "values": self._values.state_dict(),
-        }
+        return {"sinks": list(states), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._interval.load_state_dict(state["interval"])
-        self._values.load_state_dict(state["values"])
+        super().load_state_dict(state)
         if not self._is_open:  # else the sinks are told the step that the session is set back to
             self._states = state["sinks"]
 

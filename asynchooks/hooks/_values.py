@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import _check
+from .._engine.current import current_engine
 from .._errors import MetricError, shown
-from .._hook import SessionHooks, SessionRunArgs, begin_graph
+from .._hook import (
+    SessionHooks,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    begin_graph,
+)
+from .._stopping.coordinator import Coordinator
 from ..data._consumers import Consumers, WaitTime, consumers_of_last_stage
 from ..metrics._live import number_of
 from ..metrics._readings import DataWait, Look, Mean, Reading, Spread
@@ -170,6 +180,8 @@ class ValueReader:
                 )
             seen.add(name)
             self._add(name, each)
+        self.names = frozenset(seen)
+        """What the values are called."""
 
     def _add(self, name: str, each: Any) -> None:
         if isinstance(each, Mean):
@@ -190,6 +202,11 @@ class ValueReader:
             self._names.append(name)
             self._fetches.append(each.fetches if is_spread else each)
             self._is_spread.append(is_spread)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether histograms are among what was asked for."""
+        return any(self._is_spread)
 
     @property
     def reads_each_run(self) -> bool:
@@ -270,6 +287,85 @@ class ValueReader:
         for mean in self._means:
             num, total = state["means"].get(mean.name, (0, 0.0))
             mean.num, mean.total = _check.integer("a saved number of runs", num, least=0), total
+
+
+class KeepsValues(SessionRunHook):
+    """A hook that reads values of runs when it is due, and is given those that are logged.
+
+    Its classes say themselves what they do not need: `uses_default_graph` and the like.
+    """
+
+    may_overlap = True
+    needs_global_step = True
+
+    def __init__(
+        self, wanted: Wanted, every_n_steps: int | None, every_n_secs: float | None
+    ) -> None:
+        self._wanted = wanted
+        self._values = ValueReader(wanted, type(self).__name__)
+        self._interval = Interval(every_n_steps, every_n_secs)
+        self._args: SessionRunArgs | None = None  # for the next run
+        self._asks_for_all = True
+        self._idle_until = 0  # below this step there is nothing to do after a run
+
+    @abstractmethod
+    def _keep(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take floats and arrays that a run gave, or floats and histograms that were logged.
+
+        From any thread, up to the end of side tasks; it must neither wait nor raise.
+        """
+
+    async def begin(self) -> None:
+        session = SessionHooks.of(self)
+        self._values.begin(session)
+        self._is_by_hand = session.is_by_hand
+        self._now = current_engine().now
+        self._live = session.live
+        self._live.loggers += (self._keep,)
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        self._step = session.global_step
+        step = self._step.value
+        self._interval.begin(step, self._now)
+        self._values.begin_session(self._now(), step)
+        self._plan(step, overlaps=True)  # perhaps: the first run is asked for all in any case
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        return self._args
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        step, results = self._step.value, run_values.results
+        if step < self._idle_until and results is None:
+            return
+        if run_context.overlaps:  # later runs have moved the step
+            step = run_context.global_step.value
+        if results is not None:
+            self._values.take(results)
+        if self._asks_for_all and self._interval.is_due(step):
+            self._interval.update(step)
+            values = self._values.read(results, self._now(), step)
+            if values:
+                self._keep(step, values)
+                self._live.publish(step, values)
+        self._plan(step, overlaps=run_context.overlaps)
+
+    def _plan(self, step: int, *, overlaps: bool) -> None:
+        """Decide what the next run is asked for; of runs that overlap all may be due."""
+        values, interval = self._values, self._interval
+        self._asks_for_all = overlaps or interval.is_due(step + 1)
+        self._args = values.args_of_due if self._asks_for_all else values.args_of_each
+        self._idle_until = 0 if self._asks_for_all else interval.idle_until
+
+    async def after_close(self, exception: BaseException | None) -> bool | None:
+        self._values.close()
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"interval": self._interval.state_dict(), "values": self._values.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._interval.load_state_dict(state["interval"])
+        self._values.load_state_dict(state["values"])
 
 
 def _pairs(wanted: Wanted, hook: str) -> Iterable[tuple[str, Any]]:

@@ -1,0 +1,289 @@
+"""HistoryHook: the metrics of a training as rows in memory, and a plot of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import _check
+from .._stopping.coordinator import Coordinator
+from ._values import KeepsValues, Wanted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NUM_ROWS = 10_000
+_OF_ROW = ("step", "secs")
+_FEW_POINTS = 30
+"""Up to so many are marked;"""
+_MANY_POINTS = 200
+"""more than so many are drawn pale, with their running mean above them."""
+
+
+class HistoryHook(KeepsValues):
+    """Keeps metrics in memory, a row for each step: for pandas, plots and notebooks.
+
+    It takes them after the run of step 1 and of each multiple of `every_n_steps`, labelled with the
+    step after the run, and all numbers that `session.log_metrics` is given meanwhile; histograms
+    are left out. `rows` stays after the session, and `pandas.DataFrame(hook.rows)` is a table.
+
+    A checkpoint holds the rows, of which 10,000 numbers are 107 kB, so a resumed training goes on
+    with those up to its step. Where a session is set back, and where the hook is used by a second
+    session, later rows are dropped in the same way.
+
+    Args:
+        values: what to take, as for `MetricsHook`, save `histogram(...)`. None: only what is
+            logged.
+        every_n_steps: steps between two rows, >= 1; 100 if neither this nor the next is given.
+        every_n_secs: seconds between two rows, >= 0.
+        max_rows: rows at most, >= 2. When there are more, every second one is dropped. So the
+            newest half is always the densest. Rows of rare values, as of evaluations, stay.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type or value, two values have one name, or
+            one is called "step" or "secs".
+        MetricError: in a run: a value is not a number. NaN and infinities are.
+        FetchError: in a run: the step function has no such output (says which there are).
+
+    Example:
+        history = HistoryHook("loss", every_n_steps=10)
+        async with MonitoredSession([history, StopAtStepHook(last_step=20)], creator) as session:
+            while not session.should_stop():
+                await session.run([])
+        assert [row["step"] for row in history.rows] == [1, 10, 20]
+        assert history.rows[-1]["loss"] == 0.5
+    """
+
+    uses_default_graph = False
+    _shown = (("values", "_wanted"),)
+
+    def __init__(
+        self,
+        values: Wanted = None,
+        every_n_steps: int | None = None,
+        every_n_secs: float | None = None,
+        *,
+        max_rows: int = _NUM_ROWS,
+    ) -> None:
+        super().__init__(values, every_n_steps, every_n_secs)
+        self._max_rows = _check.integer("max_rows", max_rows, least=2)
+        for name in self._values.names:
+            if name in _OF_ROW:
+                raise ValueError(
+                    f"a value is called {name!r}, as each row's own {name}; give it another name: "
+                    f'{{"my {name}": ...}}'
+                )
+        if self._values.has_arrays:
+            raise TypeError(
+                "HistoryHook keeps numbers, not histogram(...); give mean(...), or give the "
+                "histogram to a MetricsHook"
+            )
+        self.rows: list[dict[str, Any]] = []
+        """Rows by rising step: "step"; "secs", seconds of training since the first session was
+        opened; and floats by name. A row is never changed, but replaced where it gets more."""
+        self._lock = threading.Lock()  # guards what is done to rows
+        self._began_at = 0.0  # when `secs` was 0, on the session's clock
+        self._secs_before = 0.0  # in sessions before this one
+        self._is_open = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all values in the rows, in the order of their first row."""
+        found = {name: None for row in list(self.rows) for name in row if name not in _OF_ROW}
+        return list(found)
+
+    async def begin(self) -> None:
+        self._is_open = False
+        await super().begin()
+        self._secs_before = self.rows[-1]["secs"] if self.rows else 0.0
+        self._began_at = self._now() - self._secs_before
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await super().after_create_session(session, coord)
+        if not self._is_open:
+            self._is_open = True
+            self._began_at = self._now() - self._secs_before
+        with self._lock:
+            while self.rows and self.rows[-1]["step"] > self._step.value:
+                self.rows.pop()
+
+    def _keep(self, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, float) and name not in _OF_ROW
+        }
+        if not numbers:
+            return
+        secs = self._now() - self._began_at
+        with self._lock:
+            rows = self.rows
+            if rows and rows[-1]["step"] >= step:  # a value that comes late is the newest row's
+                rows[-1] = {**rows[-1], **numbers}
+                return
+            rows.append({"step": step, "secs": secs, **numbers})
+            if len(rows) > self._max_rows:
+                rows[:] = _thinned(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows, by columns."""
+        with self._lock:
+            rows = list(self.rows)
+        secs = self._now() - self._began_at if self._is_open else self._secs_before
+        return {**super().state_dict(), "secs": secs, "rows": _columns(rows)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if not self._is_open:  # else the rows up to the step that the session is set back to stay
+            rows = _rows(state["rows"])
+            with self._lock:
+                self.rows[:] = rows
+            self._secs_before = float(state["secs"])
+
+    def plot(
+        self,
+        *names: str,
+        ax: Axes | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> Figure:
+        """Draw values against the step by matplotlib; needs the extra `plot`.
+
+        An axis is logarithmic where values that are positive have fallen to less than a tenth.
+        Values that are not finite are left out. Of more than 200 points of a name the running mean
+        over a 50th of them is drawn above them. It opens no window; a notebook shows what it
+        returns.
+
+        Args:
+            names: what to draw; all that there is by default.
+            ax: draw all into these axes; by default each name has axes of its own in a new figure.
+            path: of a file to write, whose ending says the format, such as ".png" or ".svg".
+
+        Raises:
+            ValueError: there are rows, but none has such a name.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+
+        Example:
+            history.plot("loss", path="loss.png")
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "plots need matplotlib, which is not installed; pip install 'asynchooks[plot]'"
+            ) from error
+        there_are = self.names
+        for name in names:
+            if there_are and name not in there_are:
+                raise ValueError(
+                    f"no row has a value {name!r}; there are {', '.join(map(repr, there_are))}"
+                )
+        chosen, rows = list(names) or there_are, list(self.rows)
+        if ax is None:
+            num = max(1, len(chosen))
+            figure = Figure(figsize=(7.0, 0.8 + 2.4 * num), layout="constrained")
+            panels = list(figure.subplots(num, sharex=True, squeeze=False)[:, 0])
+        else:
+            figure = ax.get_figure(root=True)  # type: ignore[assignment, call-arg, unused-ignore]
+            panels = [ax] * max(1, len(chosen))
+        for name, panel in zip(chosen, panels, strict=False):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            _draw(panel, name, [point for point in points if math.isfinite(point[1])])
+        for panel in dict.fromkeys(panels):
+            _finish(panel)
+        panels[-1].set_xlabel("step")
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without every second row of the kinds that are as frequent as the average, or more.
+
+    The newest of each kind stays.
+    """
+    kinds = Counter(tuple(row) for row in rows)
+    frequent = {kind: 0 for kind, num in kinds.items() if num * len(kinds) >= len(rows)}
+    kept = []
+    for row in reversed(rows):
+        kind = tuple(row)
+        if kind in frequent:
+            frequent[kind] += 1
+            if frequent[kind] % 2 == 0:
+                continue
+        kept.append(row)
+    if len(kept) == len(rows):  # no two have the same names
+        kept = kept[::2]
+    return kept[::-1]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows as arrays: of each name the places of its rows, and its values there."""
+    import numpy as np
+
+    places: dict[str, list[int]] = {}
+    values: dict[str, list[float]] = {}
+    for place, row in enumerate(rows):
+        for name, value in row.items():
+            places.setdefault(name, []).append(place)
+            values.setdefault(name, []).append(value)
+    columns = [
+        [name, None if len(each) == len(rows) else np.array(each, np.int32), np.array(values[name])]
+        for name, each in places.items()
+    ]
+    return {"num": len(rows), "columns": columns}
+
+
+def _rows(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    num = _check.integer("a saved number of rows", saved["num"], least=0)
+    rows: list[dict[str, Any]] = [{} for _ in range(num)]
+    for name, places, values in saved["columns"]:
+        indices = range(num) if places is None else places.tolist()
+        for place, value in zip(indices, values.tolist(), strict=True):
+            rows[place][name] = value
+    return rows
+
+
+def _draw(axes: Axes, name: str, points: Sequence[tuple[int, float]]) -> None:
+    """One line; with its running mean where there are many points."""
+    import numpy as np
+
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    if len(points) <= _MANY_POINTS:
+        marker = "o" if len(points) <= _FEW_POINTS else None
+        axes.plot(steps, values, label=name, linewidth=1.6, marker=marker, markersize=3.5)
+        return
+    (line,) = axes.plot(steps, values, linewidth=0.8, alpha=0.3)
+    half = len(points) // 100
+    sums = np.cumsum([0.0, *values])
+    places = np.arange(len(points))
+    first, end = np.maximum(places - half, 0), np.minimum(places + half + 1, len(points))
+    means = (sums[end] - sums[first]) / (end - first)
+    axes.plot(steps, means, label=name, linewidth=1.8, color=line.get_color())
+
+
+def _finish(axes: Axes) -> None:
+    """What surrounds the lines."""
+    import numpy as np
+
+    lines = [np.asarray(line.get_ydata(), float) for line in axes.get_lines()]
+    lines = [line for line in lines if line.size]
+    most = max((line.max() for line in lines), default=0.0)
+    if lines and all(line.min() > 0 and 10 * line[-1] < most for line in lines):
+        axes.set_yscale("log")
+    labels = [str(line.get_label()) for line in axes.get_lines()]
+    labels = [label for label in labels if not label.startswith("_")]
+    if len(labels) > 1:
+        axes.legend(frameon=False)
+    elif labels:
+        axes.set_ylabel(labels[0])
+    axes.grid(alpha=0.25)
+    axes.margins(x=0.02)
+    axes.locator_params(axis="x", integer=True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
