@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from .hooks import NanTensorHook as NanTensorHook
     from .hooks import OnStall as OnStall
     from .hooks import PreemptionHook as PreemptionHook
+    from .hooks import ProgressHook as ProgressHook
     from .hooks import StallHook as StallHook
     from .hooks import StepCounterHook as StepCounterHook
     from .hooks import StopAtStepHook as StopAtStepHook
@@ -210,6 +211,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "OverlappingCallError",
     "PreemptionError",
     "PreemptionHook",
+    "ProgressHook",
     "RawSession",
     "Recovery",
     "Restart",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .guards._stall import OnStall as OnStall
     from .guards._stall import StallHook as StallHook
     from .guards._time_limit import TimeLimitHook as TimeLimitHook
+    from .progress._hook import ProgressHook as ProgressHook
 
 _PLACES = {
     "CheckpointSaverHook": "checkpoint._saver_hook",
@@ -52,6 +53,7 @@ _PLACES = {
     "NanTensorHook": "guards._nan_tensor",
     "OnStall": "guards._stall",
     "PreemptionHook": "guards._preemption",
+    "ProgressHook": "progress._hook",
     "StallHook": "guards._stall",
     "StepCounterHook": "_step_counter",
     "StopAtStepHook": "_stop_at_step",

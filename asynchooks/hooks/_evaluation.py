@@ -154,10 +154,17 @@ class EvaluationHook(TimedOutputHook):
         self._name = name
         self._results = Results(name)
         self._is_restored = False  # since the last session was created
+        self.num_running = 0
+        """Evaluations that run now."""
         self.followers: list[Callable[[int, Mapping[str, float]], Awaitable[None]]] = []
         """Awaited with the step and the results of each concurrent evaluation that has ended."""
         # an exclusive evaluation runs in a run; a side task has the graph around it anyhow
         self.uses_default_graph = self._is_exclusive
+
+    @property
+    def name(self) -> str:
+        """What its evaluations are called in the log, in tags and in errors."""
+        return self._name
 
     @property
     def latest(self) -> Mapping[str, float] | None:
@@ -265,6 +272,7 @@ class EvaluationHook(TimedOutputHook):
     async def _evaluate(self, raw: RawSession) -> None:
         engine = current_engine()
         begun, step = engine.now(), raw.global_step.value
+        self.num_running += 1
         try:
             numbers = await self._call(raw, step)
         except StopTraining as stop:
@@ -273,6 +281,8 @@ class EvaluationHook(TimedOutputHook):
                 extra=fields(self, step=step, worker=self._worker, reason=stop),
             )  # fmt: skip
             return
+        finally:
+            self.num_running -= 1
         self._results.add(step, numbers)
         text = ", ".join(f"{key} = {value:g}" for key, value in numbers.items()) or "no results"
         secs = engine.now() - begun

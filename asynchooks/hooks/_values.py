@@ -231,6 +231,10 @@ class ValueReader:
         """A raw session was created: statistics count from here on."""
         self._look = (now, step)
 
+    def has_all(self, results: Sequence[Any] | None) -> bool:
+        """Whether these results are of a run that was asked for `args_of_due`."""
+        return not self._fetches or (results is not None and len(results) > len(self._means))
+
     def take(self, results: Sequence[Any]) -> None:
         """Take what each run gives."""
         for mean, value in zip(self._means, results, strict=False):

@@ -1,0 +1,216 @@
+"""ProgressHook: how far training is, in a terminal, a notebook, or lines."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from ... import _check
+from ..._engine.base import Engine, Slot
+from ..._engine.current import current_engine, system_now
+from ..._engine.stop import StopReason
+from ..._errors import shown
+from ..._hook import (
+    SessionHooks,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from ..._stopping.coordinator import Coordinator
+from .._evaluation import EvaluationHook
+from .._values import ValueReader, Wanted
+from ._display import DISPLAYS, Display, Surface
+from ._notebook import NotebookSurface, is_in_notebook
+from ._plain import PlainSurface
+from ._rows import Outcome, Row
+from ._terminal import TerminalSurface, console_for
+
+_LAST_DRAW_SECS = 1.0
+"""How long the end of a session waits for its last line; a terminal may be stopped by Ctrl-S."""
+_HINT = "pip install 'asynchooks[progress]' for a progress bar here"
+
+
+class ProgressHook(SessionRunHook):
+    """Shows how far training is: steps, rate, time left, and values.
+
+    In a terminal it draws a bar, which stays below what the program prints and logs. That needs
+    the extra `progress`. In a Jupyter notebook it updates the output of the cell in which the
+    session opened. Anywhere else, such as in a file, it writes a line at the start, every
+    `every_n_secs`, and at the end.
+
+    All sessions of the process share one display, with a row for each; workers of one model have
+    the model's steps in common. Side tasks of `session.start_soon` and running evaluations are
+    named beside. A thread draws, so that a terminal that takes nothing holds up neither training
+    nor, by more than a second, its end. Runs are asked for values at most a few times a second. In
+    virtual time the hook shows nothing.
+
+    Give it to one session at a time.
+
+    Args:
+        values: what to show beside: names of outputs, tensors, `mean(...)`, statistics, metrics of
+            an `EvaluationHook`, or functions without arguments that return a number; one, a list,
+            or a mapping with names of their own. None: the first four metrics of the session, as
+            other hooks read them or `session.log_metrics` is given them.
+        name: what the session is called; by default workers are numbered.
+        every_n_secs: seconds between two lines where there is no terminal, > 0.
+        file: a text stream to show it on; None for standard error, or the notebook.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type or value, or two values one name.
+        MetricError: in a run: a value is not a number. NaN and infinities are.
+        FetchError: in a run: the step function has no such output (says which there are).
+
+    Example:
+        hooks = [StopAtStepHook(last_step=1000), ProgressHook("loss")]
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run([])
+    """
+
+    uses_default_graph = False
+    may_overlap = True
+    needs_global_step = True
+    _shown = (("values", "_wanted"), ("name", "_name"))
+
+    def __init__(
+        self,
+        values: Wanted = None,
+        *,
+        name: str | None = None,
+        every_n_secs: float = 10.0,
+        file: TextIO | None = None,
+    ) -> None:
+        self._wanted = values
+        self._values = ValueReader(values, "ProgressHook")
+        if self._values.has_arrays:
+            raise TypeError(
+                f"values are {shown(values)}; a histogram cannot be shown as one number, so give "
+                "mean(...) of a number, or a MetricsHook the histogram"
+            )
+        self._name = _check.instance("name", name, (str, type(None)), "a text, or None") or ""
+        self._every_n_secs = _check.seconds("every_n_secs", every_n_secs)
+        if file is not None and not callable(getattr(file, "write", None)):
+            raise TypeError(f"file is {shown(file)}; give a text stream, such as sys.stdout")
+        self._file = file
+        self._display: Display | None = None
+        self._row: Row | None = None
+
+    async def begin(self) -> None:
+        self._session = SessionHooks.of(self)
+        self._values.begin(self._session)
+        self._engine: Engine = current_engine()
+        self._display = None
+        row = Row(self._name, system_now(), self._look_beside, chosen=self._wanted is not None)
+        self._row = row
+        self._of_due, self._of_each = self._values.args_of_due, self._values.args_of_each
+        if self._engine.is_virtual:
+            row.is_wanted = False
+            self._of_each = None
+            return
+        place = None if self._file is None else id(self._file)  # which the display keeps
+        self._display = display = DISPLAYS.add(row, place, self._new_surface)
+        display.surface.ask_every(self._every_n_secs)
+
+    def _new_surface(self) -> Surface:
+        if self._file is None and is_in_notebook():
+            return NotebookSurface()
+        try:
+            console = console_for(self._file or sys.stderr)
+        except ImportError:
+            return PlainSurface(self._file, _HINT)
+        return PlainSurface(self._file) if console is None else TerminalSurface(console)
+
+    async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        row, step = self._row, session.global_step
+        if row is None or self._display is None:
+            return
+        self._values.begin_session(self._engine.now(), step.value)
+        if row.step is None:
+            row.begun_at_step = step.value
+        row.step, row.key = step, step.training
+        self._display.change()
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        return self._of_due if self._row.is_wanted else self._of_each  # type: ignore[union-attr]
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        row, results = self._row, run_values.results
+        row.num_runs += 1  # type: ignore[union-attr]
+        if results is not None or row.is_wanted:  # type: ignore[union-attr]
+            self._take(run_context, results)
+
+    def _take(self, run_context: SessionRunContext, results: Any) -> None:
+        row = self._row
+        assert row is not None
+        if results is not None:
+            self._values.take(results)
+        if not row.is_wanted or not self._values.has_all(results):
+            return  # the display has just asked; the next run is asked
+        row.is_wanted = False
+        step = run_context.global_step.value
+        row.limit = run_context.global_step.limit
+        live = self._session.live
+        if self._wanted is None:
+            row.values = live.latest
+            return
+        values = self._values.read(results, self._engine.now(), step)
+        if values:
+            row.values = {**row.values, **values}
+            live.publish(step, values)
+
+    def _look_beside(self) -> tuple[str, tuple[str, ...]]:
+        """Phase, and what runs beside training; called by the display."""
+        stops, row = self._session.stops, self._row
+        assert row is not None
+        names: list[str] = []
+        if stops is not None:
+            evaluations = [each for each in self._session.begun if isinstance(each, EvaluationHook)]
+            running = {each.name: each.num_running for each in evaluations}
+            names = [name for name in stops.names_of_tasks() if name not in running]
+            names += [name for name, num in running.items() for _ in range(num)]
+        if row.step is None:
+            return "opening", tuple(names)
+        if stops is not None and stops.is_ending:
+            return "closing", tuple(names)
+        if stops is not None and stops.stop.is_set:
+            return "stopping", tuple(names)
+        return ("training" if row.num_runs else "starting"), tuple(names)
+
+    async def after_close(self, exception: BaseException | None) -> bool | None:
+        row, display = self._row, self._display
+        self._values.close()
+        if row is None or display is None or row.outcome is not None:
+            return None
+        if self._wanted is None:
+            row.values = self._session.live.latest
+        outcome, row.reason = self._ending(exception)
+        engine, slot = self._engine, Slot(self._engine, "the last line of progress")
+        row.on_shown = slot.wake
+        row.outcome = outcome
+        if display.is_over:  # the session was opened before a fork
+            return None
+        display.change()
+        if not display.has_others(row):  # else another one's end has the line
+            with engine.shielded(_LAST_DRAW_SECS + 1):
+                await engine.park(slot, engine.now() + _LAST_DRAW_SECS)
+        return None
+
+    def _ending(self, exception: BaseException | None) -> tuple[Outcome, str]:
+        """How the session has ended, and why."""
+        stops = self._session.stops
+        reason: StopReason | None = None if stops is None else stops.reason
+        if exception is None:
+            if reason is None or reason.who == "the limit":
+                return Outcome.DONE, ""
+            return Outcome.STOPPED, str(reason)
+        if isinstance(exception, KeyboardInterrupt):
+            return Outcome.CANCELLED, "KeyboardInterrupt"
+        if self._engine.failure_in(exception) is None:
+            return Outcome.CANCELLED, ""
+        return Outcome.FAILED, repr(exception)
+
+    def on_drop(self) -> None:
+        row = self._row
+        if row is not None and row.outcome is None:
+            row.outcome = Outcome.DROPPED  # which the display finds at its next look
