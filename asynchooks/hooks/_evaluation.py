@@ -167,6 +167,11 @@ class EvaluationHook(TimedOutputHook):
         return self._name
 
     @property
+    def is_exclusive(self) -> bool:
+        """Whether no worker runs a step while it evaluates."""
+        return self._is_exclusive
+
+    @property
     def latest(self) -> Mapping[str, float] | None:
         """The newest results by step; None before the first."""
         return self._results.latest

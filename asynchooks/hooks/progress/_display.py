@@ -74,7 +74,8 @@ class Display:
         self._rows: list[Row] = []
         self._is_used_up = False
         self._thread: threading.Thread | None = None
-        self._drawing = threading.Lock()  # held while it is drawn; guards the next one
+        self._drawing = threading.Lock()  # held while it is drawn; guards the next two
+        self._num_models = 0
         self._trainings: dict[object, Training] = {}
         self._is_changed = threading.Event()
         self._has_failed = False
@@ -139,16 +140,26 @@ class Display:
             if row.key is not row and row in self._trainings:
                 del self._trainings[row]
             training = self._trainings.setdefault(row.key, Training(row.begun))
+            if row.key is not row and not training.number:
+                self._num_models += 1
+                training.number = self._num_models
             if row.outcome is None:
                 open_rows.setdefault(row.key, []).append(row)
             else:
                 training.end(row)
         keys = {row.key for row in ended} - open_rows.keys()
-        trainings = [self._trainings.pop(key) for key in self._trainings.keys() & keys]
-        views = [self._trainings[key].look(each, now) for key, each in open_rows.items()]
+        trainings = [self._trainings.pop(key) for key in list(self._trainings) if key in keys]
+        views = [
+            self._trainings[key].look(each, now, self._model(self._trainings[key]))
+            for key, each in open_rows.items()
+        ]
         if not self._has_failed:
-            last = [each.last_line(now, self.surface.dot) for each in trainings]
+            dot = self.surface.dot
+            last = [each.last_line(now, dot, self._model(each)) for each in trainings]
             self.surface.draw(views, last, now)
+
+    def _model(self, training: Training) -> str:
+        return f"model {training.number}" if self._num_models > 1 and training.number else ""
 
     def _close(self) -> None:
         try:

@@ -163,19 +163,21 @@ class ProgressHook(SessionRunHook):
         """Phase, and what runs beside training; called by the display."""
         stops, row = self._session.stops, self._row
         assert row is not None
-        names: list[str] = []
-        if stops is not None:
-            evaluations = [each for each in self._session.begun if isinstance(each, EvaluationHook)]
-            running = {each.name: each.num_running for each in evaluations}
-            names = [name for name in stops.names_of_tasks() if name not in running]
-            names += [name for name, num in running.items() for _ in range(num)]
+        names = [] if stops is None else list(stops.names_of_own_tasks())
+        is_evaluating = False
+        for each in self._session.begun:
+            if isinstance(each, EvaluationHook):
+                is_evaluating = is_evaluating or (each.is_exclusive and each.num_running > 0)
+                names += [] if each.is_exclusive else [each.name] * each.num_running
+        beside = tuple(names)
+        if is_evaluating:
+            return "evaluating", beside
         if row.step is None:
-            return "opening", tuple(names)
-        if stops is not None and stops.is_ending:
-            return "closing", tuple(names)
-        if stops is not None and stops.stop.is_set:
-            return "stopping", tuple(names)
-        return ("training" if row.num_runs else "starting"), tuple(names)
+            return "opening", beside
+        if stops is not None and (stops.is_ending or stops.stop.is_set):
+            by = "" if stops.reason is None else f", by {stops.reason.who}"
+            return f"stopping{by}", beside
+        return ("training" if row.num_runs else "starting"), beside
 
     async def after_close(self, exception: BaseException | None) -> bool | None:
         row, display = self._row, self._display

@@ -20,7 +20,7 @@ _MAX_VALUES = 4
 
 
 class Rate:
-    """How fast a count goes up, over the last seconds; it starts again where the count goes back."""
+    """How fast a count goes up, over the last seconds; where it goes back, it starts again."""
 
     __slots__ = ("_samples",)
 
@@ -145,6 +145,8 @@ class Training:
     """One training, from the first look at one of its sessions to the end of the last one."""
 
     begun: float
+    number: int = 0
+    """Among the models of a display, from 1 on; 0 before a raw session was created."""
     rate: Rate = field(default_factory=Rate)
     names: dict[Row, str] = field(default_factory=dict)  # of the open ones
     num_seen: int = 0
@@ -158,8 +160,8 @@ class Training:
     culprit: str = ""  # the worker that gave outcome and reason
     begun_at_step: int | None = None
 
-    def look(self, rows: Sequence[Row], now: float) -> View:
-        """Those of its sessions that are open."""
+    def look(self, rows: Sequence[Row], now: float, model: str) -> View:
+        """Those of its sessions that are open; `model` is its own name, if it needs one."""
         self._read_step(rows)
         self.steps_per_sec = self.rate.look(now, self.step)
         workers = []
@@ -169,9 +171,12 @@ class Training:
             values = _shown_values(row)
             workers.append(WorkerView(self.name_of(row), phase, row.num_runs, rate, values, beside))
         is_open = any(row.step is not None for row in rows)
-        name = f"{len(rows)} workers" if len(rows) > 1 else self.name_of(rows[0])
         if self.num_seen == 1:
-            name = self.first_name
+            name = self.first_name or model
+        elif len(rows) == 1:
+            name = self.name_of(rows[0])
+        else:
+            name = f"{len(rows)} workers" + (f" of {model}" if model else "")
         view = View(name, self.step, self.limit, self.steps_per_sec, workers, is_open)
         self.values = view.values or self.values
         return view
@@ -203,11 +208,13 @@ class Training:
                     self.begun_at_step = row.begun_at_step
                 return
 
-    def last_line(self, now: float, dot: str) -> str:
+    def last_line(self, now: float, dot: str, model: str) -> str:
         """How it ended, in one line."""
         verb = _VERBS[self.outcome]
         secs = now - self.begun
-        name = self.first_name if self.num_seen == 1 else f"{self.num_seen} workers"
+        name = self.first_name or model
+        if self.num_seen > 1:
+            name = f"{self.num_seen} workers" + (f" of {model}" if model else "")
         if self.begun_at_step is None:
             parts = [f"{verb} before it began"]
         else:

@@ -133,7 +133,7 @@ class TerminalSurface(Surface):
             if self._bar and is_due and not self._is_mid_line and not self._is_closed:
                 self._write(self._bar)
                 self._is_drawn, self._drawn_at = True, system_now()
-            return num
+        return num
 
     def close(self) -> None:
         self._give_streams_back()
