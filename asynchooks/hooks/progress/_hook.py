@@ -169,7 +169,7 @@ class ProgressHook(SessionRunHook):
             if isinstance(each, EvaluationHook):
                 is_evaluating = is_evaluating or (each.is_exclusive and each.num_running > 0)
                 names += [] if each.is_exclusive else [each.name] * each.num_running
-        beside = tuple(names)
+        beside = tuple(name.rpartition("<locals>.")[2] for name in names)
         if is_evaluating:
             return "evaluating", beside
         if row.step is None:

@@ -327,9 +327,9 @@ def secs_text(secs: float) -> str:
         return f"{secs:.1f} s"
     if secs < 59.5:
         return f"{secs:.0f} s"
+    if secs < 599.5:
+        return f"{round(secs) // 60} min {round(secs) % 60} s"
     minutes = round(secs / 60)
-    if minutes < 10:
-        return f"{int(secs // 60)} min {int(secs % 60)} s"
     if minutes < 60:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)

@@ -85,7 +85,7 @@ class TerminalSurface(Surface):
         console, rows = self._console, _table(views, self._console, self.dot)
         with console.capture() as capture:
             console.print(rows, width=console.width - 1)
-        text = capture.get().rstrip("\n")
+        text: str = capture.get().rstrip("\n")
         num_up = text.count("\n")
         return text + (f"\x1b[{num_up}A\r" if num_up else "\r")
 

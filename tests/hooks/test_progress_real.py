@@ -1,0 +1,248 @@
+"""ProgressHook in a real terminal, in a notebook's kernel, and across a fork."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.faults
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import asyncio, logging, sys
+import asynchooks as ah
+
+logging.basicConfig(format="LOG %(message)s", level=logging.INFO)  # before the bar is there
+BACKEND, NUM_STEPS = sys.argv[1], int(sys.argv[2])
+
+
+async def step():
+    await anyio.sleep(0.01)
+    return {"loss": 0.5}
+
+
+async def main():
+    hooks = [ah.StopAtStepHook(NUM_STEPS), ah.ProgressHook("loss"), ah.StepCounterHook(20)]
+    async with ah.MonitoredSession(hooks, ah.FunctionSessionCreator(step)) as session:
+        while not session.should_stop():
+            await session.run([])
+            if session.global_step.value == 50:
+                print("half way", flush=True)
+
+
+import anyio
+
+if BACKEND == "uvloop":
+    anyio.run(main, backend_options={"use_uvloop": True})
+else:
+    anyio.run(main, backend=BACKEND)
+print("after it")
+"""
+
+
+def in_terminal(*argv: str, on_output: Callable[[int, str], None] | None = None) -> tuple[int, str]:
+    """Run a program in a terminal of its own; returns how it ended, and all that it wrote.
+
+    Args:
+        on_output: called with the process and all that it has written so far.
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, *argv],
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # the program has closed its side
+                break
+            if not data:
+                break
+            written += data
+            if on_output is not None:
+                on_output(process.pid, written.decode(errors="replace"))
+        os.close(ours)
+    return process.returncode, written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """What stands on the terminal at the end: it does what these few codes say."""
+    lines, row, column = [""], 0, 0
+    for code, text in re.findall(r"(\x1b\[[\d;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", written):
+        if text:
+            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+            column += len(text)
+        elif code == "\r":
+            column = 0
+        elif code == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif code.endswith("A"):
+            row -= int(code[2:-1])
+        elif code == "\x1b[J":
+            lines[row:] = [lines[row][:column]]
+        else:
+            assert code.endswith("m"), repr(code)  # colours; the cursor is never hidden
+    return [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio", "uvloop"])
+def test_lines_stay_above_the_bar_which_ends_as_one_line(backend: str) -> None:
+    if backend != "asyncio":
+        pytest.importorskip(backend)
+    returned, written = in_terminal("-c", PROGRAM, backend, "100")
+
+    assert returned == 0, written
+    assert re.search(r"training .*━.* \d+/100 [\d.]+ steps/s .* left .*loss 0\.5", written)
+    shown = screen(written)
+    logged = [line for line in shown if line.startswith("LOG global_step/sec: ")]
+    assert len(logged) == 4
+    assert len(shown) == 8, shown
+    assert shown[2] == "half way" or shown[3] == "half way"
+    assert re.fullmatch(r"done at step 100 of 100 in [\d.]+ s · .* loss 0\.5", shown[-3])
+    assert shown[-2:] == ["after it", ""]
+
+
+def test_an_interrupted_program_leaves_a_terminal_that_works() -> None:
+    interrupted: list[int] = []
+
+    def interrupt(pid: int, written: str) -> None:
+        if "half way" in written and not interrupted:
+            interrupted.append(pid)
+            os.kill(pid, signal.SIGINT)
+
+    returned, written = in_terminal("-c", PROGRAM, "asyncio", "100000", on_output=interrupt)
+
+    assert returned not in (0, None)
+    shown = screen(written)
+    (last,) = (line for line in shown if "cancelled at step" in line)
+    assert re.match(r"cancelled at step 5\d of 100,000 in ", last)
+    assert shown[shown.index(last) + 1].startswith("Traceback")
+    assert shown[-2] == "KeyboardInterrupt"
+
+
+FORKS = """
+import asyncio, os, sys
+import asynchooks as ah
+
+
+async def main():
+    creator = ah.FunctionSessionCreator(lambda: {"loss": 0.5})
+    async with ah.MonitoredSession([ah.ProgressHook()], creator) as session:
+        await session.run([])
+        await asyncio.sleep(0.6)
+        assert type(sys.stdout).__name__ == "_Above"
+        pid = os.fork()
+        if not pid:
+            assert type(sys.stdout).__name__ != "_Above"
+            print("in the fork", flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+asyncio.run(main())
+assert type(sys.stdout).__name__ != "_Above"
+"""
+
+
+def test_a_forked_process_writes_to_the_terminal_itself() -> None:
+    returned, written = in_terminal("-W", "ignore", "-c", FORKS)
+    assert returned == 0, written
+    assert "in the fork" in written
+
+
+CELLS = """
+import sys
+import nbclient
+import nbformat
+
+train = '''
+import asyncio
+import asynchooks as ah
+
+async def step():
+    await asyncio.sleep(0.002)
+    return {"loss": 0.5}
+
+hooks = [ah.StopAtStepHook(last_step=300), ah.ProgressHook("loss", name="<mine>")]
+session = await ah.MonitoredSession(hooks, ah.FunctionSessionCreator(step)).open()
+
+async def train():
+    while not session.should_stop():
+        await session.run([])
+    await session.close()
+
+task = asyncio.create_task(train())
+'''
+notebook = nbformat.v4.new_notebook()
+notebook.cells = [nbformat.v4.new_code_cell(train), nbformat.v4.new_code_cell("await task")]
+updates = []
+
+
+class Client(nbclient.NotebookClient):
+    def process_message(self, msg, cell, cell_index):
+        if msg["msg_type"] == "update_display_data":
+            updates.append(msg["content"]["data"])
+        return super().process_message(msg, cell, cell_index)
+
+
+Client(notebook, timeout=60, kernel_name="python3").execute()
+assert notebook.cells[1].outputs == [], notebook.cells[1].outputs
+(output,) = notebook.cells[0].outputs
+assert any("<progress max=" in each["text/html"] for each in updates), updates
+print(output["data"]["text/html"])
+print(output["data"]["text/plain"])
+"""
+
+
+def test_a_notebook_has_one_output_that_is_updated_while_other_cells_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))  # nothing of the user's is read or written
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    html, plain = done.stdout.splitlines()
+    assert re.fullmatch(r"<div>&lt;mine&gt;: done at step 300 of 300 in .* loss 0\.5</div>", html)
+    assert re.fullmatch(r"<mine>: done at step 300 of 300 in .* · loss 0\.5", plain)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_without_rich_a_terminal_gets_lines_and_one_hint(is_terminal: bool) -> None:
+    without = f"import sys; sys.modules['rich.console'] = None\n{PROGRAM}"
+    argv = ["-c", without, "asyncio", "60"]
+    if is_terminal:
+        returned, written = in_terminal(*argv)
+    else:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, *argv], env=env, capture_output=True, text=True, check=False
+        )
+        returned, written = done.returncode, done.stderr
+    assert returned == 0, written
+    lines = written.splitlines()
+    hint = "pip install 'asynchooks[progress]' for a progress bar here"
+    assert lines.count(hint) == is_terminal
+    assert "done at step 60 of 60" in written
+    assert "\x1b" not in written
