@@ -17,8 +17,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from asynchooks import FunctionSessionCreator, HistoryHook, MetricsHook, MonitoredSession
-from asynchooks import ProgressHook
+from asynchooks import (
+    FunctionSessionCreator,
+    HistoryHook,
+    MetricsHook,
+    MonitoredSession,
+    ProgressHook,
+)
 from asynchooks.metrics import CsvSink, JsonLinesSink, TensorBoardSink
 
 from ._contenders import Block, DoNothing, above, do_nothing, run_by, secs_per_step
@@ -116,7 +121,9 @@ def main() -> None:
             rows.append(["Lightning's CSVLogger, each step", "-", typical(theirs, 2)])
         if is_installed("keras"):
             theirs = [each * MICRO for each in keras(Path(folder))]
-            rows.append(["Keras's TensorBoard, each batch", "-", f"{statistics.median(theirs):.0f}"])
+            rows.append(
+                ["Keras's TensorBoard, each batch", "-", f"{statistics.median(theirs):.0f}"]
+            )
     print_table("us of a step, above a session with one hook", ["what", "loop", "us"], rows)
 
 
