@@ -11,6 +11,8 @@ from .._later import later
 
 if TYPE_CHECKING:
     from ._readings import Look as Look
+    from ._mlflow import MlflowSink as MlflowSink
+    from ._opentelemetry import OpenTelemetrySink as OpenTelemetrySink
     from ._readings import Reading as Reading
     from ._readings import data_wait as data_wait
     from ._readings import histogram as histogram
@@ -24,15 +26,21 @@ if TYPE_CHECKING:
     from ._sink import Point as Point
     from ._sink import Resume as Resume
     from ._sink import Sink as Sink
+    from ._trackio import TrackioSink as TrackioSink
+    from ._wandb import WandbSink as WandbSink
 
 _PLACES = {
     "FunctionSink": "_sink",
     "Histogram": "_sink",
     "Look": "_readings",
+    "MlflowSink": "_mlflow",
+    "OpenTelemetrySink": "_opentelemetry",
     "Point": "_sink",
     "Reading": "_readings",
     "Resume": "_sink",
     "Sink": "_sink",
+    "TrackioSink": "_trackio",
+    "WandbSink": "_wandb",
     "data_wait": "_readings",
     "histogram": "_readings",
     "loop_lag": "_readings",
