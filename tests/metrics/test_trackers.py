@@ -1,0 +1,273 @@
+"""The sinks of trackers beside the trackers' own libraries, in processes of their own, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+OFFLINE: dict[str, dict[str, Any]] = {
+    "wandb": {"project": "p", "mode": "offline"},
+    "trackio": {"project": "p"},
+    "mlflow": {"experiment_name": "e", "tracking_uri": "sqlite:///mlflow.db"},
+}
+BACKENDS = {"wandb": "asyncio", "trackio": "trio", "mlflow": "trio"}
+"""Of the sessions: what differs between them is before the sink's thread."""
+NEEDS = {"wandb": "wandb", "trackio": "trackio", "mlflow": "sqlalchemy"}  # mlflow's own database
+SAVED, KILLED, LAST_STEP = 20, 26, 40
+MANY_STEPS = 40_000
+MOST_MIB = 16
+"""What the peak of memory may grow by in 20,000 steps."""
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(100)]
+
+
+def needs(tracker: str) -> Any:
+    is_missing = any(find_spec(each) is None for each in {tracker, NEEDS[tracker]})
+    return pytest.mark.skipif(is_missing, reason=f"{tracker} is not installed")
+
+
+TRACKERS = [pytest.param(tracker, marks=needs(tracker)) for tracker in OFFLINE]
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("WANDB_")},
+        "HOME": str(home),
+        "HF_HOME": str(home / "huggingface"),
+        "DO_NOT_TRACK": "true",
+        "WANDB_SILENT": "true",
+        "WANDB_API_KEY": "0" * 40,
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+class Program:
+    """A process that trains in a directory of its own."""
+
+    def __init__(self, home: Path, tracker: str, *several: dict[str, Any]) -> None:
+        self._home = home
+        command = ["tests.metrics.tracked", BACKENDS[tracker], tracker, json.dumps(several)]
+        # into files: a stopped process of W&B holds a pipe open for ever
+        with (home / "out").open("w") as out, (home / "err").open("w") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=home, env=environment(home),
+                stdin=subprocess.PIPE, stdout=out, stderr=err, text=True,
+            )  # fmt: skip
+
+    def wait_until_it_waits(self) -> None:
+        while "waits\n" not in (self._home / "out").read_text():
+            assert self._process.poll() is None, self.log
+            time.sleep(0.02)
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def wait(self, secs: float) -> int:
+        """Wait for its end, which must come within so many seconds; returns its exit status."""
+        try:
+            return self._process.wait(secs)
+        finally:
+            self._process.kill()
+            self._process.communicate()
+            kill_wandb(self._process.pid)
+
+    @property
+    def log(self) -> str:
+        return (self._home / "err").read_text()
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        lines = (self._home / "out").read_text().splitlines()
+        results: list[dict[str, Any]] = next(
+            json.loads(line) for line in lines if line.startswith("[{")
+        )
+        return results
+
+
+def kill_wandb(parent: int) -> None:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text().split("\0")
+        except OSError:
+            continue
+        if "wandb-core" in words[0] and str(parent) in words:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of MLflow, which takes seconds to make one."""
+    home = tmp_path_factory.mktemp("mlflow")
+    runs_of(home, "mlflow")
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def home(tracker: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    if tracker == "mlflow":
+        shutil.copy(request.getfixturevalue("empty_database"), tmp_path)
+    return tmp_path
+
+
+def runs_of(home: Path, tracker: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.metrics.read_back", tracker],
+        cwd=home, env=environment(home), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return runs
+
+
+def steps_of(run: dict[str, Any], name: str = "loss") -> list[int]:
+    for step, each, value in run["points"]:
+        assert each != name or value == pytest.approx(1 / step)
+    return [step for step, each, _ in run["points"] if each == name]
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_killed_training_goes_on_with_the_same_run_and_no_point_twice(
+    tracker: str, home: Path
+) -> None:
+    arguments = {"options": OFFLINE[tracker], "last_step": LAST_STEP, "save": True}
+    killed = {**arguments, "flush_at": [SAVED - 5, KILLED], "kill_at": KILLED}
+    program = Program(home, tracker, killed)
+    assert program.wait(60) == -signal.SIGKILL, program.log
+    [run] = runs_of(home, tracker)
+    # W&B's last row is in the checkpoint: it may still get values of the same step
+    assert steps_of(run) == list(range(1, KILLED + (tracker != "wandb")))
+    assert run["status"] in ("RUNNING", "")
+
+    program = Program(home, tracker, arguments)
+    assert program.wait(60) == 0, program.log
+    assert [each["step"] for each in program.results] == [LAST_STEP]
+    assert [each["dropped"] for each in program.results] == [0]
+    runs = runs_of(home, tracker)
+    assert {each["run"] for each in runs} == {run["run"]}
+    assert runs[-1]["status"] in ("FINISHED", "")
+    if tracker == "wandb":  # a second file of the run, of which its server takes what is new
+        [before, after] = runs
+        assert steps_of(before) == list(range(1, KILLED))
+        assert steps_of(after) == list(range(SAVED - 5, LAST_STEP + 1))
+    else:
+        [whole] = runs
+        assert steps_of(whole) == list(range(1, LAST_STEP + 1))
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_two_sessions_of_a_process_have_a_run_each(tracker: str, home: Path) -> None:
+    names = {"mlflow": "run_name"}
+    several = [
+        {"options": {**OFFLINE[tracker], names.get(tracker, "name"): name}, "last_step": last_step}
+        for name, last_step in (("a", 20), ("b", 30))
+    ]
+    program = Program(home, tracker, *several)
+    assert program.wait(60) == 0, program.log
+    assert [each["dropped"] for each in program.results] == [0, 0]
+    runs = runs_of(home, tracker)
+    assert sorted(map(steps_of, runs), key=len) == [list(range(1, 21)), list(range(1, 31))]
+    assert {each["status"] for each in runs} <= {"FINISHED", ""}
+
+
+def check_that_it_was_stuck(program: Program, exit_secs: float, log: str) -> None:
+    """It trains to its end, drops what it cannot write in flat memory, says so, and ends."""
+    assert program.wait(30 + exit_secs) == 0, program.log
+    [result] = program.results
+    assert result["step"] == MANY_STEPS
+    assert result["stuck"] != []
+    assert result["dropped"] > MANY_STEPS // 2
+    assert result["growth"] < MOST_MIB
+    assert result["close_secs"] < 10
+    assert log in program.log
+
+
+STUCK: dict[str, Any] = {"last_step": MANY_STEPS, "grace_secs": 1}
+
+
+@needs("wandb")
+def test_training_and_the_process_end_while_the_process_of_wandb_is_stopped(
+    tmp_path: Path,
+) -> None:
+    arguments = {**STUCK, "options": OFFLINE["wandb"], "flush_at": [10], "stop_at": 10}
+    program = Program(tmp_path, "wandb", arguments)
+    check_that_it_was_stuck(program, 5, "did not take its last points in time")
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@pytest.mark.parametrize("tracker", [each for each in TRACKERS if each.values != ("wandb",)])
+def test_training_ends_while_the_database_is_locked(tracker: str, home: Path) -> None:
+    arguments = {**STUCK, "options": OFFLINE[tracker], "flush_at": [10], "wait_at": 10}
+    program = Program(home, tracker, arguments)
+    program.wait_until_it_waits()
+    databases = {"mlflow": "mlflow.db", "trackio": "huggingface/trackio/p.db"}
+    with locked(home / databases[tracker]):
+        program.go_on()
+        check_that_it_was_stuck(program, 0, "did not take its last points in time")
+    [run] = runs_of(home, tracker)
+    assert steps_of(run)[:10] == list(range(1, 11))
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, threading.Event]]:
+    """A server that accepts connections and answers nothing: its address, and when one came."""
+    accepted, connections = threading.Event(), []
+
+    def accept() -> None:
+        while True:
+            try:
+                connections.append(server.accept()[0])
+            except OSError:
+                return
+            accepted.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", accepted
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for each in connections:
+        each.close()
+
+
+SERVERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "wandb": lambda url: {"settings": {"base_url": url}},
+    "trackio": lambda url: {"project": "p", "server_url": f"{url}/?write_token=t"},
+    "mlflow": lambda url: {"tracking_uri": url},
+}
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_training_and_the_process_end_while_the_server_answers_nothing(
+    tracker: str, home: Path
+) -> None:
+    with silent_server() as (url, accepted):
+        arguments = {**STUCK, "options": SERVERS[tracker](url), "wait_at": 10}
+        program = Program(home, tracker, arguments)
+        assert accepted.wait(30), program.log
+        program.wait_until_it_waits()
+        program.go_on()
+        check_that_it_was_stuck(program, 5, "did not take its last points in time")
