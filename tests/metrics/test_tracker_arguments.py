@@ -1,0 +1,132 @@
+"""What the sinks of trackers refuse, and what they make of points, in this process."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynchooks import FunctionSessionCreator, MetricsHook, MonitoredSession
+from asynchooks.metrics import (
+    Histogram,
+    MlflowSink,
+    OpenTelemetrySink,
+    Point,
+    Resume,
+    Sink,
+    TrackioSink,
+    WandbSink,
+)
+from asynchooks.metrics._tracking import LastSteps, summary
+
+SINKS: dict[str, tuple[Sink, str]] = {
+    "wandb": (WandbSink(project="p"), "wandb"),
+    "trackio": (TrackioSink("p"), "trackio"),
+    "mlflow": (MlflowSink("e"), "mlflow"),
+    "opentelemetry": (OpenTelemetrySink(), "opentelemetry.metrics"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("extra", SINKS)
+async def test_a_missing_library_is_an_error_of_the_opening_that_names_the_extra(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, library = SINKS[extra]
+    monkeypatch.setitem(sys.modules, library, None)  # type: ignore[arg-type]
+    creator = FunctionSessionCreator(lambda: {"loss": 1.0})
+    with pytest.raises(ImportError, match=rf"pip install 'asynchooks\[{extra}\]'"):
+        async with MonitoredSession([MetricsHook(sink, "loss")], creator):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: WandbSink(run=object(), project="p"), TypeError, "run is given, and.*: project"),  # type: ignore[arg-type]
+        (lambda: TrackioSink(), TypeError, r'project is None; .*TrackioSink\("digits"\)'),
+        (lambda: TrackioSink("p", run=object()), TypeError, r"give TrackioSink\(run=run\)"),  # type: ignore[arg-type]
+        (lambda: MlflowSink(3), TypeError, "experiment_name is 3"),  # type: ignore[arg-type]
+        (lambda: MlflowSink(run_id="r", tags={"a": "b"}), ValueError, "run_id is 'r'"),
+        (lambda: OpenTelemetrySink(prefix=None), TypeError, "prefix is None"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_are_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_sinks_say_where_they_write() -> None:
+    assert repr(SINKS["wandb"][0]) == "WandbSink(project='p')"
+    assert repr(SINKS["trackio"][0]) == "TrackioSink('p')"
+    assert repr(SINKS["mlflow"][0]) == "MlflowSink('e', tracking_uri=None)"
+    assert repr(SINKS["opentelemetry"][0]) == "OpenTelemetrySink(prefix='')"
+
+
+def test_of_each_metric_the_store_gets_later_steps_alone() -> None:
+    steps = LastSteps({"loss": 20}.get)
+    assert steps.later(Point(19, 0.0, {"loss": 1.0, "rate": 2.0})) == {"rate": 2.0}
+    assert steps.later(Point(20, 0.0, {"loss": 1.0, "rate": 2.0})) == {"rate": 2.0}
+    assert steps.later(Point(21, 0.0, {"loss": 1.0})) == {"loss": 1.0}
+    assert steps.later(Point(21, 0.0, {"loss": 1.5, "rate": 2.0})) == {"rate": 2.0}
+
+
+def test_a_histogram_is_summarised_by_three_numbers() -> None:
+    assert summary(Histogram.of([1.0, 2.0, 6.0])) == {"min": 1.0, "mean": 3.0, "max": 6.0}
+    assert summary(Histogram.of([math.nan])) == {}
+
+
+def gauges(*points: Point, prefix: str = "", **attributes: str) -> dict[str, Any]:
+    """What OpenTelemetry's SDK has after these points: name → (attributes, value)."""
+    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    reader = export.InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    meter = provider.get_meter("test")
+    sink = OpenTelemetrySink(prefix=prefix, attributes=attributes, meter=meter)
+    sink.open(Resume(0, None))
+    for point in points:
+        sink.write(point)
+    found = {}
+    for resource in reader.get_metrics_data().resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                [each] = metric.data.data_points
+                found[metric.name] = (dict(each.attributes), each.value)
+    provider.shutdown()
+    return found
+
+
+def test_opentelemetry_has_a_gauge_for_each_metric_with_its_last_number() -> None:
+    numbers = {"loss": 0.5, "nan": math.nan, "layer 1/a:0": 2.0, "_é": 3.0, "1st": 4.0}
+    spread = Histogram.of(np.arange(5.0))
+    found = gauges(
+        Point(10, 0.0, {"loss": 1.0}),
+        Point(20, 0.0, {**numbers, "spread": spread}),
+        prefix="",
+        worker="a",
+    )
+    assert found == {
+        name: ({"worker": "a"}, value)
+        for name, value in {
+            "global_step": 20,
+            "loss": 0.5,
+            "layer_1/a_0": 2.0,
+            "m__": 3.0,
+            "m_1st": 4.0,
+            "spread.min": 0.0,
+            "spread.mean": 2.0,
+            "spread.max": 4.0,
+        }.items()
+    }
+
+
+def test_opentelemetry_has_the_prefix_before_each_name() -> None:
+    assert gauges(Point(1, 0.0, {"loss": 1.0}), prefix="training.") == {
+        "training.global_step": ({}, 1),
+        "training.loss": ({}, 1.0),
+    }
