@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -184,6 +185,79 @@ def test_two_sessions_of_a_process_have_a_run_each(tracker: str, home: Path) -> 
     runs = runs_of(home, tracker)
     assert sorted(map(steps_of, runs), key=len) == [list(range(1, 21)), list(range(1, 31))]
     assert {each["status"] for each in runs} <= {"FINISHED", ""}
+
+
+GIVEN = {
+    "wandb": """
+import wandb
+run = wandb.init(project="p", mode="offline", settings={"console": "off"})
+sink, is_open, finish = WandbSink(run=run), lambda: not run._is_finished, run.finish
+""",
+    "trackio": """
+import trackio
+run = trackio.init("p", name="mine")
+sink, is_open, finish = TrackioSink(run=run), lambda: not run._stop_flag.is_set(), run.finish
+""",
+    "mlflow": """
+import mlflow
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+run = mlflow.start_run()
+sink, finish = MlflowSink(run_id=run.info.run_id), mlflow.end_run
+is_open = lambda: mlflow.get_run(run.info.run_id).info.status == "RUNNING"
+""",
+}
+WRITES = """
+import threading
+from asynchooks.metrics import Histogram, MlflowSink, Point, Resume, TrackioSink, WandbSink
+{given}
+def write():
+    sink.open(Resume(0, None))
+    spread = Histogram.of([0.0, 1.0, 1.0, 5.0])
+    sink.write(Point(1, 1e9, {{"loss": 1.0, "spread/of weights:0": spread}}))
+    sink.write(Point(2, 1e9, {{"loss": 0.5, "none": float("nan")}}))
+    sink.flush()
+    sink.write(Point(2, 1e9, {{"evaluation": 7.0, "loss": 9.0}}))
+    sink.write(Point(3, 1e9, {{"loss": 1 / 3}}))
+    sink.write(Point(4, 1e9, {{"loss": 0.25}}))
+    sink.flush()
+    sink.rewind(1)
+    for step in (2, 3, 4, 5):
+        sink.write(Point(step, 1e9, {{"loss": 1 / step}}))
+    sink.flush()
+    sink.close()
+writer = threading.Thread(target=write)
+writer.start()
+writer.join()
+assert is_open()
+finish()
+"""
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_run_that_is_given_stays_open_and_has_each_value_once(tracker: str, home: Path) -> None:
+    script = WRITES.format(given=GIVEN[tracker])
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=home, env=environment(home), check=True, timeout=60
+    )
+    [run] = runs_of(home, tracker)
+    assert steps_of(run) == [1, 2, 3, 4, 5]
+    others = {name: value for step, name, value in run["points"] if name != "loss"}
+    assert others.pop("evaluation") == 7.0
+    assert math.isnan(float(others.pop("none")))
+    assert_histogram(tracker, others)
+
+
+def assert_histogram(tracker: str, values: dict[str, Any]) -> None:
+    """Of the numbers 0, 1, 1 and 5, in 30 bins."""
+    name = "spread/of weights:0"
+    if tracker == "mlflow":
+        assert values == {f"{name}/min": 0.0, f"{name}/mean": 1.75, f"{name}/max": 5.0}
+        return
+    whole = values.pop(name) if tracker == "trackio" else {}
+    counts = whole["values"] if whole else values.pop(f"{name}/values")
+    edges = whole["bins"] if whole else values.pop(f"{name}/bins")
+    assert (sum(counts), max(counts), len(counts)) == (4, 2, 30)
+    assert (edges[0], edges[-1], len(edges)) == (0.0, 5.0, 31)
 
 
 def check_that_it_was_stuck(program: Program, exit_secs: float, log: str) -> None:
