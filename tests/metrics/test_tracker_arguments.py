@@ -36,7 +36,7 @@ async def test_a_missing_library_is_an_error_of_the_opening_that_names_the_extra
     extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, library = SINKS[extra]
-    monkeypatch.setitem(sys.modules, library, None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, library, None)
     creator = FunctionSessionCreator(lambda: {"loss": 1.0})
     with pytest.raises(ImportError, match=rf"pip install 'asynchooks\[{extra}\]'"):
         async with MonitoredSession([MetricsHook(sink, "loss")], creator):
@@ -46,9 +46,9 @@ async def test_a_missing_library_is_an_error_of_the_opening_that_names_the_extra
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: WandbSink(run=object(), project="p"), TypeError, "run is given, and.*: project"),  # type: ignore[arg-type]
+        (lambda: WandbSink(run=object(), project="p"), TypeError, "run is given, and.*: project"),
         (lambda: TrackioSink(), TypeError, r'project is None; .*TrackioSink\("digits"\)'),
-        (lambda: TrackioSink("p", run=object()), TypeError, r"give TrackioSink\(run=run\)"),  # type: ignore[arg-type]
+        (lambda: TrackioSink("p", run=object()), TypeError, r"give TrackioSink\(run=run\)"),
         (lambda: MlflowSink(3), TypeError, "experiment_name is 3"),  # type: ignore[arg-type]
         (lambda: MlflowSink(run_id="r", tags={"a": "b"}), ValueError, "run_id is 'r'"),
         (lambda: OpenTelemetrySink(prefix=None), TypeError, "prefix is None"),  # type: ignore[arg-type]

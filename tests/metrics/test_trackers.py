@@ -38,7 +38,7 @@ MOST_MIB = 16
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(100)]
 
 
-def needs(tracker: str) -> Any:
+def needs(tracker: str) -> pytest.MarkDecorator:
     is_missing = any(find_spec(each) is None for each in {tracker, NEEDS[tracker]})
     return pytest.mark.skipif(is_missing, reason=f"{tracker} is not installed")
 
