@@ -7,7 +7,7 @@ The rooms of the package; each imports only from rooms below it, or to the right
     tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
     distributed                     steps counted in other processes, through Dask
     simulation                      thousands of workers in virtual time
-    hooks protocols                 one hook per file; asynchronous training protocols
+    hooks protocols _tracing        one hook per file; asynchronous protocols; recorders of runs
     _session _running               MonitoredSession, where a reader starts; one run and its hooks
     data backends                   stages of input; raw sessions and the creators that make them
     _hook _stopping                 what hooks are; stop requests, side tasks, coordinators
@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from .hooks import SummarySaverHook as SummarySaverHook
     from .hooks import SummaryWriter as SummaryWriter
     from .hooks import TimeLimitHook as TimeLimitHook
+    from .hooks import TraceHook as TraceHook
     from .hooks import WhenBusy as WhenBusy
     from .tf import ChiefSessionCreator as ChiefSessionCreator
     from .tf import ClusterTask as ClusterTask
@@ -242,5 +243,6 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "SummaryWriter",
     "TensorFlowHook",
     "TimeLimitHook",
+    "TraceHook",
     "WhenBusy",
 ]

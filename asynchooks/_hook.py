@@ -15,6 +15,7 @@ from ._errors import call_text
 from .metrics._live import LiveMetrics
 
 if TYPE_CHECKING:
+    from ._engine.recording import Recorder, SessionRecord
     from ._step.global_step import GlobalStep
     from ._stopping.coordinator import Coordinator
     from ._stopping.session_stop import SessionStop
@@ -37,14 +38,22 @@ class SessionHooks:
         hooks: as they were given to the session: wrappers, where there are any.
         stops: what stops the session; None where no session calls the hook.
         live: the session's metrics.
+        record: begins to record the session.
     """
 
-    __slots__ = ("_checks", "begun", "hooks", "live", "stops")
+    __slots__ = ("_checks", "_record", "begun", "hooks", "live", "stops")
 
-    def __init__(self, hooks: Sequence[Any], stops: SessionStop | None, live: LiveMetrics) -> None:
+    def __init__(
+        self,
+        hooks: Sequence[Any],
+        stops: SessionStop | None,
+        live: LiveMetrics,
+        record: Callable[[Recorder, str], SessionRecord] | None = None,
+    ) -> None:
         self.hooks = hooks
         self.stops = stops
         self.live = live
+        self._record = record
         self.begun: list[Any] = []
         """Those that asked for this, in the order of their begin, in wrappers or not."""
         self._checks: list[Callable[[], None]] = []
@@ -60,6 +69,10 @@ class SessionHooks:
         begin = begin_session.get()
         session = None if begin is None else begin.session
         return cls((hook,), None, LiveMetrics()) if session is None else session.join(hook)
+
+    def record(self, recorder: Recorder, name: str) -> SessionRecord | None:
+        """Have the session recorded from now on, under this name; None by hand."""
+        return None if self._record is None else self._record(recorder, name)
 
     def check(self, fn: Callable[[], None]) -> None:
         """Have `fn` called when every hook has begun; what it raises is an error of this begin."""
@@ -211,6 +224,10 @@ class CalledBy(Protocol):
 
     def culprit(self) -> str: ...
 
+    def recorded(
+        self, fn: Callable[[], Awaitable[None]], what: str
+    ) -> Callable[[], Awaitable[None]]: ...
+
 
 class SessionRunContext:
     """One run, as its hooks see it; the same object in `before_run` and in `after_run`.
@@ -320,7 +337,10 @@ class SessionRunContext:
         """
         pending = self._pending = self._pending or Pending()
         call = None if self.called_by is None else self.called_by.current
-        pending.add(phase, call, self._exclusively(fn) if exclusive else fn)
+        fn = self._exclusively(fn) if exclusive else fn
+        if self.called_by is not None:
+            fn = self.called_by.recorded(fn, phase.name.lower())
+        pending.add(phase, call, fn)
 
     @property
     def has_last_calls(self) -> bool:

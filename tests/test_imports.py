@@ -33,7 +33,7 @@ FOREIGN = {
     ],
     "time": [
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",
-        "hooks/_summaries.py", "metrics/_outlet.py",
+        "_tracing/_opentelemetry.py", "hooks/_summaries.py", "metrics/_outlet.py",
     ],
 }  # fmt: skip
 """Where other libraries may be imported: event loops and clocks behind the engine alone."""

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
 from .._errors import is_thrown_away
@@ -153,6 +153,8 @@ class Engine(ABC):
     turn_due_at: float = -math.inf
     """When, by `tick`, `turn` would let others run; a busy task need not call it before."""
 
+    _num_recorders: int = 0
+
     @property
     def is_elsewhere(self) -> bool:
         """Whether it belongs to another thread, in which an event loop of its own may run."""
@@ -176,6 +178,22 @@ class Engine(ABC):
         A slot that is woken already returns at once. Cancellation safe: when cancelled, the
         caller looks at `slot.is_woken` to see whether a value was lost.
         """
+
+    def begin_recording(self, park: Callable[..., Awaitable[Any]]) -> None:
+        """Have `park(engine, slot, until)` called in place of `park`, until `end_recording`.
+
+        So waits are recorded, and cost nothing where they are not. All callers give one function.
+        """
+        self._num_recorders += 1
+        if self._num_recorders == 1:
+            recorded: Any = partial(park, self)
+            self.park = recorded  # type: ignore[method-assign]
+
+    def end_recording(self) -> None:
+        """Once for each `begin_recording`."""
+        self._num_recorders -= 1
+        if self._num_recorders == 0:
+            del self.park
 
     @abstractmethod
     def wake(self, slot: Slot, value: Any = None) -> None:

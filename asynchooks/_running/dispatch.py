@@ -16,7 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -26,6 +26,7 @@ from typing import Any
 from .._check import integer
 from .._engine.base import Engine
 from .._engine.current import current_engine
+from .._engine.recording import Kind, Recorder, SessionRecord, current_recorder
 from .._engine.stacks import holds_loop
 from .._engine.stop import Stop
 from .._engine.threads import is_async
@@ -48,6 +49,7 @@ from ..backends._raw_session import RawSession
 from ..metrics._live import LiveMetrics
 from .hook_check import FURTHER_MOMENTS, checked, overrides, warn_of_misspelt
 from .merge import MergedRun
+from .records import Records
 
 logger = logging.getLogger("asynchooks")
 
@@ -78,8 +80,12 @@ class HookCall:
         method: Callable[..., Any] = getattr(self.hook, self.moment)
         return method
 
+    @property
+    def owner(self) -> str:
+        return type(self.hook).__name__
+
     def __str__(self) -> str:
-        return f"{self.moment} of {type(self.hook).__name__}"
+        return f"{self.moment} of {self.owner}"
 
     def log_fields(self, error: BaseException) -> dict[str, Any]:
         return fields(self.hook, reason=repr(error))
@@ -140,9 +146,9 @@ class HookList:
     """
 
     __slots__ = (
-        "_joined", "_live", "_num_begun", "_num_returned", "_shared", "_watchers", "after_runs",
-        "are_in_runs", "before_runs", "call_plain", "current", "hooks", "needs_graph_entered",
-        "session", "step_in_thread", "stops", "unasked",
+        "_joined", "_live", "_num_begun", "_num_returned", "_records", "_shared", "_twin",
+        "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "current", "hooks",
+        "needs_graph_entered", "session", "step_in_thread", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
@@ -161,12 +167,45 @@ class HookList:
         self._joined: tuple[tuple[int, Any], ...] = ()
         self.current: HookCall | None = None
         self._watchers: tuple[SessionRunHook, ...] = ()  # called after the hooks, in runs only
+        self._records = Records()
+        self._twin: HookList | None = None
         self._find_runs()
 
     def _find_runs(self) -> None:
         self.before_runs = _in_groups(self._calls("before_run"))
         self.after_runs = _in_groups(self._calls("after_run"))
+        if self._twin is not None:
+            self._twin.before_runs = self._records.around_each(self.before_runs)
+            self.after_runs = self._records.around_each(self.after_runs)
+        elif self._records:
+            self.before_runs, self.after_runs = self._records.around_runs(
+                self.before_runs, self.after_runs
+            )
         self.are_in_runs = bool(self.before_runs or self.after_runs)
+
+    def record(self, recorder: Recorder, name: str = "session") -> SessionRecord:
+        """Record the session from now on, as it opens."""
+        handle = self.stops.handle
+        step = None if handle is None else handle.global_step
+        record = recorder.open_session(current_engine(), name, step)
+        self._records.add(record)
+        self._find_runs()
+        return record
+
+    @property
+    def is_recorded(self) -> bool:
+        return bool(self._records)
+
+    def flight(self) -> AbstractContextManager[None]:
+        """Record the block as one run in flight."""
+        return self._records.flight()
+
+    def recorded(
+        self, fn: Callable[[], Awaitable[None]], what: str
+    ) -> Callable[[], Awaitable[None]]:
+        """What the hook that is called puts off to the end of the run, recorded if need be."""
+        call = self.current
+        return fn if call is None else self._records.put_off(fn, f"{call.owner}: {what}")
 
     def _calls(self, moment: str) -> list[HookCall]:
         """The calls of this moment, in order; a method that a hook leaves alone costs nothing.
@@ -197,7 +236,8 @@ class HookList:
 
     def twin(self) -> HookList:
         """The same hooks, to be called while this list calls others: `current` is its own."""
-        return copy(self)
+        self._twin = copy(self)
+        return self._twin
 
     def watch_runs(self, watcher: SessionRunHook) -> None:
         """Call this hook in runs, too, from the next one on, after all others."""
@@ -249,6 +289,8 @@ class HookList:
     ) -> None:
         self._num_begun = self._num_returned = 0
         self._shared, self._joined = None, ()
+        if (recorder := current_recorder()) is not None:
+            self.record(recorder)
         checks: list[tuple[HookCall, Callable[[], None]]] = []
         begins = {call.place: call for call in self._calls("begin")}
         for place, hook in enumerate(self.hooks):
@@ -266,9 +308,10 @@ class HookList:
                 if place in begins:  # a plain one, too, on the event loop: it builds a graph
                     with self._joining(hook):
                         is_here = call.is_async or call_begin is None
-                        result = call.method() if is_here else await call_begin(call.method)  # type: ignore[misc]
-                        if isinstance(result, Awaitable):
-                            await result
+                        with self._records.span(Kind.HOOK, f"{call.owner}.{call.moment}"):
+                            result = call.method() if is_here else await call_begin(call.method)  # type: ignore[misc]
+                            if isinstance(result, Awaitable):
+                                await result
             self._num_returned += 1
             if self._shared is not None:
                 checks += [(call, check) for check in self._shared.take_checks()]
@@ -291,7 +334,8 @@ class HookList:
             begin_session.reset(token)
 
     def join(self, hook: SessionRunHook) -> SessionHooks:
-        self._shared = self._shared or SessionHooks(self.hooks, self.stops, self.live)
+        if self._shared is None:
+            self._shared = SessionHooks(self.hooks, self.stops, self.live, self.record)
         self._shared.begun.append(hook)
         self._joined += ((self._num_begun - 1, hook),)
         return self._shared
@@ -376,6 +420,7 @@ class HookList:
 
         An iterator that ended in before_run, or in the step, ends training.
         """
+        self._records.cut_run(error)
         known = self.current
         if call is not None and (call.is_async or known is None or known.moment != call.moment):
             self.current = call  # plain hooks that were given up may have gone on in their thread
@@ -447,11 +492,13 @@ class HookList:
             else:
                 error = None if is_swallowed else error
         self.current = None
+        await self._records.aclose(error)
         return error
 
     def on_drop(self) -> None:
         """Call on_drop of those that have begun."""
         self._call_plainly("on_drop")
+        self._records.drop()
 
     def _call_plainly(self, moment: str) -> None:
         """Call a moment that is no coroutine, here and now; errors are logged."""
@@ -480,6 +527,12 @@ class HookList:
 
     async def _call_alone(self, call: HookCall, *args: Any) -> Any:
         """Call one method, perhaps in a task of another session."""
+        if self._records:
+            with self._records.span(Kind.HOOK, f"{call.owner}.{call.moment}"):
+                return await self._call_unrecorded(call, *args)
+        return await self._call_unrecorded(call, *args)
+
+    async def _call_unrecorded(self, call: HookCall, *args: Any) -> Any:
         if call.is_async:
             return await call.method(*args)
         results: list[Any] = []

@@ -303,7 +303,12 @@ class InFlight:
         flight.context.called_by = self._hooks_before
         ahead = self._flights[-1] if self._flights else None
         self._flights.append(flight)
-        flight.task = self._engine.start(self._fly, flight, ahead)
+        fly = self._fly_recorded if self._hooks.is_recorded else self._fly
+        flight.task = self._engine.start(fly, flight, ahead)
+
+    async def _fly_recorded(self, flight: _Flight, ahead: _Flight | None) -> None:
+        with self._hooks.flight():
+            await self._fly(flight, ahead)
 
     @holds_loop(lambda in_flight: in_flight._hooks_before.held_in_run())
     async def _fly(self, flight: _Flight, ahead: _Flight | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from .._check import async_function, instance
 from .._engine.base import STOPPED, Engine, EngineTask, Slot
 from .._engine.current import current_engine
+from .._engine.recording import Kind, Recorder, current_recorder, ended
 from .._engine.stacks import holds_loop
 from .._engine.stop import EndsAtStop, Stop, StopReason, surrounding_stop
 from .._engine.threads import Outcome
@@ -170,8 +171,9 @@ class _Task:
         """Run it, again after a failure that allows it; no error goes to the event loop."""
         surrounding_stop.set(self.tasks.stop)
         num_failures = 0
+        recorder = current_recorder()
         try:
-            while (error := await self._failure_of(fn, args)) is not None:
+            while (error := await self._failure_of(fn, args, recorder)) is not None:
                 num_failures += 1
                 if isinstance(error, Exception) and on_failure is OnFailure.LOG:
                     logger.error(
@@ -189,13 +191,19 @@ class _Task:
         finally:
             self.tasks.running.pop(self, None)
 
-    async def _failure_of(self, fn: SideTask, args: tuple[Any, ...]) -> BaseException | None:
+    async def _failure_of(
+        self, fn: SideTask, args: tuple[Any, ...], recorder: Recorder | None
+    ) -> BaseException | None:
         """Run it once; returns what it raised, unless that was StopTraining at a stop.
 
         Tasks in a group of its own may each have raised one.
         """
         try:
-            await self.tasks.in_context(_call(fn, args), self.__str__)
+            span = None
+            if recorder is not None:
+                span = recorder.task_span(self.engine, Kind.SIDE_TASK, self.name)
+            with ended(span):
+                await self.tasks.in_context(_call(fn, args), self.__str__)
         except StopTraining as error:
             self._note_end(error)
         except BaseException as error:

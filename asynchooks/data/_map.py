@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
 
 from .. import _check as check
 from .._engine.base import Engine, Slot
+from .._engine.recording import Kind, Recorder, awaited
 from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
 from ._prefetch import Buffered, Worker
@@ -86,6 +87,23 @@ class Work:
             self.result = fn(self.item)
         except (Exception, GeneratorExit) as error:
             self.error = error
+
+
+@dataclass(eq=False, slots=True)
+class RecordedWork(Work):
+    """One item whose call is recorded, in whichever task or thread it is made."""
+
+    engine: Engine = field(kw_only=True)
+    recorder: Recorder = field(kw_only=True)
+    name: str = field(kw_only=True)
+
+    def call(self, fn: Callable[[Any], Any]) -> None:
+        span = self.recorder.task_span(self.engine, Kind.CALL, self.name)
+        Work.call(self, fn)
+        if self.error is None and isinstance(self.result, Awaitable):
+            self.result = awaited(span, self.result)
+        else:
+            span.end(self.error)
 
 
 class Chunk:
@@ -174,7 +192,7 @@ class Mapped(Buffered):
 
     async def _read_all(self, worker: Worker) -> None:
         """Read items when there is room for them, and call tasks to work on them."""
-        engine, clocks = self._engine, self._clocks
+        engine, clocks, new_work = self._engine, self._clocks, self._new_work()
         try:
             while not (self._is_over or self._has_all):
                 room = self._concurrency - self._num_held
@@ -190,7 +208,7 @@ class Mapped(Buffered):
                     self._has_all, self._source_error = True, error
                     break
                 clocks.input_wait += engine.stopwatch() - before
-                works = [Work(item, self._num_in + place) for place, item in enumerate(items)]
+                works = [new_work(item, self._num_in + place) for place, item in enumerate(items)]
                 self._has_all = self._has_all or not works
                 if self._failed_place is None:
                     self._num_in += len(works)
@@ -201,6 +219,13 @@ class Mapped(Buffered):
             worker.protect()
             await self._close_source()
             self._give_out()
+
+    def _new_work(self) -> Callable[[Any, int], Work]:
+        recorder = self._recorder
+        if recorder is None:
+            return Work
+        name = getattr(self._fn, "__name__", self.kind)
+        return partial(RecordedWork, engine=self._engine, recorder=recorder, name=name)
 
     def _call_mapper(self) -> None:
         """Have a task look at what is left."""

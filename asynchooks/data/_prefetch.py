@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import ref
 
 from .. import _check as check
 from .._engine.base import STOPPED, EngineTask, ShieldedScope, Slot
+from .._engine.recording import Kind, Recorder, ended
 from .._engine.stop import EndsAtStop, Stop
 from .._errors import StopTraining
 from ._sources import Source, stage_of
@@ -66,7 +68,20 @@ class Buffered(Stage[Any]):
         """What a task of this stage does."""
 
     def _start(self) -> None:
+        self._watch_fill()
         self._begin_worker()  # the first one reads, so that one task alone enters the source
+
+    def _watch_fill(self) -> None:
+        """Have a recorder look now and then at how many items wait to be taken."""
+        if self._recorder is None:
+            return
+        stage = ref(self)
+
+        def num_ready() -> float | None:
+            this = stage()
+            return None if this is None or this._phase is Phase.CLOSED else this._fill()[0]
+
+        self._recorder.watch(f"{self.kind}: items held", num_ready)
 
     async def _pull(self, limit: int) -> Sequence[Any]:
         raise NotImplementedError("a buffered stage is read without a turn")
@@ -307,7 +322,10 @@ class Prefetch(Buffered):
         self._size = buffer_size
 
     async def _work(self, worker: Worker) -> None:
-        read, ready, clocks, engine = self._source._read, self._ready, self._clocks, self._engine
+        read: Callable[[int], Coroutine[Any, Any, Sequence[Any]]] = self._source._read
+        ready, clocks, engine = self._ready, self._clocks, self._engine
+        if self._recorder is not None:
+            read = self._recorded_read(self._recorder)
         while not self._is_over:
             room = self._size - len(ready)
             if room <= 0:
@@ -320,6 +338,17 @@ class Prefetch(Buffered):
                 self._finish()
                 return
             self._put(items)
+
+    def _recorded_read(
+        self, recorder: Recorder
+    ) -> Callable[[int], Coroutine[Any, Any, Sequence[Any]]]:
+        name = f"{self.kind}: read {self._source.kind}"
+
+        async def read(limit: int) -> Sequence[Any]:
+            with ended(recorder.task_span(self._engine, Kind.READ, name)):
+                return await self._source._read(limit)
+
+        return read
 
     def _saved_at(self, num_out: int) -> dict[str, Any]:
         return self._source._saved_at(num_out)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from .._engine.base import TIMED_OUT, Slot
+from .._engine.recording import Kind, Recorder, ended
 from .._engine.stop import Stop
 from .._engine.threads import close_unrun
 from .._errors import StopTraining, add_note, is_input_end, note_once, shown
@@ -98,12 +99,16 @@ class Rollouts(Buffered, RolloutStage):
         self._failures: list[Exception] = []  # of the items in a row that failed last
         self._num_refused_in_a_row = 0
         self._is_timed = False  # the wait for room ends by itself, to say that the learner starves
+        self._first_ident = 0  # of its calls, in a record
         self._warned_at: int | None = None  # the version for which the log said so
 
     # Calls
 
     def _start(self) -> None:
         """It begins when the learner asks: only then are the weights restored."""
+        self._watch_fill()
+        if self._recorder is not None:
+            self._first_ident = self._recorder.first_ident()
 
     def _num_room(self) -> int:
         """How many calls may begin now."""
@@ -254,7 +259,7 @@ class Rollouts(Buffered, RolloutStage):
         """Call the function, again after a failure that allows it, and settle the item."""
         while True:
             try:
-                result, is_of_use = await self._result_of(call, caller)
+                result, is_of_use = await self._attempt(call, caller)
             except Exception as raised:
                 error = _alone(raised)
                 if self._is_over or not call.is_held:
@@ -301,6 +306,20 @@ class Rollouts(Buffered, RolloutStage):
     @property
     def _is_training_over(self) -> bool:
         return self._training_end is not None and self._training_end.is_set
+
+    def _attempt(self, call: Call, caller: Caller) -> Awaitable[tuple[Any, bool]]:
+        """`_result_of`, recorded if the stage is."""
+        if self._recorder is None:
+            return self._result_of(call, caller)
+        return self._recorded_attempt(self._recorder, call, caller)
+
+    async def _recorded_attempt(
+        self, recorder: Recorder, call: Call, caller: Caller
+    ) -> tuple[Any, bool]:
+        name = getattr(self._fn, "__name__", self.kind)
+        ident = self._first_ident + call.place
+        with ended(recorder.task_span(self._engine, Kind.CALL, name, ident)):
+            return await self._result_of(call, caller)
 
     async def _result_of(self, call: Call, caller: Caller) -> tuple[Any, bool]:
         """(What the function returned, whether it is of use)."""
@@ -438,6 +457,10 @@ class Rollouts(Buffered, RolloutStage):
         self._is_taken_from = True
         self._num_out += 1
         self._clocks.count((batch,))
+        if self._recorder is not None:
+            for each in batch:
+                ident = self._first_ident + each.place
+                self._recorder.use(self._engine, ident, float(each.staleness))
         self._look()
         return batch
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from .. import _check as check
 from .._engine.base import AsyncOnly, Engine
 from .._engine.current import current_engine
+from .._engine.recording import Recorder, current_recorder
 from .._engine.sync import Lock
 from .._errors import InputStateError, add_note, is_thrown_away
 from ._statistics import Clocks, StageStatistics
@@ -84,6 +85,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._num_out = 0  # items that left it since it was made or its state was loaded
         self._trim_next = TRIM_EVERY
         self._engine: Engine
+        self._recorder: Recorder | None = None  # of its calls, if there is one when it opens
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
 
@@ -211,6 +213,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
                 self._opened.append(source)
             self._phase = Phase.OPEN
             self._engine = current_engine()
+            self._recorder = current_recorder()
             self._start()
         self._num_users += 1
 

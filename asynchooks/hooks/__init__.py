@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._summaries import EventWriter as EventWriter
     from ._summaries import SummaryWriter as SummaryWriter
     from ._summary_saver import SummarySaverHook as SummarySaverHook
+    from ._trace import TraceHook as TraceHook
     from ._waiter import GlobalStepWaiterHook as GlobalStepWaiterHook
     from .checkpoint._background import WhenBusy as WhenBusy
     from .checkpoint._saver_hook import CheckpointSaverHook as CheckpointSaverHook
@@ -60,6 +61,7 @@ _PLACES = {
     "SummarySaverHook": "_summary_saver",
     "SummaryWriter": "_summaries",
     "TimeLimitHook": "guards._time_limit",
+    "TraceHook": "_trace",
     "WhenBusy": "checkpoint._background",
 }
 if not TYPE_CHECKING:  # type checkers shall see the names above, and no others

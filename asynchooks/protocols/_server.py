@@ -9,12 +9,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import _check as check
 from .._engine.base import Slot
+from .._engine.current import current_engine
+from .._engine.recording import Recorder, current_recorder
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
 from ._clocks import Clocks
@@ -162,6 +165,7 @@ class ParameterServer(Membership):
         """Whether the protocol may let a worker wait in `end_step`."""
         self.around_wait: Callable[[int, Awaitable[None]], Awaitable[None]] | None = None
         """Awaited in place of a wait, with the worker and the wait: to measure its duration."""
+        self._recorder: Recorder | None = None  # of pushes and pulls, from a recorded session on
         self._num_needed()  # raises here rather than at the first push
 
     @property
@@ -448,6 +452,10 @@ class ParameterServer(Membership):
 
     async def begin_session(self, worker: int) -> None:
         self.join(worker)
+        if (recorder := current_recorder()) is not None and recorder is not self._recorder:
+            self._recorder = recorder
+            self.push = partial(_recorded_push, self)  # type: ignore[method-assign]
+            self.pull = partial(_recorded_pull, self)  # type: ignore[method-assign]
 
     async def end_session(self, worker: int) -> None:
         self.leave(worker)
@@ -530,3 +538,17 @@ class ParameterServer(Membership):
             f"<ParameterServer {self.protocol!r} at version {self.version}, "
             f"{self.num_present} of {self.num_workers} workers, {self.num_collected} collected>"
         )
+
+
+def _recorded_push(server: ParameterServer, worker: int, gradient: Any, version: int) -> Pushed:
+    pushed = ParameterServer.push(server, worker, gradient, version)
+    if (recorder := current_recorder()) is not None:
+        recorder.mark(current_engine(), "push", float(pushed.staleness))
+    return pushed
+
+
+def _recorded_pull(server: ParameterServer, worker: int) -> Snapshot:
+    snapshot = ParameterServer.pull(server, worker)
+    if (recorder := current_recorder()) is not None:
+        recorder.mark(current_engine(), "pull", float(snapshot.version))
+    return snapshot

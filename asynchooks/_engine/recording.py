@@ -1,0 +1,175 @@
+"""The seam between what is recorded of a run and the recorders, which are above.
+
+A recorder is found by a context variable, which sessions, stages and side tasks read when they
+begin: what is not recorded pays for no more. Nothing here knows of files or of tracing libraries.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .base import Engine, Slot
+
+
+class Kind(Enum):
+    """What a span is of; the value is the field's name for it."""
+
+    SESSION = "session"
+    RUN = "run"
+    HOOK = "hook"
+    FINISH = "finish"
+    """What a hook has put off to the end of a run: an evaluation, a decision, a save."""
+    SAVE = "save"
+    SIDE_TASK = "side_task"
+    CALL = "call"
+    """Of the user's function, by a stage of data."""
+    READ = "read"
+    WAIT = "wait"
+
+
+class Span(ABC):
+    """Something that has begun, and is recorded."""
+
+    @abstractmethod
+    def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
+        """It has ended, by this error if there is one: then it was cut. Call it once."""
+
+
+class SessionRecord(ABC):
+    """The record of one session, from its opening to its end."""
+
+    @abstractmethod
+    def around_runs(
+        self, before_runs: tuple[Any, ...], after_runs: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The groups of calls as `HookList` has them, so that runs are recorded."""
+
+    @abstractmethod
+    def cut_run(self, error: BaseException) -> None:
+        """The run under way has failed, or was cancelled."""
+
+    @abstractmethod
+    def span(self, kind: Kind, name: str) -> Span:
+        """One call on behalf of the session, by whichever task."""
+
+    @abstractmethod
+    def flight(self) -> Span:
+        """A run that may overlap with others, in a task of its own, which calls this."""
+
+    @abstractmethod
+    async def aclose(self, error: BaseException | None) -> None:
+        """The session has ended, by this error if there is one.
+
+        The last one of a recorder ends that, and waits a little until all is written.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """The session was dropped; called by the garbage collector, so it takes no lock."""
+
+
+class Recorder(ABC):
+    """Records what tasks do, of all sessions that it is given."""
+
+    _num_makers: int = 0
+
+    def first_ident(self) -> int:
+        """The first of 2**32 idents for what one maker makes; below 2**44."""
+        self._num_makers += 1
+        return self._num_makers % 4096 << 32
+
+    @property
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether it records nothing any more."""
+
+    @abstractmethod
+    def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
+        """A session opens, in the running task.
+
+        Args:
+            engine: of the running task.
+            name: of its track.
+            step: its global step, with `last_known`; read when the record is written.
+        """
+
+    @abstractmethod
+    def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
+        """What the running task does until then, on a track of its own.
+
+        Args:
+            engine: of the running task.
+            kind: what it is.
+            name: of the span, and of the track.
+            ident: what `use` is given later, if anything is made that can be used; >= 0.
+        """
+
+    @abstractmethod
+    def wait(self, engine: Engine, what: str) -> Span | None:
+        """A wait of the running task; None if that has no track."""
+
+    @abstractmethod
+    def use(self, engine: Engine, ident: int, staleness: float) -> None:
+        """The running task takes what a span has made, so many steps after that began."""
+
+    @abstractmethod
+    def mark(self, engine: Engine, name: str, value: float) -> None:
+        """A moment of the running task, with a number, such as a push and its staleness."""
+
+    @abstractmethod
+    def watch(self, name: str, read: Callable[[], float | None]) -> None:
+        """A counter: `read` is called now and then, from a thread, until it returns None."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where the running task and those that it starts are recorded."""
+
+    recorder: Recorder
+    track: Any = None  # the recorder's own
+    task: object = None  # whose track it is
+
+
+recorded_in: ContextVar[Place | None] = ContextVar("asynchooks_recorded_in", default=None)
+
+
+def current_recorder() -> Recorder | None:
+    """What records the running task, if anything; read once, where something begins."""
+    place = recorded_in.get()
+    return None if place is None or place.recorder.is_closed else place.recorder
+
+
+@contextmanager
+def ended(span: Span | None) -> Iterator[None]:
+    """End the span, if there is one, with the block."""
+    if span is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        span.end(error)
+        raise
+    span.end()
+
+
+async def recorded_park(engine: Engine, slot: Slot, until: float = math.inf) -> Any:
+    """What `Engine.park` is while waits are recorded."""
+    place = recorded_in.get()
+    if place is None or slot.is_woken or place.recorder.is_closed:
+        return await type(engine).park(engine, slot, until)
+    with ended(place.recorder.wait(engine, slot.what)):
+        return await type(engine).park(engine, slot, until)
+
+
+async def awaited(span: Span, pending: Awaitable[Any]) -> Any:
+    """Await it, and end the span; `pending` is closed where this is closed unrun."""
+    with ended(span):
+        return await pending

@@ -1,0 +1,1 @@
+"""Recorders of runs: a live trace in Perfetto's format, and OpenTelemetry's spans."""

@@ -1,0 +1,116 @@
+"""Counters of a trace, made at the flush: nothing is counted while training runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ._format import Encoder
+
+Points = list[tuple[float, float]]
+"""(Seconds, value), in order of time."""
+
+_FIRST_TRACK = 1 << 15
+"""Numbers of tracks from here on are counters'."""
+_MOST_POINTS = 100
+"""Of one counter in one flush."""
+_NUM_BINS = 50
+"""Into how many parts a flush divides the steps in virtual time, which passes in leaps."""
+
+
+class Levels:
+    """Numbers that change by one now and then, such as calls under way."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[str, float, int]] = []
+        self._levels: dict[str, int] = {}
+
+    def add(self, name: str, time: float, change: int) -> None:
+        self._changes.append((name, time, change))
+
+    def take(self) -> dict[str, Points]:
+        """What they were since the last call."""
+        changes, self._changes = self._changes, []
+        points: dict[str, Points] = {}
+        for name, time, change in changes:
+            level = self._levels[name] = self._levels.get(name, 0) + change
+            points.setdefault(name, []).append((time, level))
+        return points
+
+
+class Watched:
+    """A number that is read at each flush, until it is None."""
+
+    def __init__(self, name: str, read: Callable[[], float | None]) -> None:
+        self.name = name
+        self.read = read
+        self.value = 0.0
+
+
+class StepCounter:
+    """The value of one global step, and how fast it moves; sessions may share it.
+
+    Steps are spread over the ends of the runs that were recorded since the last flush: exactly,
+    if nothing else moves the step.
+    """
+
+    def __init__(self, step: Any, now: float) -> None:
+        self._step = step
+        self._value: float = step.last_known
+        self._time = now
+
+    def is_of(self, step: Any) -> bool:
+        """Whether it is the same step."""
+        return bool(self._step.is_same(step))
+
+    def points(
+        self, now: float, ends: Sequence[float], *, is_virtual: bool
+    ) -> tuple[Points, Points]:
+        """Of the step, and of the steps per second."""
+        before, value = self._value, self._step.last_known
+        num = len(ends)
+        steps = [
+            (end, round(before + (value - before) * (place + 1) / num))
+            for place, end in enumerate(ends)
+        ] or [(now, value)]
+        bins = [(self._time, before)]
+        if is_virtual:
+            bins += steps[:: -(-len(steps) // _NUM_BINS)]
+        else:
+            bins.append((now, value))
+        rates = [
+            (later, (after - first) / (later - earlier))
+            for (earlier, first), (later, after) in pairwise(bins)
+            if later > earlier and after >= first
+        ]
+        self._value, self._time = value, max(now, self._time)
+        return steps, rates
+
+
+class Counters:
+    """The counters' tracks in one file."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._tracks: dict[str, int] = {}
+
+    def encoded(self, points: Iterable[Mapping[str, Points]]) -> bytes:
+        """The points by name of counter, and the tracks that are new."""
+        out = []
+        for each in points:
+            for name, values in each.items():
+                track = self._tracks.get(name)
+                if track is None:
+                    track = self._tracks[name] = _FIRST_TRACK + len(self._tracks)
+                    out.append(self._encoder.counters({track: name}))
+                out.append(self._encoder.points(track, thinned(values)))
+        return b"".join(out)
+
+
+def thinned(points: Points) -> list[tuple[int, float]]:
+    """Some of the points, the last one among them, as (ns, value)."""
+    step = max(1, math.ceil(len(points) / _MOST_POINTS))
+    some = points[(len(points) - 1) % step :: step]
+    return [(round(max(0.0, time) * 1e9), value) for time, value in some]

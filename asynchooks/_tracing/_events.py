@@ -1,0 +1,114 @@
+"""Events of a trace, as columns of numbers, and the order in which they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._format import Columns, Encoder, Layout
+
+Table = NDArray[np.float64]
+"""A row for each event: (layout, name, track, begun, ended, ident, value), times in seconds."""
+
+SPAN, BEGIN, END, USE, MARK = range(5)
+LAYOUT, NAME, TRACK, BEGUN, ENDED, IDENT, VALUE = range(7)
+NO_IDENT = -1.0
+
+
+def table(rows: Sequence[tuple[float, ...]]) -> Table:
+    return np.array(rows, np.float64).reshape(len(rows), 7)
+
+
+class Spans(NamedTuple):
+    """Plain spans of one name on one track: many, so they are encoded as they are."""
+
+    name: int
+    track: int
+    begun: NDArray[np.float64]
+    ended: NDArray[np.float64]
+
+    @property
+    def table(self) -> Table:
+        rows = np.empty((len(self.begun), 7))
+        rows[:] = (SPAN, self.name, self.track, 0.0, 0.0, NO_IDENT, np.nan)
+        rows[:, BEGUN], rows[:, ENDED] = self.begun, self.ended
+        return rows
+
+    def encoded(self, encoder: Encoder) -> bytes:
+        columns: Columns = {
+            "name": self.name,
+            "track": self.track,
+            "begins": nanoseconds(self.begun),
+            "ends": nanoseconds(self.ended),
+        }
+        return encoder.segment(encoder.span, len(self.begun), columns)
+
+
+def in_order(events: Table) -> Table:
+    """The events so that each span is behind the one that it is in, also where times are equal.
+
+    Needed in virtual time alone: readers sort by time, and go by the order in the file where two
+    events have one time.
+    """
+    is_end = events[:, LAYOUT] == END
+    time = np.where(is_end, events[:, ENDED], events[:, BEGUN])
+    # of two that take the same time the inner one was recorded first
+    keys = (-np.arange(len(events)), -events[:, ENDED], ~is_end, time)
+    return events[np.lexsort(keys)]
+
+
+def encoded(encoder: Encoder, events: Table, *, is_sorted: bool) -> bytes:
+    """The events as segments of a chunk; `is_sorted`: they must stay in this order."""
+    layouts = _layouts(encoder)
+    codes = _codes(events)
+    if is_sorted:
+        edges = np.flatnonzero(np.diff(codes)) + 1
+        parts = np.split(np.arange(len(events)), edges) if len(events) else []
+    else:
+        parts = [np.flatnonzero(codes == code) for code in layouts]
+    return b"".join(
+        encoder.segment(layouts[int(codes[part[0]])], len(part), _columns(events[part]))
+        for part in parts
+        if len(part)
+    )
+
+
+def _codes(events: Table) -> NDArray[np.int64]:
+    layout = events[:, LAYOUT].astype(np.int64)
+    has_flow, has_value = events[:, IDENT] >= 0, np.isfinite(events[:, VALUE])
+    return 4 * layout + 2 * has_flow + has_value
+
+
+def _layouts(encoder: Encoder) -> dict[int, Layout]:
+    found = {
+        (SPAN, False, False): encoder.span,
+        (SPAN, True, False): encoder.flow_span,
+        (SPAN, False, True): encoder.value_span,
+        (SPAN, True, True): encoder.flow_value_span,
+        (BEGIN, False, False): encoder.begin,
+        (BEGIN, True, False): encoder.flow_begin,
+        (END, False, False): encoder.end,
+        (END, False, True): encoder.value_end,
+        (USE, True, True): encoder.use,
+        (MARK, False, True): encoder.mark,
+    }
+    return {4 * layout + 2 * flow + value: each for (layout, flow, value), each in found.items()}
+
+
+def _columns(events: Table) -> Columns:
+    return {
+        "name": events[:, NAME].astype(np.int64),
+        "track": events[:, TRACK].astype(np.int64),
+        "begins": nanoseconds(events[:, BEGUN]),
+        "ends": nanoseconds(events[:, ENDED]),
+        "flow": events[:, IDENT].astype(np.int64),
+        "value": events[:, VALUE],
+    }
+
+
+def nanoseconds(secs: Table) -> NDArray[np.int64]:
+    """Whole nanoseconds; of a clock that begins below 0, none."""
+    return (np.nan_to_num(secs).clip(0) * 1e9 + 0.5).astype(np.int64)

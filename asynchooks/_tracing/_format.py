@@ -1,0 +1,236 @@
+"""Perfetto's protobuf as a stream of chunks: whole after each chunk, so also after a kill.
+
+A chunk has packets of any size (tracks, names, counters), then segments: a header in a field that
+Perfetto does not know, which its readers skip, and records of one size, which NumPy encodes. Their
+varints are padded to a fixed width, as protobuf allows. Nothing here knows of sessions or clocks.
+
+Source: perfetto/protos/perfetto/trace: trace_packet, track_event, track_descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = Mapping[str, "NDArray[Any] | int"]
+"""An integer stands for a column of it."""
+
+HEADER_FIELD = 5000
+"""Of a `TracePacket`: (1: which layout, 2: how many records of it follow)."""
+_TRACK_BITS, _FILE_BITS = 16, 19  # together 35, in five bytes
+_VARINT, _FIXED64, _BYTES = 0, 1, 2
+_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
+_NEEDS_NAMES, _NEW_NAMES = 2, 3
+VALUE_NAME = "value"
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def tag(field: int, wire: int) -> bytes:
+    return varint(field << 3 | wire)
+
+
+def number(field: int, value: int) -> bytes:
+    return tag(field, _VARINT) + varint(value)
+
+
+def double(field: int, value: float) -> bytes:
+    return tag(field, _FIXED64) + np.float64(value).tobytes()
+
+
+def nested(field: int, content: bytes) -> bytes:
+    return tag(field, _BYTES) + varint(len(content)) + content
+
+
+def text(field: int, value: str) -> bytes:
+    return nested(field, value.encode())
+
+
+@dataclass(frozen=True)
+class _Column:
+    at: int
+    width: int
+    is_fixed: bool  # 8 bytes as they are, not a varint
+
+    def moved(self, by: int) -> _Column:
+        return replace(self, at=self.at + by)
+
+
+class Layout:
+    """Records of one size, each of one or two packets.
+
+    Args:
+        number: by which a header names it.
+        sequence: the file's `trusted_packet_sequence_id`.
+        events: types of track events.
+        has_flow: whether its event begins, or an instant ends, a flow.
+        has_value: whether its last event has a number.
+    """
+
+    def __init__(
+        self, number: int, sequence: int, events: tuple[int, ...], *, has_flow: bool = False,
+        has_value: bool = False,
+    ) -> None:  # fmt: skip
+        self.number = number
+        self._columns: list[tuple[str, _Column]] = []
+        template = bytearray()
+        for event in events:
+            is_value_here = has_value and event in (_END, _INSTANT)
+            template += self._packet(len(template), sequence, event, has_flow, is_value_here)
+        self._template = np.frombuffer(bytes(template), np.uint8)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a record."""
+        return len(self._template)
+
+    def _packet(
+        self, start: int, sequence: int, event: int, has_flow: bool, has_value: bool
+    ) -> bytes:
+        found: list[tuple[str, _Column]] = []
+
+        def padded(body: bytearray, name: str, field: int, width: int) -> None:
+            body += tag(field, _VARINT)
+            found.append((name, _Column(len(body), width, is_fixed=False)))
+            body += b"\x80" * (width - 1) + b"\x00"
+
+        event_body = bytearray(number(9, event))
+        padded(event_body, "track", 11, 5)
+        if event != _END:
+            padded(event_body, "name", 10, 2)
+            if has_flow:
+                event_body += tag(48 if event == _INSTANT else 47, _FIXED64)
+                found.append(("flow", _Column(len(event_body), 8, is_fixed=True)))
+                event_body += bytes(8)
+        if has_value:
+            before = number(1, 1) + tag(5, _FIXED64)
+            event_body += tag(4, _BYTES) + varint(len(before) + 8) + before
+            found.append(("value", _Column(len(event_body), 8, is_fixed=True)))
+            event_body += bytes(8)
+        of_event, found = found, []
+        body = bytearray()
+        padded(body, "ends" if event == _END else "begins", 8, 9)
+        body += number(10, sequence)
+        if event != _END or has_value:
+            body += number(13, _NEEDS_NAMES)
+        body += tag(11, _BYTES) + varint(len(event_body))
+        found += [(name, column.moved(len(body))) for name, column in of_event]
+        body += event_body
+        packet = nested(1, bytes(body))
+        start += len(packet) - len(body)
+        self._columns += [(name, column.moved(start)) for name, column in found]
+        return packet
+
+    def encode(self, num: int, columns: Columns) -> bytes:
+        """So many records of these columns; times in ns."""
+        records = np.empty((num, self.width), np.uint8)
+        records[:] = self._template
+        for name, column in self._columns:
+            values, at = columns[name], column.at
+            if isinstance(values, int):
+                records[:, at : at + column.width] = _padded(values, column.width)
+                continue
+            if column.is_fixed:
+                whole = np.ascontiguousarray(values).view(np.uint8).reshape(num, 8)
+                records[:, at : at + 8] = whole
+                continue
+            bits = values.astype(np.uint64, copy=False)
+            last = column.width - 1
+            for place in range(column.width):
+                seven = ((bits >> np.uint64(7 * place)) & np.uint64(0x7F)).astype(np.uint8)
+                records[:, at + place] = seven if place == last else seven | 0x80
+        return records.tobytes()
+
+
+def _padded(value: int, width: int) -> NDArray[np.uint8]:
+    """The varint of a value, in so many bytes."""
+    last = width - 1
+    seven = [value >> 7 * place & 0x7F | (0x80 if place < last else 0) for place in range(width)]
+    return np.array(seven, np.uint8)
+
+
+class Encoder:
+    """The bytes of one file. Files of several processes may be joined: `cat a b > c`.
+
+    Args:
+        process: its name, on its track.
+    """
+
+    def __init__(self, process: str) -> None:
+        # of this file, and most likely of no other that it will be joined with
+        identity = int.from_bytes(os.urandom(4)) >> 32 - _FILE_BITS | 1 << _FILE_BITS - 1
+        self._sequence, self._first_track = identity, identity << _TRACK_BITS
+        self._first_flow = identity << 44
+        pair = (_BEGIN, _END)
+        self.span = Layout(1, identity, pair)
+        self.flow_span = Layout(2, identity, pair, has_flow=True)
+        self.value_span = Layout(3, identity, pair, has_value=True)
+        self.flow_value_span = Layout(4, identity, pair, has_flow=True, has_value=True)
+        self.begin = Layout(5, identity, (_BEGIN,))
+        self.flow_begin = Layout(9, identity, (_BEGIN,), has_flow=True)
+        self.end = Layout(6, identity, (_END,))
+        self.value_end = Layout(10, identity, (_END,), has_value=True)
+        self.use = Layout(7, identity, (_INSTANT,), has_flow=True, has_value=True)
+        self.mark = Layout(8, identity, (_INSTANT,), has_value=True)
+        descriptor = number(1, self._first_track) + nested(
+            3, number(1, os.getpid()) + text(6, process)
+        )
+        values = nested(3, number(1, 1) + text(2, VALUE_NAME))
+        self.opening = nested(1, nested(60, descriptor)) + nested(
+            1, number(10, identity) + number(13, _NEW_NAMES) + number(87, 1) + nested(12, values)
+        )
+        """What the file begins with."""
+
+    def tracks(self, names: Mapping[int, str]) -> bytes:
+        """New tracks: their numbers, from 1, and names."""
+        return b"".join(self._track(each, text(2, name)) for each, name in names.items())
+
+    def counters(self, names: Mapping[int, str]) -> bytes:
+        """New tracks of counters."""
+        return b"".join(
+            self._track(each, text(2, name) + nested(8, b"")) for each, name in names.items()
+        )
+
+    def _track(self, each: int, more: bytes) -> bytes:
+        ours = number(1, self._first_track + each) + number(5, self._first_track)
+        return nested(1, nested(60, ours + more))
+
+    def names(self, names: Mapping[int, str]) -> bytes:
+        """New names of spans: their numbers, from 1."""
+        if not names:
+            return b""
+        entries = b"".join(nested(2, number(1, each) + text(2, of)) for each, of in names.items())
+        return nested(1, self._own(_NEEDS_NAMES) + nested(12, entries))
+
+    def points(self, track: int, points: list[tuple[int, float]]) -> bytes:
+        """Values of a counter: (ns, value)."""
+        event = number(9, _COUNTER) + number(11, self._first_track + track)
+        return b"".join(
+            nested(1, number(8, ns) + self._own(0) + nested(11, event + double(44, value)))
+            for ns, value in points
+        )
+
+    def _own(self, flags: int) -> bytes:
+        return number(10, self._sequence) + (number(13, flags) if flags else b"")
+
+    def segment(self, layout: Layout, num: int, columns: Columns) -> bytes:
+        """So many records of one layout, behind their header; `track` by its number."""
+        if num == 0:
+            return b""
+        header = nested(HEADER_FIELD, number(1, layout.number) + number(2, num))
+        ours = {"track": columns["track"] + self._first_track}
+        if "flow" in columns:
+            ours["flow"] = columns["flow"] + self._first_flow
+        return nested(1, header) + layout.encode(num, {**columns, **ours})

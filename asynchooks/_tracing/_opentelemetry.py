@@ -1,0 +1,234 @@
+"""SpanRecorder: OpenTelemetry's spans of runs, hooks, evaluations, saves, tasks and calls.
+
+Spans are current while what they are of goes on, so that those of other libraries become their
+children, also in tasks that are started then. It exports nothing: that is the SDK's, which the
+program configures. Only the API is imported.
+
+Source: OpenTelemetry's conventions: names of few values, what differs in attributes in the
+namespace `asynchooks`; `error.type` and the status Error where a span ended by an error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from opentelemetry import context as contexts
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+from .._engine.base import Engine
+from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, recorded_in
+from .._running.dispatch import Group, HookCall
+from ._runs import DONE
+
+_CANCELLATIONS = ("CancelledError", "Cancelled", "GeneratorExit")
+
+
+class _OpenSpan(Span):
+    """One span, current in the running task until it ends."""
+
+    __slots__ = ("_outer", "_outer_place", "_place", "_span", "context")
+
+    def __init__(
+        self,
+        tracer: Any,
+        name: str,
+        attributes: dict[str, Any],
+        place: Place | None = None,
+    ) -> None:
+        self._outer = contexts.get_current()
+        self._span = tracer.start_span(name, attributes=attributes, record_exception=False)
+        self.context = set_span_in_context(self._span)
+        contexts.attach(self.context)
+        self._place, self._outer_place = place, recorded_in.get()
+        if place is not None:
+            recorded_in.set(place)
+
+    @property
+    def span(self) -> Any:
+        return self._span
+
+    def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
+        if not math.isnan(value):
+            self._span.set_attribute("asynchooks.value", value)
+        end_span(self._span, error)
+        # not `detach`: the task that ends it may be another than the one that began it
+        if contexts.get_current() is self.context:
+            contexts.attach(self._outer)
+        if self._place is not None and recorded_in.get() is self._place:
+            recorded_in.set(self._outer_place)
+
+
+def end_span(span: Any, error: BaseException | None, end_time: int | None = None) -> None:
+    """End a span, by an error if there is one; a cancellation is none."""
+    if error is not None:
+        kind = type(error)
+        if kind.__name__ in _CANCELLATIONS:
+            span.set_attribute("asynchooks.cancelled", True)
+        else:
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            span.set_attribute("error.type", f"{module}{kind.__qualname__}")
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+            if isinstance(error, Exception):
+                span.record_exception(error)
+    span.end(end_time)
+
+
+class SpanRecorder(Recorder):
+    """Records by a tracer; the hook that is given the tracer makes it.
+
+    Args:
+        tracer: OpenTelemetry's.
+        engine: whose clock decides whether a call of a hook is recorded.
+        least_secs: calls of hooks that take less are left out.
+    """
+
+    def __init__(self, tracer: Any, engine: Engine, *, least_secs: float) -> None:
+        self.tracer = tracer
+        self.clock = engine.tick
+        self.least_secs = least_secs
+        self._num_sessions = 0
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
+        self._num_sessions += 1
+        place = recorded_in.get()
+        # a recorder that keeps tracks has its place already, in which this one takes part
+        own = None if place is not None and place.track is not None else Place(self)
+        span = _OpenSpan(self.tracer, "session", {"asynchooks.session.name": name}, own)
+        return _SpanSession(self, span, name, step)
+
+    def end_session(self) -> None:
+        self._num_sessions -= 1
+        self._is_closed = self._num_sessions == 0
+
+    def span_of_past(
+        self, name: str, attributes: dict[str, Any], secs: float, error: BaseException | None
+    ) -> None:
+        """A span that has taken so many seconds, and ends now."""
+        now = time.time_ns()
+        begun = now - round(secs * 1e9)
+        span = self.tracer.start_span(
+            name, attributes=attributes, start_time=begun, record_exception=False
+        )
+        end_span(span, error, now)
+
+    def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
+        attributes: dict[str, Any] = {f"asynchooks.{kind.value}.name": name}
+        if ident >= 0:
+            attributes["asynchooks.item.place"] = ident & 0xFFFFFFFF
+        return _OpenSpan(self.tracer, f"{kind.value} {name}", attributes)
+
+    def wait(self, engine: Engine, what: str) -> None:
+        return None
+
+    def use(self, engine: Engine, ident: int, staleness: float) -> None: ...
+
+    def mark(self, engine: Engine, name: str, value: float) -> None: ...
+
+    def watch(self, name: str, read: Callable[[], float | None]) -> None: ...
+
+
+class _SpanSession(SessionRecord):
+    """The spans of one session."""
+
+    def __init__(self, recorder: SpanRecorder, span: _OpenSpan, name: str, step: Any) -> None:
+        self._recorder, self._span, self._name, self._step = recorder, span, name, step
+        self._run: _OpenSpan | None = None
+        self._is_over = False
+
+    def around_runs(
+        self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
+    ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+        begin, end = HookCall(-1, self, "before_run"), HookCall(-1, self, "after_run")
+        before = tuple(self._timed(each) for each in before_runs)
+        after = tuple(self._timed(each) for each in after_runs)
+        return (
+            ((begin, self._begin_run, ()), *before),
+            (*after, (end, self._end_run, ())),
+        )
+
+    async def before_run(self, run_context: Any) -> None:
+        """Stands in for a hook where its `HookCall` is asked for."""
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None: ...
+
+    def _begin_run(self, run_context: Any) -> Awaitable[Any]:
+        self.cut_run(None)
+        attributes = {"asynchooks.session.name": self._name}
+        self._run = _OpenSpan(self._recorder.tracer, "run", attributes)
+        return DONE
+
+    def _end_run(self, run_context: Any, run_values: Any) -> Awaitable[Any]:
+        if self._run is not None:
+            if self._step is not None:
+                self._run.span.set_attribute("asynchooks.global_step", self._step.last_known)
+            self._run.end()
+            self._run = None
+        return DONE
+
+    def cut_run(self, error: BaseException | None) -> None:
+        if self._run is not None:
+            self._run.end(error)
+            self._run = None
+
+    def _timed(self, group: Group) -> Group:
+        """A call of a hook; its span is made when it has taken long."""
+        call, method, plain = group
+        if plain or call.place < 0:
+            return group
+        name = f"{call.owner}.{call.moment}"
+        clock, least_secs, recorder = (
+            self._recorder.clock,
+            self._recorder.least_secs,
+            self._recorder,
+        )
+        attributes = {"asynchooks.hook.name": call.owner, "asynchooks.hook.moment": call.moment}
+
+        async def recorded(*args: Any) -> Any:
+            begun = clock()
+            error: BaseException | None = None
+            try:
+                return await method(*args)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                taken = clock() - begun
+                if error is not None or taken >= least_secs:
+                    recorder.span_of_past(name, attributes, taken, error)
+
+        return call, recorded, ()
+
+    def span(self, kind: Kind, name: str) -> Span:
+        attributes: dict[str, Any] = {"asynchooks.session.name": self._name}
+        if kind is Kind.HOOK:
+            hook, _, moment = name.partition(".")
+            attributes |= {"asynchooks.hook.name": hook, "asynchooks.hook.moment": moment}
+        return _OpenSpan(self._recorder.tracer, name, attributes)
+
+    def flight(self) -> Span:
+        attributes = {"asynchooks.session.name": self._name}
+        return _OpenSpan(self._recorder.tracer, "run", attributes)
+
+    async def aclose(self, error: BaseException | None) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self.cut_run(error)
+            self._span.end(error)
+            self._recorder.end_session()
+
+    def drop(self) -> None:
+        # spans may take locks: what is open stays open, and is not exported
+        if not self._is_over:
+            self._is_over = True
+            self._recorder.end_session()

@@ -1,0 +1,495 @@
+"""FileRecorder: what tasks do, in one file in Perfetto's format.
+
+What happens is kept as numbers; a thread makes spans and counters of them at each flush. How they
+are encoded: `_format.py`. The moments of runs: `_runs.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from .._engine.base import Engine
+from .._engine.recording import (
+    Kind,
+    Place,
+    Recorder,
+    SessionRecord,
+    Span,
+    ended,
+    recorded_in,
+    recorded_park,
+)
+from .._running.dispatch import Group, HookCall
+from ._counters import Counters, Levels, Points, StepCounter, Watched
+from ._events import BEGIN, END, MARK, NO_IDENT, SPAN, USE, Spans, Table, encoded, in_order, table
+from ._file import TraceFile
+from ._format import Encoder
+from ._runs import Cut, RunTimes
+from ._tracks import Names, Tracks
+
+logger = logging.getLogger("asynchooks")
+
+MOST_EVENTS = 200_000
+"""Events that wait for a flush: some 30 MB. More are dropped, and counted."""
+CUT = " (cut)"
+"""Behind the name of a span that ended by an error or a cancellation."""
+_NUMBER = re.compile(r"\d+")
+
+
+class FileSpan(Span):
+    """One span; its begin is written by itself where it takes longer than a flush."""
+
+    __slots__ = (
+        "_after", "_before", "_recorder", "_times", "begun", "ident", "is_live", "is_written",
+        "least_secs", "name", "track",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        recorder: FileRecorder,
+        name: str,
+        track: int,
+        *,
+        ident: int = -1,
+        is_live: bool = False,
+        least_secs: float = 0.0,
+        times: Callable[[], float | None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self._recorder, self.name, self.track, self.ident = recorder, name, track, ident
+        self.is_live = is_live  # its begin is written at the next flush
+        self.is_written = False
+        self.least_secs = least_secs  # it is left out if it takes less
+        self._times, self._before = times, None if times is None else times()
+        self._after = after
+        self.begun = recorder.clock()
+
+    def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
+        # a run of another task that has moved on meanwhile would not nest with it
+        is_crossed = self._times is not None and self._times() != self._before
+        self._recorder.end(self, value, is_cut=error is not None, is_crossed=is_crossed)
+        if self._after is not None:
+            self._after()
+
+
+class FileRecorder(Recorder):
+    """Records into one file, from its first session to its last.
+
+    Args:
+        path: of the file; an existing one is replaced.
+        engine: whose time is recorded.
+        least_secs: calls of hooks in runs, and waits, that take less are left out.
+        flush_secs: between two writes.
+    """
+
+    def __init__(self, path: str, engine: Engine, *, least_secs: float, flush_secs: float) -> None:
+        # of real time one clock for all threads and processes of the machine
+        self.clock = engine.now if engine.is_virtual else engine.tick
+        self._is_virtual = engine.is_virtual
+        self._least_secs = least_secs
+        self._is_closed = False
+        self._lock = threading.Lock()  # of what follows, up to the sessions
+        self._tracks, self._names = Tracks(), Names()
+        self._open: dict[FileSpan, None] = {}
+        self._events: list[tuple[float, ...]] = []
+        self._num_lost = 0
+        self._calls, self._values = Levels(), dict[str, Points]()
+        self._watched: list[Watched] = []
+        self._sessions: list[FileSession] = []
+        self._steps: list[StepCounter] = []
+        self._flushed_at = self.clock()
+        self._has_warned = False
+        program = os.path.basename(sys.argv[0]) if sys.argv else ""
+        self._encoder = Encoder(program or "python")
+        self._counters = Counters(self._encoder)
+        self._opening = self._encoder.opening
+        self._path = path
+        self._file = TraceFile(path, self._chunk, flush_secs)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed or self._file.is_broken
+
+    async def session_ended(self, engine: Engine) -> None:
+        """After the last one, record nothing more, and write what is left."""
+        with self._lock:
+            is_last = all(each.is_over for each in self._sessions)
+            self._is_closed = self._is_closed or is_last
+        if is_last:
+            await self._file.aclose(engine)
+
+    # What sessions, stages and side tasks call
+
+    def open_session(self, engine: Engine, name: str, step: Any) -> FileSession:
+        session = FileSession(self, engine, name, step)
+        with self._lock:
+            self._sessions.append(session)
+            if step is not None and not any(each.is_of(step) for each in self._steps):
+                self._steps.append(StepCounter(step, self.clock()))
+        return session
+
+    def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
+        track, outer = self.take_track(name), recorded_in.get()
+        place = Place(self if outer is None else outer.recorder, track, _task_of(engine))
+        recorded_in.set(place)
+        counter = f"{name} under way" if kind is Kind.CALL else ""
+
+        def after() -> None:
+            if recorded_in.get() is place:
+                recorded_in.set(outer)
+            with self._lock:
+                self._tracks.give_back(track)
+                if counter:
+                    self._calls.add(counter, self.clock(), -1)
+
+        if counter:
+            with self._lock:
+                self._calls.add(counter, self.clock(), 1)
+        return self.span(name, track, ident=ident, after=after)
+
+    def wait(self, engine: Engine, what: str) -> FileSpan | None:
+        track = self._track_of_task(engine)
+        if track is None:
+            return None
+        name = f"wait for {_NUMBER.sub('N', what)}"
+        times = next((each.last_time for each in self._sessions if each.track == track), None)
+        return self.span(name, track, least_secs=self._least_secs, times=times)
+
+    def use(self, engine: Engine, ident: int, staleness: float) -> None:
+        self._note(engine, USE, "use", "staleness", staleness, ident)
+
+    def mark(self, engine: Engine, name: str, value: float) -> None:
+        self._note(engine, MARK, name, f"{name}: {VALUE_OF.get(name, 'value')}", value, NO_IDENT)
+
+    def _note(
+        self, engine: Engine, layout: int, name: str, counter: str, value: float, ident: float
+    ) -> None:
+        track, now = self._track_of_task(engine), self.clock()
+        with self._lock:
+            if track is not None:
+                self._add((layout, self._names.number(name), track, now, now, ident, value))
+            if len(self._values) < MOST_EVENTS:
+                self._values.setdefault(counter, []).append((now, value))
+
+    def _track_of_task(self, engine: Engine) -> int | None:
+        place = recorded_in.get()
+        if place is None or place.track is None or place.task is not _task_of(engine):
+            return None
+        track: int = place.track
+        return track
+
+    def watch(self, name: str, read: Callable[[], float | None]) -> None:
+        with self._lock:
+            known = {each.name for each in self._watched}
+            names = chain([name], (f"{name} {number}" for number in range(2, len(known) + 3)))
+            self._watched.append(Watched(next(each for each in names if each not in known), read))
+
+    # What spans and sessions call
+
+    def take_track(self, name: str) -> int:
+        with self._lock:
+            return self._tracks.take(name)
+
+    def span(self, name: str, track: int, **options: Any) -> FileSpan:
+        """One that begins now; options as those of `FileSpan`."""
+        span = FileSpan(self, name, track, **options)
+        with self._lock:
+            if len(self._open) < MOST_EVENTS:
+                self._open[span] = None
+        return span
+
+    def span_on(self, track_name: str, name: str) -> FileSpan:
+        """One on a track of this name on which nothing is under way."""
+        track = self.take_track(track_name)
+
+        def after() -> None:
+            with self._lock:
+                self._tracks.give_back(track)
+
+        return self.span(name, track, after=after)
+
+    def end(self, span: FileSpan, value: float, *, is_cut: bool, is_crossed: bool) -> None:
+        ended = self.clock()
+        with self._lock:
+            self._open.pop(span, None)
+            if span.is_written:
+                self._add((END, 0, span.track, ended, ended, NO_IDENT, value))
+                if is_cut:
+                    # it stands at the end of the span, whose name is written
+                    name = self._names.number("cut")
+                    self._events.insert(
+                        len(self._events) - 1,
+                        (SPAN, name, span.track, ended, ended, NO_IDENT, math.nan),
+                    )
+                return
+            if ended - span.begun < span.least_secs:
+                return
+            track = self._tracks.take("other tasks") if is_crossed else span.track
+            name = self._names.number(span.name + CUT if is_cut else span.name)
+            self._add((SPAN, name, track, span.begun, ended, span.ident, value))
+
+    def _add(self, event: tuple[float, ...]) -> None:
+        if len(self._events) < MOST_EVENTS:
+            self._events.append(event)
+        else:
+            self._num_lost += 1
+
+    # The flush, in the thread of the file
+
+    def _chunk(self) -> bytes:
+        """What has come since the last chunk."""
+        now, before = self.clock(), self._flushed_at
+        with self._lock:
+            sessions, steps, watched = [*self._sessions], [*self._steps], [*self._watched]
+            number = self._names.number
+            taken = [it.take(number, self._least_secs) for it in sessions]
+            begins = []
+            for span in self._open:
+                if not span.is_written and (span.is_live or span.begun < before):
+                    span.is_written = True
+                    name, begun = number(span.name), span.begun
+                    begins.append((BEGIN, name, span.track, begun, begun, span.ident, math.nan))
+            events, self._events = self._events, []
+            points: list[dict[str, Points]] = [self._calls.take(), self._values]
+            self._values = {}
+            for each in sessions:
+                if each.is_dropped:
+                    each.end_waits()
+                if each.is_over or each.is_dropped:
+                    self._sessions.remove(each)
+                    self._tracks.give_back(each.track)
+            if not self._sessions and any(each.is_dropped for each in sessions):
+                self._is_closed = True
+                self._file.drop()
+            new_tracks, new_names = self._tracks.take_new(), self._names.take_new()
+            num_lost = self._num_lost + sum(each.num_lost for each in sessions)
+        self._flushed_at = now
+        of_runs = [each for runs, _ in taken for each in runs]
+        tables = [table(begins), *(cuts for _, cuts in taken), table(events)]
+        if self._is_virtual:
+            everything = in_order(np.concatenate([*(each.table for each in of_runs), *tables]))
+            of_runs = []
+        else:
+            everything = np.concatenate(tables)
+        points += self._step_points(now, steps, sessions)
+        points.append({each.name: [(now, each.value)] for each in watched if self._read(each)})
+        self._warn_of_lost(num_lost)
+        opening, self._opening = self._opening, b""
+        return b"".join(
+            (
+                opening,
+                self._encoder.tracks(new_tracks),
+                self._encoder.names(new_names),
+                *(each.encoded(self._encoder) for each in of_runs),
+                encoded(self._encoder, everything, is_sorted=self._is_virtual),
+                self._counters.encoded(points),
+            )
+        )
+
+    def _step_points(
+        self, now: float, steps: list[StepCounter], sessions: list[FileSession]
+    ) -> list[dict[str, Points]]:
+        found: list[dict[str, Points]] = []
+        for place, each in enumerate(steps):
+            ends = sorted(
+                end
+                for session in sessions
+                if session.step is not None and each.is_of(session.step)
+                for end in session.take_ends()
+            )
+            values, rates = each.points(now, ends, is_virtual=self._is_virtual)
+            suffix = f" {place + 1}" if place else ""
+            found.append({f"global step{suffix}": values, f"steps per second{suffix}": rates})
+        return found
+
+    def _read(self, watched: Watched) -> bool:
+        """Whether there is a value; else it is not read any more."""
+        value = watched.read()
+        if value is None:
+            with self._lock:
+                self._watched.remove(watched)
+            return False
+        watched.value = value
+        return True
+
+    def _warn_of_lost(self, num_lost: int) -> None:
+        if num_lost and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The trace %s lacks %d runs and spans, and perhaps more: its disk is too slow for "
+                "what is recorded. Training goes on",
+                self._path, num_lost,
+            )  # fmt: skip
+
+
+class FileSession(SessionRecord):
+    """One session; `FileRecorder.open_session` makes it, in the task that opens the session."""
+
+    def __init__(self, recorder: FileRecorder, engine: Engine, name: str, step: Any) -> None:
+        self._recorder, self._engine, self._name = recorder, engine, name
+        self.step = step
+        self.track = recorder.take_track(name)
+        self._task = engine.current_task()
+        self._outer = recorded_in.get()
+        self._place = Place(recorder, self.track, self._task)
+        recorded_in.set(self._place)
+        self._runs: list[RunTimes] = []
+        self._ends: list[float] = []
+        self.is_over = self.is_dropped = False
+        self._records_waits = True
+        engine.begin_recording(recorded_park)
+        self._span: Span | None = recorder.span(name, self.track, is_live=True)
+
+    def around_runs(
+        self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
+    ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+        before, after = (self._each_alone(groups) for groups in (before_runs, after_runs))
+        is_in_run = self.last_time() is not None
+        runs = RunTimes(self._recorder.clock, before, after, is_in_run=is_in_run)
+        self._runs = [*self._runs[-1:], runs]  # of the one before rows may wait for a flush
+        return runs.before_runs, runs.after_runs
+
+    def _each_alone(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        """Plain methods that are called together in a place get a span each."""
+        return tuple(
+            (call, method, tuple(_PlainCall.of(each, self) for each in group))
+            if len(group) > 1
+            else (call, method, group)
+            for call, method, group in groups
+        )
+
+    def plain_span(self, name: str, thread: int) -> Span:
+        """Of a plain method, which is called here or in the thread of the session's steps."""
+        if threading.get_ident() == thread:
+            return self.span(Kind.HOOK, name)
+        return self._recorder.span_on(f"{self._name}: thread", name)
+
+    def cut_run(self, error: BaseException) -> None:
+        for each in self._runs:
+            each.cut()
+
+    def last_time(self) -> float | None:
+        """The last time of the run under way; None if none is."""
+        for each in self._runs:
+            if (last := each.last) is not None:
+                return last
+        return None
+
+    def span(self, kind: Kind, name: str) -> Span:
+        if _task_of(self._engine) is self._task:
+            return self._recorder.span(name, self.track, times=self.last_time)
+        return self._recorder.span_on(f"{self._name}: another task", name)
+
+    def flight(self) -> Span:
+        return self._recorder.task_span(self._engine, Kind.RUN, f"{self._name}: run in flight")
+
+    async def aclose(self, error: BaseException | None) -> None:
+        if self._span is None:
+            return
+        self._span.end(error)
+        self._span = None
+        if recorded_in.get() is self._place:
+            recorded_in.set(self._outer)
+        self.end_waits()
+        self.is_over = True
+        await self._recorder.session_ended(self._engine)
+
+    def end_waits(self) -> None:
+        """Record no further waits for it, once."""
+        if self._records_waits:
+            self._records_waits = False
+            self._engine.end_recording()
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+    def take(self, number: Callable[[str], int], least_secs: float) -> tuple[list[Spans], Table]:
+        """The spans of runs since the last call, and of those cut; in the thread that writes.
+
+        Args:
+            number: of a name.
+            least_secs: calls of hooks that took less are left out.
+        """
+        found: list[Spans] = []
+        of_cuts = [table(())]
+        self._ends = []
+        for runs in list(self._runs):
+            rows, cuts = runs.take()
+            self._ends += rows[:, -1].tolist()
+            found.append(Spans(number("run"), self.track, rows[:, 0], rows[:, -1]))
+            for place, name in enumerate(runs.names):
+                begun, done = rows[:, place], rows[:, place + 1]
+                if name != "step":
+                    is_long = done - begun >= least_secs
+                    begun, done = begun[is_long], done[is_long]
+                if len(begun):
+                    found.append(Spans(number(name), self.track, begun, done))
+            of_cuts += [self._of_cut(each, runs.names, number) for each in cuts]
+        return found, np.concatenate(of_cuts)
+
+    def _of_cut(self, cut: Cut, names: list[str], number: Callable[[str], int]) -> Table:
+        """A run that failed, what it has done, and what it was cut in."""
+        times = [*cut.times, cut.ended]
+        rows = [(SPAN, number("run" + CUT), self.track, times[0], times[-1], NO_IDENT, np.nan)]
+        last = len(cut.times) - 1
+        for place, name in enumerate(names[: len(cut.times)]):
+            shown = name + CUT if place == last else name
+            begun, done = times[place], times[place + 1]
+            rows.append((SPAN, number(shown), self.track, begun, done, NO_IDENT, np.nan))
+        return table(rows)
+
+    def take_ends(self) -> list[float]:
+        """When the runs of the last `take` ended."""
+        return self._ends
+
+    @property
+    def num_lost(self) -> int:
+        """Runs that were dropped, as the disk was stuck."""
+        return sum(each.num_lost for each in self._runs)
+
+
+class _PlainCall(HookCall):
+    """A plain method that records itself, in whichever thread."""
+
+    __slots__ = ("_session", "_thread")
+
+    _session: FileSession
+    _thread: int
+
+    @classmethod
+    def of(cls, call: HookCall, session: FileSession) -> HookCall:
+        made = cls(call.place, call.hook, call.moment)
+        made._session, made._thread = session, threading.get_ident()
+        return made
+
+    @property
+    def method(self) -> Callable[..., Any]:
+        method = super().method
+        session: FileSession | None = getattr(self, "_session", None)
+        if session is None:  # while it is made
+            return method
+
+        def recorded(*args: Any) -> Any:
+            with ended(session.plain_span(f"{self.owner}.{self.moment}", self._thread)):
+                return method(*args)
+
+        return recorded
+
+
+def _task_of(engine: Engine) -> object:
+    """The running task; None in a thread that has none."""
+    return None if engine.is_elsewhere else engine.current_task()
+
+
+VALUE_OF = {"push": "staleness", "pull": "version"}
+"""What the value of a mark is, by its name."""

@@ -1,0 +1,95 @@
+"""SeveralRecorders: a file and a tracer at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._engine.base import Engine
+from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, recorded_in
+
+
+class _SeveralSpans(Span):
+    __slots__ = ("_spans",)
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+
+    def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
+        for each in reversed(self._spans):
+            each.end(error, value)
+
+
+class _SeveralRecords(SessionRecord):
+    def __init__(self, records: Sequence[SessionRecord]) -> None:
+        self._records = records
+
+    def around_runs(
+        self, before_runs: tuple[Any, ...], after_runs: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        for each in self._records:
+            before_runs, after_runs = each.around_runs(before_runs, after_runs)
+        return before_runs, after_runs
+
+    def cut_run(self, error: BaseException) -> None:
+        for each in self._records:
+            each.cut_run(error)
+
+    def span(self, kind: Kind, name: str) -> Span:
+        return _SeveralSpans([each.span(kind, name) for each in self._records])
+
+    def flight(self) -> Span:
+        return _SeveralSpans([each.flight() for each in self._records])
+
+    async def aclose(self, error: BaseException | None) -> None:
+        for each in reversed(self._records):
+            await each.aclose(error)
+
+    def drop(self) -> None:
+        for each in self._records:
+            each.drop()
+
+
+class SeveralRecorders(Recorder):
+    """Records by all of these; of those that keep tracks of tasks there is one at most."""
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self._recorders = recorders
+
+    @property
+    def is_closed(self) -> bool:
+        return all(each.is_closed for each in self._recorders)
+
+    def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
+        outer = recorded_in.get()
+        records = [each.open_session(engine, name, step) for each in self._recorders]
+        self._take_place(outer)
+        return _SeveralRecords(records)
+
+    def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
+        return _SeveralSpans(
+            [each.task_span(engine, kind, name, ident) for each in self._recorders]
+        )
+
+    def _take_place(self, outer: Place | None) -> None:
+        place = recorded_in.get()
+        if place is not None and place is not outer:
+            place.recorder = self
+
+    def wait(self, engine: Engine, what: str) -> Span | None:
+        spans = [each.wait(engine, what) for each in self._recorders]
+        known = [each for each in spans if each is not None]
+        return _SeveralSpans(known) if known else None
+
+    def use(self, engine: Engine, ident: int, staleness: float) -> None:
+        for each in self._recorders:
+            each.use(engine, ident, staleness)
+
+    def mark(self, engine: Engine, name: str, value: float) -> None:
+        for each in self._recorders:
+            each.mark(engine, name, value)
+
+    def watch(self, name: str, read: Callable[[], float | None]) -> None:
+        for each in self._recorders:
+            each.watch(name, read)

@@ -1,0 +1,100 @@
+"""TraceHook: a live trace of a session, in a file for Perfetto, or as OpenTelemetry's spans."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .. import _check
+from .._engine.base import Engine
+from .._engine.current import current_engine
+from .._engine.recording import Recorder
+from .._hook import SessionHooks, SessionRunHook
+
+
+class TraceHook(SessionRunHook):
+    """Records when runs, steps, calls of hooks and waits begin and end, while training goes on.
+
+    Recorded are the hook's session, and what is opened in its block: stages of data, side tasks,
+    evaluations, other sessions. List it first: of the hooks before it `begin` is missing. Open the
+    file at https://ui.perfetto.dev, also while it grows; after a kill it lacks the last half
+    second. An existing file is replaced. One hook may be given to several sessions, which then
+    share its file, and end with the last of them.
+
+    A thread writes. Where the disk is full the file ends, the log says so, and training goes on;
+    where it is too slow, runs are missing from the trace.
+
+    Args:
+        path: of the file; its directory is made. None: no file.
+        tracer: an OpenTelemetry tracer (`opentelemetry.trace.get_tracer(...)`), or None. Its spans
+            are made while training runs, so that spans of yours become their children.
+        name: of the session, and of its track.
+        least_secs: calls of hooks in runs, and waits, that take less are left out; seconds >= 0.
+        flush_secs: between two writes, > 0.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type or out of range, or neither a path
+            nor a tracer is given.
+        ImportError: a tracer was given, and OpenTelemetry is not installed.
+
+    Example:
+        async with MonitoredSession([TraceHook("run.pftrace")], creator) as session:
+            await session.run("loss")
+    """
+
+    uses_default_graph = False
+    may_overlap = True
+    _shown = (("path", "_path"), ("tracer", "_tracer"), ("name", "_name"))
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        tracer: Any = None,
+        name: str = "session",
+        least_secs: float = 10e-6,
+        flush_secs: float = 0.5,
+    ) -> None:
+        if path is None and tracer is None:
+            raise ValueError(
+                "TraceHook got neither a path nor a tracer; give TraceHook('run.pftrace'), or "
+                "tracer=opentelemetry.trace.get_tracer('training')"
+            )
+        self._path = None if path is None else _check.path("path", path, "the path of a file")
+        self._tracer = tracer
+        if tracer is not None and not callable(getattr(tracer, "start_span", None)):
+            raise TypeError(
+                f"tracer is {tracer!r}; give opentelemetry.trace.get_tracer('training')"
+            )
+        self._name = _check.instance("name", name, str, "a text, such as 'worker 3'")
+        self._least_secs = _check.seconds("least_secs", least_secs, zero=True)
+        self._flush_secs = _check.seconds("flush_secs", flush_secs)
+        self._recorder: Recorder | None = None  # of the sessions that are open
+
+    async def begin(self) -> None:
+        shared = SessionHooks.of(self)
+        if shared.is_by_hand:
+            return  # there is no session to record
+        if self._recorder is None or self._recorder.is_closed:
+            self._recorder = self._new_recorder(current_engine())
+        shared.record(self._recorder, self._name)
+
+    def _new_recorder(self, engine: Engine) -> Recorder:
+        recorders: list[Recorder] = []
+        if self._path is not None:
+            from .._tracing._recorder import FileRecorder
+
+            recorders.append(
+                FileRecorder(
+                    self._path, engine, least_secs=self._least_secs, flush_secs=self._flush_secs
+                )
+            )
+        if self._tracer is not None:
+            from .._tracing._opentelemetry import SpanRecorder
+
+            recorders.append(SpanRecorder(self._tracer, engine, least_secs=self._least_secs))
+        if len(recorders) == 1:
+            return recorders[0]
+        from .._tracing._several import SeveralRecorders
+
+        return SeveralRecorders(recorders)
