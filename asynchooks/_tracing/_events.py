@@ -50,14 +50,13 @@ class Spans(NamedTuple):
 def in_order(events: Table) -> Table:
     """The events so that each span is behind the one that it is in, also where times are equal.
 
-    Needed in virtual time alone: readers sort by time, and go by the order in the file where two
-    events have one time.
+    Of equal ones the outer is to come first. Needed in virtual time alone: readers sort by time,
+    and go by the order in the file where two events have one time.
     """
     is_end = events[:, LAYOUT] == END
+    is_moment = events[:, BEGUN] == events[:, ENDED]  # rather before a span than within it
     time = np.where(is_end, events[:, ENDED], events[:, BEGUN])
-    # of two that take the same time the inner one was recorded first
-    keys = (-np.arange(len(events)), -events[:, ENDED], ~is_end, time)
-    return events[np.lexsort(keys)]
+    return events[np.lexsort((-events[:, ENDED], ~is_moment, ~is_end, time))]
 
 
 def encoded(encoder: Encoder, events: Table, *, is_sorted: bool) -> bytes:

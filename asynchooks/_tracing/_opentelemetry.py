@@ -23,6 +23,7 @@ from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, reco
 from .._running.dispatch import Group, HookCall
 from ._runs import DONE
 
+_SESSION = contexts.create_key("asynchooks-session")
 _CANCELLATIONS = ("CancelledError", "Cancelled", "GeneratorExit")
 
 
@@ -37,10 +38,16 @@ class _OpenSpan(Span):
         name: str,
         attributes: dict[str, Any],
         place: Place | None = None,
+        parent: Any = None,
+        *,
+        is_session: bool = False,
     ) -> None:
         self._outer = contexts.get_current()
-        self._span = tracer.start_span(name, attributes=attributes, record_exception=False)
-        self.context = set_span_in_context(self._span)
+        within = self._outer if parent is None else set_span_in_context(parent, self._outer)
+        self._span = tracer.start_span(name, within, attributes=attributes)
+        self.context = set_span_in_context(self._span, self._outer)
+        if is_session:
+            self.context = contexts.set_value(_SESSION, self._span, self.context)
         contexts.attach(self.context)
         self._place, self._outer_place = place, recorded_in.get()
         if place is not None:
@@ -101,7 +108,9 @@ class SpanRecorder(Recorder):
         place = recorded_in.get()
         # a recorder that keeps tracks has its place already, in which this one takes part
         own = None if place is not None and place.track is not None else Place(self)
-        span = _OpenSpan(self.tracer, "session", {"asynchooks.session.name": name}, own)
+        span = _OpenSpan(
+            self.tracer, "session", {"asynchooks.session.name": name}, own, is_session=True
+        )
         return _SpanSession(self, span, name, step)
 
     def end_session(self) -> None:
@@ -114,16 +123,17 @@ class SpanRecorder(Recorder):
         """A span that has taken so many seconds, and ends now."""
         now = time.time_ns()
         begun = now - round(secs * 1e9)
-        span = self.tracer.start_span(
-            name, attributes=attributes, start_time=begun, record_exception=False
-        )
+        span = self.tracer.start_span(name, attributes=attributes, start_time=begun)
         end_span(span, error, now)
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
         attributes: dict[str, Any] = {f"asynchooks.{kind.value}.name": name}
         if ident >= 0:
             attributes["asynchooks.item.place"] = ident & 0xFFFFFFFF
-        return _OpenSpan(self.tracer, f"{kind.value} {name}", attributes)
+        # it may outlive the run in which it began
+        session = contexts.get_value(_SESSION)
+        title = f"{kind.value.replace('_', ' ')} {name}"
+        return _OpenSpan(self.tracer, title, attributes, parent=session)
 
     def wait(self, engine: Engine, what: str) -> None:
         return None

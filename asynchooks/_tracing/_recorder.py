@@ -275,7 +275,8 @@ class FileRecorder(Recorder):
             num_lost = self._num_lost + sum(each.num_lost for each in sessions)
         self._flushed_at = now
         of_runs = [each for runs, _ in taken for each in runs]
-        tables = [table(begins), *(cuts for _, cuts in taken), table(events)]
+        # of the others the inner one was recorded first
+        tables = [table(begins), *(cuts for _, cuts in taken), table(events)[::-1]]
         if self._is_virtual:
             everything = in_order(np.concatenate([*(each.table for each in of_runs), *tables]))
             of_runs = []

@@ -51,7 +51,7 @@ async def ratio_and_bytes(num_hooks: int, directory: str) -> tuple[str, float]:
             blocks[name] = run_by(await stack.enter_async_context(session), "loss")
         secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)
     num_spans = SPANS_PER_STEP * BLOCK_STEPS * (NUM_ROUNDS + 1)
-    return median_ratio(secs["on"], secs["off"]), os.path.getsize(path) / num_spans
+    return median_ratio(secs["on"], secs["off"]), os.stat(path).st_size / num_spans
 
 
 async def ratios() -> Mapping[str, str]:

@@ -1,0 +1,170 @@
+"""TraceHook with a tracer: OpenTelemetry's SDK gets spans with the right parents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from asynchooks import (
+    EvaluationHook,
+    FeedHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    OnFailure,
+    SessionRunHook,
+    TraceHook,
+)
+from asynchooks.data import rollouts
+
+from ..support.helpers import counting_creator, raises_at
+from .reading import read
+from .test_trace_hook import Waits
+
+pytestmark = pytest.mark.anyio
+
+
+class Exported:
+    """A tracer, and the spans that it has ended."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("tests")
+
+    @property
+    def spans(self) -> dict[int, ReadableSpan]:
+        found = {}
+        for each in self._exporter.get_finished_spans():
+            assert each.context is not None
+            found[each.context.span_id] = each
+        return found
+
+    def path(self, span: ReadableSpan) -> str:
+        above = "" if span.parent is None else f"{self.path(self.spans[span.parent.span_id])}/"
+        return above + span.name
+
+    def paths(self) -> Counter[str]:
+        return Counter(map(self.path, self.spans.values()))
+
+    def of(self, name: str) -> list[ReadableSpan]:
+        return [each for each in self.spans.values() if each.name == name]
+
+
+async def train(exported: Exported, *hooks: SessionRunHook, num_runs: int = 2) -> None:
+    hook = TraceHook(tracer=exported.tracer, name="worker 3")
+    creator = counting_creator()
+    async with MonitoredSession([hook, *hooks], creator, step_runner="inline") as session:
+        for _ in range(num_runs):
+            await session.run([])
+
+
+async def test_runs_and_long_calls_of_hooks_are_spans_in_that_of_the_session() -> None:
+    exported = Exported()
+    await train(exported, Waits())
+    assert exported.paths() == {
+        "session": 1,
+        "session/run": 2,
+        "session/run/Waits.before_run": 2,
+        "session/run/Waits.after_run": 2,
+    }
+    first, second = exported.of("run")
+    assert first.attributes == {"asynchooks.session.name": "worker 3", "asynchooks.global_step": 1}
+    assert second.attributes is not None
+    assert second.attributes["asynchooks.global_step"] == 2
+    assert exported.of("Waits.before_run")[0].attributes == {
+        "asynchooks.hook.name": "Waits", "asynchooks.hook.moment": "before_run",
+    }  # fmt: skip
+    assert {each.status.status_code for each in exported.spans.values()} == {StatusCode.UNSET}
+    assert not trace.get_current_span().is_recording()
+
+
+async def test_spans_of_the_program_are_children_of_what_they_are_made_in() -> None:
+    exported = Exported()
+
+    async def ask(item: int) -> int:
+        with exported.tracer.start_as_current_span("request"):
+            await anyio.lowlevel.checkpoint()
+        return item
+
+    async def evaluate(session: Any, step: int) -> dict[str, float]:
+        with exported.tracer.start_as_current_span("read"):
+            return {"loss": 0.5}
+
+    async def step(groups: Any) -> dict[str, float]:
+        with exported.tracer.start_as_current_span("update"):
+            return {"loss": 0.5}
+
+    groups = rollouts(ask, range(8), 2, concurrency=2, max_staleness=2)
+    hooks = [TraceHook(tracer=exported.tracer), FeedHook(groups, "groups"),
+             EvaluationHook(evaluate, 1, at_end=False)]  # fmt: skip
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        await session.run([])
+        await session.run([])
+    found = exported.paths()
+    assert found["session/run/update"] == 2
+    assert found["session/call ask/request"] >= 4
+    assert found["session/side task eval/read"] >= 1
+    places = [each.attributes["asynchooks.item.place"]
+              for each in exported.of("call ask") if each.attributes]  # fmt: skip
+    assert places[:2] == [0, 1]
+
+
+async def test_an_error_is_the_status_of_the_spans_that_it_ended() -> None:
+    exported = Exported()
+    with pytest.raises(ValueError, match="bad"):
+        await train(exported, raises_at("after_run", ValueError("bad")))
+    for name in ("Raises.after_run", "run", "session"):
+        [span] = exported.of(name)
+        assert span.status.status_code is StatusCode.ERROR
+        assert span.attributes is not None
+        assert span.attributes["error.type"] == "ValueError"
+        assert [each.name for each in span.events] == ["exception"]
+
+
+async def test_a_cancellation_is_no_error() -> None:
+    exported = Exported()
+    hook = TraceHook(tracer=exported.tracer)
+    async with MonitoredSession([hook, Waits(10)], counting_creator()) as session:
+        with anyio.move_on_after(0.01):
+            await session.run([])
+    [run] = exported.of("run")
+    assert run.status.status_code is StatusCode.UNSET
+    assert run.attributes is not None
+    assert run.attributes["asynchooks.cancelled"] is True
+
+
+async def test_a_side_task_that_fails_has_an_error(tmp_path: Path) -> None:
+    exported = Exported()
+
+    async def report() -> None:
+        raise ConnectionError("away")
+
+    hooks = [TraceHook(tmp_path / "run.pftrace", tracer=exported.tracer), Waits()]
+    async with MonitoredSession(hooks, counting_creator(), step_runner="inline") as session:
+        session.start_soon(report, on_failure=OnFailure.LOG, name="report")
+        await session.run([])
+    [span] = exported.of("side task report")
+    assert span.status.status_code is StatusCode.ERROR
+    # a file beside it shows the same
+    found = read(tmp_path / "run.pftrace")
+    assert found.of("report (cut)")
+    assert found.paths("session").count("session/run") == 1
+    assert exported.paths()["session/run/Waits.before_run"] == 1
+    assert len(found.of("Waits.before_run")) == 1
+
+
+async def test_without_a_configured_sdk_nothing_happens() -> None:
+    hook = TraceHook(tracer=trace.get_tracer("tests"))
+    async with MonitoredSession([hook, Waits()], counting_creator()) as session:
+        await session.run([])
