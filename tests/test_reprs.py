@@ -35,6 +35,7 @@ from asynchooks import (
     SummarySaverHook,
     TensorFlowHook,
     TimeLimitHook,
+    TraceHook,
 )
 from asynchooks.data import prefetch
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
@@ -70,6 +71,7 @@ HOOKS = {
     "StopAtStepHook(last_step=100)": StopAtStepHook(last_step=100),
     "SummarySaverHook(save_steps=10)": SummarySaverHook(10, summary_op="summary"),
     "TimeLimitHook(secs=2.0)": TimeLimitHook(2),
+    "TraceHook(path='run.pftrace', name='session')": TraceHook("run.pftrace"),
     "RecordingHook(name='a')": RecordingHook("a"),
 }
 

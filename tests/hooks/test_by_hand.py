@@ -43,6 +43,7 @@ from asynchooks import (
     StopTraining,
     SummarySaverHook,
     TimeLimitHook,
+    TraceHook,
 )
 from asynchooks._hook import SessionHooks
 from asynchooks.data import prefetch
@@ -131,6 +132,7 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
     "PreemptionHook": lambda path: PreemptionHook(),
     "StallHook": lambda path: StallHook(60),
     "TimeLimitHook": lambda path: TimeLimitHook(60),
+    "TraceHook": lambda path: TraceHook(path / "run.pftrace"),
     "LoopLagHook": lambda path: LoopLagHook(1.0),
     "ProtocolHook": lambda path: RecordingHook("replaced, as it needs a step of its own"),
     "RecordingHook": lambda path: RecordingHook("a"),

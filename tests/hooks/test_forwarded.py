@@ -46,12 +46,14 @@ from asynchooks import (
     StopAtStepHook,
     SummarySaverHook,
     TimeLimitHook,
+    TraceHook,
 )
 from asynchooks.data import prefetch
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
 from ..support.markers import exhaustive
+from ..tracing.reading import read
 from .forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 from .guards.test_nan_tensor import Weights
 from .inputs import Counted, Diary
@@ -369,6 +371,13 @@ async def time_limit(wrap: Wrap, path: Path) -> Any:
     return str(session.stop_reason)
 
 
+async def trace(wrap: Wrap, path: Path) -> Any:
+    hooks = [wrap(TraceHook(path / "run.pftrace")), RecordingHook("a")]
+    await train(Counter(), hooks, at_most=3)
+    found = read(path / "run.pftrace")
+    return [each.path for each in found.slices if each.name in ("session", "run", "step")]
+
+
 async def stall(wrap: Wrap, path: Path) -> Any:
     async def hangs() -> None:
         await anyio.sleep_forever()
@@ -434,6 +443,7 @@ PROGRAMS: dict[type[SessionRunHook], list[Program]] = {
     LoggingTensorHook: [logging_tensor],
     FinalOpsHook: [final_ops],
     TimeLimitHook: [time_limit],
+    TraceHook: [trace],
     StallHook: [stall],
     LoopLagHook: [loop_lag],
     ProtocolHook: [protocol],

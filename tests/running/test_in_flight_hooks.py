@@ -40,6 +40,7 @@ from asynchooks import (
     StopAtStepHook,
     SummarySaverHook,
     TimeLimitHook,
+    TraceHook,
 )
 from asynchooks.checkpoints import CheckpointDirectory
 from asynchooks.data import Stage, prefetch
@@ -238,12 +239,15 @@ async def test_preemption_hook_saves_what_was_completed(tmp_path: Path) -> None:
     assert resumed.items == list(range(9))
 
 
-async def test_hooks_that_only_watch_go_on_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hooks_that_only_watch_go_on_as_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source: Stage[int] = prefetch(range(100), 2)
     writer, recording = Writer(), RecordingHook("a", fetches="count")
     hooks = [
         StallHook(60.0),
         TimeLimitHook(60.0),
+        TraceHook(str(tmp_path / "run.pftrace")),
         LoopLagHook(10.0),
         GlobalStepWaiterHook(0),
         DataWaitHook(source, every_n_steps=2, summary_writer=writer),

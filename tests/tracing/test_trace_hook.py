@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -364,7 +363,6 @@ async def test_a_dropped_session_ends_its_file(tmp_path: Path) -> None:
     await session.run([])
     with pytest.warns(ResourceWarning, match="dropped without being closed"):
         del session
-        gc.collect()
     recorded_in.set(None)
     for thread in threading.enumerate():
         if thread.name == "asynchooks-trace":
