@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from .._later import later
 
 if TYPE_CHECKING:
-    from ._readings import Look as Look
     from ._mlflow import MlflowSink as MlflowSink
     from ._opentelemetry import OpenTelemetrySink as OpenTelemetrySink
+    from ._readings import Look as Look
     from ._readings import Reading as Reading
     from ._readings import data_wait as data_wait
     from ._readings import histogram as histogram
