@@ -22,7 +22,7 @@ from asynchooks.metrics import Point, Sink
 from ._contenders import OUTPUTS, Block, median_ratio, run_by, secs_per_step
 from ._report import print_table, run_on
 
-NUM_ROUNDS, NUM_STEPS = 21, 1000
+NUM_ROUNDS, NUM_STEPS = 151, 200
 STEP_SECS = 100e-6
 GRACE_SECS = 1.0
 PAGE_BYTES = 4096
@@ -75,11 +75,11 @@ async def figures() -> list[list[str]]:
             )  # fmt: skip
             blocks[name] = run_by(await stack.enter_async_context(session), "loss")
         for block in blocks.values():  # the queues are full, and what is imported late is
-            await block(10 * NUM_STEPS)
+            await block(50 * NUM_STEPS)
         before = resident_mib()
         secs = await secs_per_step(blocks, NUM_STEPS, NUM_ROUNDS)
         growth = resident_mib() - before
-    num_steps = (10 + 1 + NUM_ROUNDS) * NUM_STEPS
+    num_steps = (50 + 1 + NUM_ROUNDS) * NUM_STEPS
     return [
         [
             f"{kind.lower()}, a point at {'each step' if every == 1 else f'each {every} steps'}",

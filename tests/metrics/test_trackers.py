@@ -173,12 +173,15 @@ def test_a_killed_training_goes_on_with_the_same_run_and_no_point_twice(
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_two_sessions_of_a_process_have_a_run_each(tracker: str, home: Path) -> None:
+def test_two_sessions_of_a_process_have_a_run_each_and_finish_it_after_an_error_too(
+    tracker: str, home: Path
+) -> None:
     names = {"mlflow": "run_name"}
     several = [
         {"options": {**OFFLINE[tracker], names.get(tracker, "name"): name}, "last_step": last_step}
         for name, last_step in (("a", 20), ("b", 30))
     ]
+    several[1] |= {"last_step": 50, "fail_at": 30}
     program = Program(home, tracker, *several)
     assert program.wait(60) == 0, program.log
     assert [each["dropped"] for each in program.results] == [0, 0]

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ from asynchooks.metrics import MlflowSink, Sink, TrackioSink, WandbSink
 
 SINKS: dict[str, type[Sink]] = {"wandb": WandbSink, "trackio": TrackioSink, "mlflow": MlflowSink}
 SAVE_STEPS = 10
+
+
+class TrainingFailedError(Exception):
+    """What ends a session."""
 
 
 async def until_flushed(hook: MetricsHook) -> None:
@@ -66,6 +71,7 @@ async def train(
     kill_at: int = 0,
     stop_at: int = 0,
     wait_at: int = 0,
+    fail_at: int = 0,
     save: bool = False,
     grace_secs: float = 20.0,
 ) -> dict[str, Any]:
@@ -79,6 +85,7 @@ async def train(
         kill_at: the step after which the process kills itself.
         stop_at: the step after which W&B's process is stopped.
         wait_at: the step after which it prints a line, and waits for one.
+        fail_at: the step after which the session ends by an error.
         save: whether checkpoints are written, and the newest one is restored.
         grace_secs: of the session.
     """
@@ -97,22 +104,27 @@ async def train(
     half = 0.0
     begun = time.monotonic()
     creator = FunctionSessionCreator(train_step)
-    async with MonitoredSession(hooks, creator, stop_grace_period_secs=grace_secs) as session:
-        step = session.global_step.value
-        while not session.should_stop():
-            await session.run("loss")
-            if step in flush_at:
-                await until_flushed(hook)
-            if step == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if step == stop_at:
-                stop_wandb()
-            if step == wait_at:
-                print("waits", flush=True)
-                await anyio.to_thread.run_sync(sys.stdin.readline)
-            if step == last_step // 2:
-                half = peak_mib()
-        trained = time.monotonic()
+    session = MonitoredSession(hooks, creator, stop_grace_period_secs=grace_secs)
+    trained = begun
+    with suppress(TrainingFailedError):
+        async with session:
+            step = session.global_step.value
+            while not session.should_stop():
+                await session.run("loss")
+                if step in flush_at:
+                    await until_flushed(hook)
+                if step == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if step == stop_at:
+                    stop_wandb()
+                if step == wait_at:
+                    print("waits", flush=True)
+                    await anyio.to_thread.run_sync(sys.stdin.readline)
+                if step == last_step // 2:
+                    half = peak_mib()
+                trained = time.monotonic()
+                if step == fail_at:
+                    raise TrainingFailedError
     return {
         "step": session.global_step.value,
         "dropped": hook.num_dropped,
