@@ -3,8 +3,9 @@
 They share one TensorFlow session. Worker i joins when the global step is int(K * log(i + 1));
 until then it is suspended in an `await`: nothing polls. Training stops exactly at LAST_STEP.
 
-The log shows the workers that wait, and the speed. At the end it prints where each worker started,
-how many steps it ran, and the accuracy on digits that were not trained on.
+A bar shows how far they are, with a row for each worker. The log shows the workers that wait. At
+the end it prints where each worker started, how many steps it ran, and the accuracy on digits that
+were not trained on.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Model:
         w1, b1 = v1.get_variable("w1", [64, 128]), v1.get_variable("b1", [128])
         w2, b2 = v1.get_variable("w2", [128, 10]), v1.get_variable("b2", [10])
         logits = tf.nn.relu(self.pixels @ w1 + b1) @ w2 + b2
-        loss = v1.losses.sparse_softmax_cross_entropy(self.labels, logits)
+        self.loss = v1.losses.sparse_softmax_cross_entropy(self.labels, logits)
         self.global_step = v1.train.get_or_create_global_step()
-        self.train_op = v1.train.AdamOptimizer(0.002).minimize(loss, self.global_step)
+        self.train_op = v1.train.AdamOptimizer(0.002).minimize(self.loss, self.global_step)
         is_right = tf.equal(tf.argmax(logits, axis=1), self.labels)
         self.accuracy = tf.reduce_mean(tf.cast(is_right, tf.float32))
 
@@ -85,9 +86,8 @@ async def main(seed: int = 0) -> list[Report]:
             ah.GlobalStepWaiterHook(int(K * math.log(i + 1))),
             ah.StopAtStepHook(last_step=LAST_STEP),
             reports[i],
+            ah.ProgressHook({"loss": model.loss}),
         ]
-        if i == 0:
-            hooks.append(ah.StepCounterHook(every_n_steps=500))
         async with ah.MonitoredSession(hooks, creator) as session:
             while not session.should_stop():
                 rows = rng.integers(len(pixels), size=BATCH_SIZE)

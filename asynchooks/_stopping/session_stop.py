@@ -265,12 +265,9 @@ class SessionStop(CoordinatorOwner):
 
     def names_of_tasks(self) -> tuple[str, ...]:
         """Of the side tasks that are running, also those of the coordinator; from any thread."""
-        coord, own = self.coord, self.names_of_own_tasks()
-        return own if coord is None else own + coord.names_of_tasks()
-
-    def names_of_own_tasks(self) -> tuple[str, ...]:
-        """Of those of `session.start_soon`; from any thread."""
-        return () if self._tasks is None else self._tasks.names()
+        coord, tasks = self.coord, self._tasks
+        running = () if tasks is None else tasks.names()
+        return running if coord is None else running + coord.names_of_tasks()
 
     def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]

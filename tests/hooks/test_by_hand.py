@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from asynchooks import (
     NanLossDuringTrainingError,
     NanTensorHook,
     PreemptionHook,
+    ProgressHook,
     RawSession,
     Retention,
     SessionRunArgs,
@@ -130,6 +132,7 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
         path, Counter(), 2, retention=Retention(keep_best=1), metric="loss"
     ),
     "PreemptionHook": lambda path: PreemptionHook(),
+    "ProgressHook": lambda path: ProgressHook("loss", file=io.StringIO()),
     "StallHook": lambda path: StallHook(60),
     "TimeLimitHook": lambda path: TimeLimitHook(60),
     "TraceHook": lambda path: TraceHook(path / "run.pftrace"),

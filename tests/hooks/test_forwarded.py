@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from operator import attrgetter
@@ -36,6 +38,7 @@ from asynchooks import (
     OnStall,
     PreemptionError,
     PreemptionHook,
+    ProgressHook,
     Recovery,
     Retention,
     SessionRunHook,
@@ -402,6 +405,12 @@ async def loop_lag(wrap: Wrap, path: Path) -> Any:
     return [lag.culprit for lag in hook.lags if lag.secs > 0.2]
 
 
+async def progress(wrap: Wrap, path: Path) -> Any:
+    file = io.StringIO()
+    await train(Counter(), [wrap(ProgressHook([], file=file)), wrap(StopAtStepHook(10))])
+    return re.sub(r" in .* steps/s", "", file.getvalue().splitlines()[-1])
+
+
 async def protocol(wrap: Wrap, path: Path) -> Any:
     server = ParameterServer(np.zeros(3), Synchronous(), num_workers=1)
 
@@ -436,6 +445,7 @@ PROGRAMS: dict[type[SessionRunHook], list[Program]] = {
     EvaluationHook: [evaluation],
     NanTensorHook: [nan_tensor, nan_tensor_stops],
     PreemptionHook: [preemption, preemption_of_two_sessions],
+    ProgressHook: [progress],
     StopAtStepHook: [stop_at_step],
     GlobalStepWaiterHook: [waiter],
     StepCounterHook: [step_counter],

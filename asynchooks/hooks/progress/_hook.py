@@ -40,10 +40,10 @@ class ProgressHook(SessionRunHook):
     `every_n_secs`, and at the end.
 
     All sessions of the process share one display, with a row for each; workers of one model have
-    the model's steps in common. Side tasks of `session.start_soon` and running evaluations are
-    named beside. A thread draws, so that a terminal that takes nothing holds up neither training
-    nor, by more than a second, its end. Runs are asked for values at most a few times a second. In
-    virtual time the hook shows nothing.
+    the model's steps in common. Side tasks and running evaluations are named beside. A thread
+    draws, so that a terminal that takes nothing holds up neither training nor, by more than a
+    second, its end. Runs are asked for values at most a few times a second. In virtual time the
+    hook shows nothing.
 
     Give it to one session at a time.
 
@@ -163,13 +163,14 @@ class ProgressHook(SessionRunHook):
         """Phase, and what runs beside training; called by the display."""
         stops, row = self._session.stops, self._row
         assert row is not None
-        names = [] if stops is None else list(stops.names_of_own_tasks())
-        is_evaluating = False
-        for each in self._session.begun:
-            if isinstance(each, EvaluationHook):
-                is_evaluating = is_evaluating or (each.is_exclusive and each.num_running > 0)
-                names += [] if each.is_exclusive else [each.name] * each.num_running
-        beside = tuple(name.rpartition("<locals>.")[2] for name in names)
+        names = () if stops is None else stops.names_of_tasks()
+        hooks = [*self._session.hooks, *self._session.begun]
+        ours = {type(each).__name__ for each in hooks}  # the tasks of guards are called so
+        beside = tuple(name.rpartition("<locals>.")[2] for name in names if name not in ours)
+        is_evaluating = any(
+            isinstance(each, EvaluationHook) and each.is_exclusive and each.num_running
+            for each in self._session.begun
+        )
         if is_evaluating:
             return "evaluating", beside
         if row.step is None:
@@ -178,6 +179,14 @@ class ProgressHook(SessionRunHook):
             by = "" if stops.reason is None else f", by {stops.reason.who}"
             return f"stopping{by}", beside
         return ("training" if row.num_runs else "starting"), beside
+
+    async def end(self, session: Any) -> None:
+        if self._session.is_by_hand:  # no session calls the moments after this one
+            await self.after_close(None)
+
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        if self._session.is_by_hand:
+            await self.after_close(exception)
 
     async def after_close(self, exception: BaseException | None) -> bool | None:
         row, display = self._row, self._display
