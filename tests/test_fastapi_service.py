@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,51 +81,123 @@ def service(tmp_path: Path) -> Iterator[Service]:
         service.close()
 
 
-def values_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("data: "):
-            yield json.loads(line.removeprefix("data: "))
+@contextmanager
+def stream(service: Service) -> Iterator[Iterator[dict[str, Any]]]:
+    """The statuses that a browser would be given."""
+    with httpx.stream("GET", f"{service.url}/events", timeout=30) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield (
+            json.loads(line.removeprefix("data: "), parse_constant=pytest.fail)
+            for line in response.iter_lines()
+            if line.startswith("data: ")
+        )
 
 
-def test_sigterm_ends_open_streams_and_training_before_the_server(service: Service) -> None:
-    with httpx.stream("GET", f"{service.url}/events?every=5", timeout=30) as response:
-        lines = response.iter_lines()
-        values = values_of(lines)
-        seen = [next(values) for _ in range(3)]
-        began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        rest = list(lines)
-    log = service.log()
+def get(service: Service, path: str) -> Any:
+    return httpx.get(service.url + path).raise_for_status().json()
 
-    assert time.monotonic() - began < END_SECS
-    steps = [each["step"] for each in seen]
-    assert steps == sorted(set(steps))
-    assert all(each["loss"] > 0 for each in seen)
-    assert "event: end" in rest
-    assert service.process.returncode == 128 + signal.SIGTERM, log
-    ended = next(line for line in log.splitlines() if line.startswith("training ended at step "))
-    assert ended.endswith(": PreemptionHook: the server got SIGTERM")
+
+def post(service: Service, path: str) -> Any:
+    return httpx.post(service.url + path, timeout=30).raise_for_status().json()
+
+
+def ended(service: Service) -> dict[str, Any]:
+    """The last status of the training."""
+    with stream(service) as statuses:
+        return list(statuses)[-1]
+
+
+def saved_step(service: Service) -> int:
     newest = CheckpointDirectory(service.directory).newest_intact()
     assert newest is not None
-    assert newest.step == int(ended.split()[4].removesuffix(":")) >= steps[-1]
+    return newest.step
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_without_a_traceback_and_its_temporary_directory(
-    number: signal.Signals, tmp_path: Path
+def test_a_signal_ends_training_open_streams_and_the_server(
+    service: Service, number: signal.Signals
+) -> None:
+    post(service, "/start")
+    with stream(service) as statuses, stream(service) as others:
+        seen = [next(statuses) for _ in range(4)]
+        next(others)
+        began = time.monotonic()
+        service.process.send_signal(number)
+        seen += statuses
+        last_of_others = list(others)[-1]
+    log = service.log()
+
+    assert time.monotonic() - began < END_SECS
+    assert service.process.returncode == 128 + number, log
+    assert "Traceback" not in log
+    steps = [each["step"] for each in seen]
+    assert steps == sorted(steps)
+    assert seen[1]["metrics"]["loss"] > 0
+    last = seen[-1]
+    assert last == last_of_others
+    assert last["phase"] == "closed"
+    assert last["stop_reason"] == f"PreemptionHook: the server got {number.name}"
+    assert saved_step(service) == last["step"] >= steps[0]
+
+
+def test_a_signal_without_a_training_ends_the_server_and_its_temporary_directory(
+    tmp_path: Path,
 ) -> None:
     service = Service(tmp_path / "unused", is_temporary=True)
     try:
         service.wait_until_up()
         assert len(list(tmp_path.iterdir())) == 1
-        service.process.send_signal(number)
+        assert ended(service)["phase"] == "new"
+        service.process.send_signal(signal.SIGTERM)
         log = service.log()
     finally:
         service.close()
-    assert service.process.returncode == 128 + number, log
+    assert service.process.returncode == 128 + signal.SIGTERM, log
     assert "Traceback" not in log
-    assert f"PreemptionHook: the server got {number.name}" in log
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_is_started_stopped_gone_on_with_and_cancelled(service: Service) -> None:
+    assert "EventSource" in httpx.get(service.url).text
+    assert get(service, "/status")["phase"] == "new"
+    assert post(service, "/start")["phase"] == "open"
+    assert httpx.post(f"{service.url}/start").status_code == 409
+    with stream(service) as statuses:
+        while next(statuses)["step"] < 20:
+            pass
+
+    assert post(service, "/stop")["should_stop"]
+    stopped = ended(service)
+    assert stopped["phase"] == "closed"
+    assert stopped["stop_reason"] == "session.request_stop: POST /stop"
+    assert stopped["error"] is None
+    assert saved_step(service) == stopped["step"]
+    assert [row["step"] for row in get(service, "/history")][:3] == [1, 10, 20]
+
+    assert post(service, "/start")["step"] >= stopped["step"]
+    with stream(service) as statuses:
+        while next(statuses)["step"] < stopped["step"] + 20:
+            pass
+    post(service, "/cancel")
+    cancelled = ended(service)
+    assert cancelled["phase"] == "closed"
+    assert saved_step(service) == stopped["step"], "a cancelled training saves nothing"
+    steps = [row["step"] for row in get(service, "/history")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] > stopped["step"]
+
+    assert post(service, "/start")["step"] < cancelled["step"]
+
+
+def test_a_training_that_cannot_start_leaves_the_server_up(service: Service) -> None:
+    directory = CheckpointDirectory(service.directory)
+    directory.open()
+    try:
+        assert httpx.post(f"{service.url}/start", timeout=30).status_code == 500
+        assert get(service, "/status")["error"].startswith("CheckpointInUseError")
+    finally:
+        directory.close()
+    assert post(service, "/start")["phase"] == "open"
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -138,33 +211,17 @@ def test_a_loss_that_is_not_finite_is_none_in_json(
         await anyio.lowlevel.checkpoint()
         return {"loss": loss}
 
-    async def main() -> tuple[dict[str, Any], str]:
-        training = example.Training(str(tmp_path))
+    async def main() -> tuple[list[str], Any]:
+        trainer = example.Trainer(str(tmp_path))
         async with anyio.create_task_group() as group:
-            await group.start(training.run)
-            event = await anext(training.events(5))
-            status = training.status()
-            training.session.request_stop("seen")
-        return status, event
+            assert await trainer.start(group)
+            await trainer.session.global_step.wait_for(10)
+            trainer.session.request_stop("seen")
+            events = [each async for each in trainer.events()]
+        return events, trainer.rows()
 
     monkeypatch.setattr(example.Model, "step", step)
-    status, event = anyio.run(main)
-    assert status["loss"] is None
-    assert status["step"] >= 5
-    values = json.loads(event.removeprefix("data: "), parse_constant=pytest.fail)
-    assert values["loss"] is None
-
-
-def test_a_stop_over_http_ends_training_and_leaves_the_server_up(service: Service) -> None:
-    assert "EventSource" in httpx.get(service.url).text
-    assert httpx.get(f"{service.url}/status").json()["is_training"]
-    assert httpx.get(f"{service.url}/events?every=0").status_code == 422
-
-    httpx.post(f"{service.url}/stop").raise_for_status()
-
-    status = httpx.get(f"{service.url}/status").json()
-    assert not status["is_training"]
-    assert status["stop_reason"] == "session.request_stop: POST /stop"
-    assert status["error"] is None
-    # a stream that begins now ends at once
-    assert "event: end" in httpx.get(f"{service.url}/events?every=1000000").text
+    events, rows = anyio.run(main)
+    last = json.loads(events[-1].removeprefix("data: "), parse_constant=pytest.fail)
+    assert last["metrics"]["loss"] is None
+    assert [row["loss"] for row in rows] == [None, None]
