@@ -96,6 +96,7 @@ class MetricsHook(KeepsValues):
         await super().begin()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await super().after_create_session(session, coord)  # first: others may move the step
         engine, step = current_engine(), session.global_step.value
         self._grace_secs = min(raw_session_of(session).grace_secs, _LONGEST_CLOSE_SECS)
         self._engine = engine
@@ -110,7 +111,7 @@ class MetricsHook(KeepsValues):
             for index, outlet in enumerate(self._outlets):
                 state = states[index] if index < len(states) else _NO_STATE
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
-        await super().after_create_session(session, coord)
+            self._values.begin_session(engine.now(), step)  # opening sinks is no training
 
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:
