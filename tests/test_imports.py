@@ -33,7 +33,8 @@ FOREIGN = {
     ],
     "time": [
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",
-        "_tracing/_opentelemetry.py", "hooks/_summaries.py", "metrics/_outlet.py",
+        "_tracing/_opentelemetry.py", "metrics/_event_files.py", "metrics/_outlet.py",
+        "metrics/_tensorboard.py",
     ],
 }  # fmt: skip
 """Where other libraries may be imported: event loops and clocks behind the engine alone."""

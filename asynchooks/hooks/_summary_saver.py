@@ -7,8 +7,9 @@ from typing import Any
 
 from .._errors import shown
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunValues, begin_graph
+from ..metrics._event_files import scalar_summary
 from ._metrics import to_float
-from ._summaries import EventWriter, TimedOutputHook, scalar_summary, session_start
+from ._summaries import EventWriter, TimedOutputHook
 
 
 class SummarySaverHook(TimedOutputHook):
@@ -79,13 +80,12 @@ class SummarySaverHook(TimedOutputHook):
         return SessionRunArgs(self._asked)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        writer = self._output.writer
-        if writer is None:
+        if self._output.writer is None:
             return
         step = run_context.global_step.value
         is_due = self._is_due_at(step) if run_context.overlaps else self._is_due
         if not self._has_run:
-            writer.add_session_log(session_start(), step)
+            self._output.add_start(step)
             self._has_run = True
         if is_due:
             self._timer.update_last_triggered_step(step)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from .._later import later
 
 if TYPE_CHECKING:
+    from ._csv import CsvSink as CsvSink
+    from ._json_lines import JsonLinesSink as JsonLinesSink
     from ._mlflow import MlflowSink as MlflowSink
     from ._opentelemetry import OpenTelemetrySink as OpenTelemetrySink
     from ._readings import Look as Look
@@ -26,12 +28,15 @@ if TYPE_CHECKING:
     from ._sink import Point as Point
     from ._sink import Resume as Resume
     from ._sink import Sink as Sink
+    from ._tensorboard import TensorBoardSink as TensorBoardSink
     from ._trackio import TrackioSink as TrackioSink
     from ._wandb import WandbSink as WandbSink
 
 _PLACES = {
+    "CsvSink": "_csv",
     "FunctionSink": "_sink",
     "Histogram": "_sink",
+    "JsonLinesSink": "_json_lines",
     "Look": "_readings",
     "MlflowSink": "_mlflow",
     "OpenTelemetrySink": "_opentelemetry",
@@ -41,6 +46,7 @@ _PLACES = {
     "Sink": "_sink",
     "TrackioSink": "_trackio",
     "WandbSink": "_wandb",
+    "TensorBoardSink": "_tensorboard",
     "data_wait": "_readings",
     "histogram": "_readings",
     "loop_lag": "_readings",

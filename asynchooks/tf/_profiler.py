@@ -15,7 +15,7 @@ from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRu
 from .._log import fields
 from .._timer import timer_of
 from ..backends._raw_session import raw_session_of
-from ..hooks._summaries import tensorflows_writer
+from ..metrics._event_files import tensorflows_writer
 
 logger = logging.getLogger("asynchooks")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,6 @@ from asynchooks import (
     SummarySaverHook,
 )
 from asynchooks.data import prefetch
-from asynchooks.hooks._summaries import EventFiles, EventFileWriter
 
 from .event_files import scalars
 from .training import run_session
@@ -120,7 +117,7 @@ async def test_workers_that_share_a_model_share_the_file(tmp_path: Path) -> None
 
 
 async def test_a_later_session_has_a_later_file(tmp_path: Path) -> None:
-    for first in range(0, 60, 5):  # so many that the count in their names gets a digit more
+    for first in range(0, 60, 5):  # so many that they share a second
         await run([evaluation(str(tmp_path), every_n_steps=1)], 5, initial_step=first)
     assert len(event_files(tmp_path)) == 12
     assert read(tmp_path) == {"eval/score": list(range(1, 61))}
@@ -136,7 +133,7 @@ async def test_the_file_is_closed_after_a_failure_and_after_a_refused_begin(tmp_
             async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
                 await session.run("loss")
                 raise ZeroDivisionError
-    assert "_AsyncWriterThread" not in {type(each).__name__ for each in threading.enumerate()}
+    assert "asynchooks-events" not in {each.name for each in threading.enumerate()}
 
 
 def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_backend: str) -> None:
@@ -164,46 +161,3 @@ def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_bac
     assert {tag: sorted(steps) for tag, steps in read(tmp_path).items()} == {
         f"t{i}/score": every for i in range(num_threads)
     }
-
-
-@pytest.mark.faults
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
-def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
-    files = EventFiles()
-    os.register_at_fork(after_in_child=files.forget)
-    parents = files.open(str(tmp_path))
-    child = os.fork()
-    if child == 0:
-        try:
-            childs = files.open(str(tmp_path))
-            is_new = childs is not parents
-            files.close(childs)
-            files.close(parents)  # which it does not have
-            os._exit(0 if is_new else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-    assert files.open(str(tmp_path)) is parents
-    files.close(parents)
-    files.close(parents)
-    assert len(event_files(tmp_path)) == 2
-
-
-def test_a_remote_directory_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-
-    class Remote(EventFileWriter):
-        def __init__(self, directory: str) -> None:
-            opened.append(directory)
-
-        def close(self) -> None:
-            opened.append("closed")
-
-    monkeypatch.setattr("asynchooks.hooks._summaries.EventFileWriter", Remote)
-    files = EventFiles()
-    first, second = files.open("gs://bucket/logs"), files.open("gs://bucket/logs/")
-    assert first is second
-    files.close(first)
-    files.close(first)
-    assert opened == ["gs://bucket/logs", "closed"]

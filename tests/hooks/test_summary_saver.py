@@ -195,7 +195,7 @@ async def test_a_writer_goes_before_a_directory(tmp_path: Path) -> None:
 async def test_a_directory_without_tensorboard_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     hook = SummarySaverHook(save_steps=1, output_dir=str(tmp_path), summary_op="message")
     with pytest.raises(ImportError, match=r"pip install 'asynchooks\[tensorboard\]'") as caught:
         await run(hook, 1)

@@ -13,11 +13,13 @@ from asynchooks import (
     Evaluate,
     EvaluationHook,
     FunctionSessionCreator,
+    MetricsHook,
     MonitoredSession,
     ProfilerHook,
     StepCounterHook,
     SummarySaverHook,
 )
+from asynchooks.metrics import Histogram, Point, Resume, TensorBoardSink
 
 from .models import (
     ChiefSessionCreator,
@@ -100,6 +102,32 @@ async def test_tensorflows_hooks_and_ours_share_a_file_of_which_all_is_read(
     assert sorted(set(steps["global_step/sec"])) == [3, 5, 7, 9, 11]
     assert events.Tags()["run_metadata"]
     assert events.Tags()["graph"]
+
+
+async def test_a_sink_of_metrics_shares_the_file_and_hides_an_earlier_training(
+    tmp_path: Path,
+) -> None:
+    earlier = TensorBoardSink(tmp_path)
+    earlier.open(Resume(0, None))
+    earlier.write(Point(9, 0.0, {"step": 9.0, "loss": 9.0}))
+    earlier.flush()
+    earlier.close()
+    [file] = event_files(tmp_path)
+    file.rename(tmp_path / "events.out.tfevents.0000000001.host")
+
+    model, summary = model_with_summary()
+    hooks = [
+        MetricsHook(TensorBoardSink(tmp_path), {"step": model.step}, every_n_steps=1),
+        SummarySaverHook(1, output_dir=str(tmp_path), summary_op=summary),
+    ]
+    async with monitored(model.graph, hooks) as session:
+        for _ in range(6):
+            await session.run(model.train_op)
+        session.log_metrics({"spread": Histogram.of([0.0, 1.0])})
+    assert len(event_files(tmp_path)) == 2
+    events = read(tmp_path)
+    assert steps_of(events) == {tag: [1, 2, 3, 4, 5, 6] for tag in ("step", "loss")}
+    assert [each.step for each in events.Histograms("spread")] == [6]
 
 
 async def test_the_file_is_the_one_of_tensorflows_cache(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from ..._hook import begin_graph
 from ...backends._raw_session import RawSession
 from ...checkpoints import Checkpoint, CheckpointDirectory, Retention
 from ...checkpoints._files import NotAFileError, open_file
-from ...hooks._summaries import tensorflows_writer
 from ...hooks.checkpoint._format import HOOKS, CheckpointFormat, Facts, Restored, restored_from
+from ...metrics._event_files import tensorflows_writer
 from ._variables_copy import VariablesCopier
 
 v1 = tf.compat.v1

@@ -1,0 +1,437 @@
+"""Event files for TensorBoard: one per directory and process, written by a thread of its own.
+
+TensorBoard reads the event files of a directory one after the other, and no file again after the
+next one: of two files that grow at the same time it drops points. What the events say is not known
+here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+logger = logging.getLogger("asynchooks")
+
+MAX_BYTES = 64 << 20
+"""Of events that wait for the disk in memory; more are dropped."""
+_CROWDED_BYTES = 1 << 20
+_REMOTE_FLUSH_SECS = 120.0
+"""Between two uploads of a remote file, as in TensorBoard's own writer."""
+
+
+def tensorflows_writer(directory: str) -> Any:
+    """TensorFlow's cached writer of the directory, which its own hooks share; do not close it.
+
+    Call it with a graph as the default one: TensorFlow writes no events where execution is eager.
+    A writer that its user has closed is opened again, into a new file.
+    """
+    writer = cached_by_tensorflow(directory)
+    if writer is None:
+        writer = sys.modules["tensorflow"].compat.v1.summary.FileWriterCache.get(directory)
+    return writer
+
+
+def cached_by_tensorflow(directory: str, *, only_absolute: bool = False) -> Any:
+    """The writer of the directory, in any spelling, in TensorFlow's cache; None if there is none.
+
+    The cache's table is private: tested with TensorFlow 2.16, 2.18 and 2.21.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return None
+    cache, path = tensorflow.compat.v1.summary.FileWriterCache, _canonical(directory)
+    with cache._lock:
+        keys = [key for key in cache._cache if not only_absolute or _is_absolute(key)]
+        writers = [cache._cache[key] for key in keys if _canonical(key) == path]
+    if not writers:
+        return None
+    writers[0].reopen()  # only does something if it was closed
+    return writers[0]
+
+
+def _is_absolute(directory: Any) -> bool:
+    path = os.fsdecode(directory)
+    return "://" in path or os.path.isabs(path)
+
+
+def _canonical(directory: Any) -> str:
+    """The same path for every spelling of a directory."""
+    path = os.fsdecode(directory)
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
+
+
+def message_class(module: str, name: str) -> Any:
+    """A message class: TensorFlow's where that is loaded, else TensorBoard's."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None:
+        return getattr(tensorflow.compat.v1, name)
+    return getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
+
+
+def scalar_summary(tag: str, value: float) -> Any:
+    """One scalar as a summary message."""
+    summary = message_class("summary_pb2", "Summary")
+    return summary(value=[summary.Value(tag=tag, simple_value=value)])
+
+
+def session_start() -> Any:
+    """The message that a session has begun."""
+    session_log = message_class("event_pb2", "SessionLog")
+    return session_log(status=session_log.START)
+
+
+def serialized(message: Any) -> bytes:
+    """The bytes of a message, or the bytes that it is already."""
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+    return data
+
+
+class EventFileWriter:
+    """Writes one event file under the methods that hooks use; `EventFiles` makes it.
+
+    Any thread may call it. Its `add_` methods never wait for the disk, so that hooks may call them
+    on the event loop: what does not fit into the memory for it is dropped, which is logged once.
+    An error of the disk is raised by the next call; the events that it met are lost.
+
+    TensorBoard's own writer is not used: its queue of 10 events, and each of its flushes, hold up
+    every caller for as long as the disk takes.
+    """
+
+    num_users = 0
+
+    def __init__(self, directory: str) -> None:
+        self.name = ""
+        """Of the file in the directory; empty before `open`."""
+        self._directory = directory
+        self._opening = threading.Lock()  # guards the next one
+        self._file: _File | None = None
+        self._changed = threading.Condition()  # guards all that follows
+        self._ahead: list[bytes] = []
+        self._num_bytes = 0  # of those ahead, and of those that are being written
+        self._num_added = self._num_written = 0  # events; both only grow
+        self._size = 0  # of the file, in bytes: whole records
+        self._failure: Exception | None = None  # not raised so far
+        self._is_closing = self._has_dropped = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="asynchooks-events", daemon=True)
+
+    def open(self) -> None:
+        """Make the file and its directory; each user calls it. Blocks on the disk."""
+        with self._opening:
+            if self._file is not None:
+                return
+            self.name, file = _new_file(self._directory)
+            event = _event_class()(wall_time=time.time(), file_version="brain.Event:2")
+            event.source_metadata.writer = "asynchooks"
+            try:
+                self._size = file.append(_record(serialized(event)), 0)
+            except BaseException:
+                file.close()
+                raise
+            self._file = file
+            self._thread.start()
+
+    def add_summary(self, summary: Any, global_step: int) -> None:
+        self._add_message(global_step, "summary", summary)
+
+    def add_session_log(self, session_log: Any, global_step: int) -> None:
+        self._add_message(global_step, "session_log", session_log)
+
+    def _add_message(self, step: int, field: str, message: Any) -> None:
+        # the file format asks for wall time, which engines do not have
+        event = _event_class()(wall_time=time.time(), step=step)
+        getattr(event, field).MergeFromString(serialized(message))
+        self.add_event(event)
+
+    def add_event(self, event: Any) -> None:
+        """Add an event message as it is."""
+        data = serialized(event)
+        with self._changed:
+            self._raise_failure()
+            if self._is_closing:
+                raise OSError(f"the event file of {self._directory!r} is closed; open a new one")
+            if self._num_bytes > MAX_BYTES:
+                if not self._has_dropped:
+                    self._has_dropped = True
+                    logger.warning(
+                        "%s does not take events as fast as they come: %d MB wait in memory, and "
+                        "events are dropped until there is room; see whether that disk is stuck",
+                        self._directory, self._num_bytes >> 20,
+                    )  # fmt: skip
+                return
+            self._ahead.append(data)
+            self._num_bytes += len(data)
+            self._num_added += 1
+            self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Block until only a few events wait for the disk: for a thread that may be stuck."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_bytes <= _CROWDED_BYTES)
+
+    def flush(self) -> None:
+        """Block until all that was added is on the disk."""
+        if os.getpid() != self._process or self._file is None:
+            return  # the file, and the thread that writes it, are of the parent process
+        with self._changed:
+            num_added = self._num_added
+            self._changed.wait_for(lambda: self._num_written >= num_added)
+            self._raise_failure()
+        self._file.sync()
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes, up to the last event that was written."""
+        with self._changed:
+            return self._size
+
+    def close(self) -> None:
+        """Write what was added, and end the thread. Blocks on the disk."""
+        if os.getpid() != self._process or self._file is None:
+            return
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._file.close()
+        with self._changed:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self) -> None:
+        assert self._file is not None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ahead or self._is_closing)
+                batch, self._ahead = self._ahead, []
+            if not batch:
+                return
+            size, failure = self._size, None
+            try:
+                size = self._file.append(b"".join(map(_record, batch)), size)
+            except Exception as error:
+                failure = error
+            with self._changed:
+                self._size = size
+                self._failure = failure or self._failure
+                self._num_bytes -= sum(map(len, batch))
+                self._num_written += len(batch)
+                self._changed.notify_all()
+
+
+class _File:
+    """A file that only grows."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def append(self, data: bytes, size: int) -> int:
+        """Write all of it behind the `size` bytes that are there, or nothing; the new size."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            with suppress(OSError):
+                self._file.truncate(size)
+                self._file.seek(size)
+            raise
+        return size + len(data)
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _RemoteFile(_File):
+    """A file of TensorFlow's or TensorBoard's file systems: a flush may be an upload."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self._flushed_at = time.monotonic() - _REMOTE_FLUSH_SECS  # the first data goes at once
+
+    def append(self, data: bytes, size: int) -> int:
+        self._file.write(data)
+        if time.monotonic() - self._flushed_at >= _REMOTE_FLUSH_SECS:
+            self.sync()
+        return size + len(data)
+
+    def sync(self) -> None:
+        self._file.flush()
+        self._flushed_at = time.monotonic()
+
+
+def _new_file(directory: str) -> tuple[str, _File]:
+    """The name of a new event file in the directory, which is made, and the file.
+
+    TensorBoard reads files in the order of their names, which begin with a second: this one has to
+    be the last, also where processes begin and end within one second.
+    """
+    if "://" in directory:
+        from tensorboard.compat import tf
+
+        tf.io.gfile.makedirs(directory)
+        name = _name(int(time.time()))
+        return name, _RemoteFile(tf.io.gfile.GFile(f"{directory.rstrip('/')}/{name}", "wb"))
+    os.makedirs(directory, exist_ok=True)
+    while True:
+        names = names_in(directory)
+        name = _name(int(time.time()))
+        if names and name <= names[-1]:
+            name = _name(max(int(time.time()), _second_of(names[-1])) + 1)
+        with suppress(FileExistsError):
+            return name, _File(open(os.path.join(directory, name), "xb", buffering=0))
+
+
+_PREFIX = "events.out.tfevents."
+
+
+def _name(second: int) -> str:
+    return f"{_PREFIX}{second:010d}.{socket.gethostname()}.{os.getpid()}"
+
+
+def _second_of(name: str) -> int:
+    second = name.partition(_PREFIX)[2].partition(".")[0]
+    return int(second) if second.isdecimal() else 0
+
+
+def names_in(directory: str) -> list[str]:
+    """The names of the event files there, in the order in which TensorBoard reads them."""
+    if "://" in directory:
+        from tensorboard.compat import tf
+
+        found = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
+    else:
+        found = os.listdir(directory) if os.path.isdir(directory) else []
+    return sorted(name for name in found if "tfevents" in name)
+
+
+def events_in(directory: str, name: str, start: int = 0) -> Iterator[Any]:
+    """The events of a file from an offset on, up to its end or its first torn record."""
+    path = (
+        f"{directory.rstrip('/')}/{name}" if "://" in directory else os.path.join(directory, name)
+    )
+    file: Any
+    if "://" in directory:
+        from tensorboard.compat import tf
+
+        file = tf.io.gfile.GFile(path, "rb")
+    else:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    event, checksum = _event_class(), _checksum_of()
+    with file:
+        file.seek(start)
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack_from("<Q", head)
+            if struct.pack("<I", checksum(head[:8])) != head[8:]:
+                return
+            data = file.read(length)
+            if len(data) < length or len(file.read(4)) < 4:
+                return
+            yield event.FromString(data)
+
+
+def _record(data: bytes) -> bytes:
+    """The bytes of an event with their length and checksums."""
+    checksum, head = _checksum_of(), struct.pack("<Q", len(data))
+    return b"%b%b%b%b" % (
+        head, struct.pack("<I", checksum(head)), data, struct.pack("<I", checksum(data))
+    )  # fmt: skip
+
+
+def _event_class() -> Any:
+    return importlib.import_module("tensorboard.compat.proto.event_pb2").Event
+
+
+def _checksum_of() -> Any:
+    name = "tensorboard.compat.tensorflow_stub.pywrap_tensorflow"
+    return importlib.import_module(name).masked_crc32c
+
+
+class EventFiles:
+    """The open event files of this process, one for each directory.
+
+    Hooks of several sessions, event loops and threads have nothing else in common, so there is one
+    table in the process, as TensorFlow has its `FileWriterCache`. Unlike that, it closes a file
+    when its last user has gone; later users, and forked processes, get a new one.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked process: the files, and the threads that write them, are the parent's."""
+        self._lock = threading.Lock()  # guards the next ones; never held while the disk is used
+        self._open: dict[str, EventFileWriter] = {}  # by path
+        self._num_purgers: Counter[str] = Counter()  # by path
+
+    def open(self, directory: str) -> EventFileWriter:
+        """The writer of the directory; each call needs one of `close`. Blocks on the disk.
+
+        ImportError: TensorBoard is not installed (says what to install).
+        """
+        check_installed(directory)
+        path = _canonical(directory)
+        with self._lock:
+            writer = self._open[path] = self._open.get(path) or EventFileWriter(directory)
+            writer.num_users += 1
+        try:
+            writer.open()
+        except BaseException:
+            self.close(writer)
+            raise
+        return writer
+
+    def close(self, writer: EventFileWriter) -> None:
+        """One of its users has gone; the last one closes the file. Blocks on the disk."""
+        with self._lock:
+            paths = [path for path, each in self._open.items() if each is writer]
+            if not paths:  # it belongs to the parent of this forked process
+                return
+            writer.num_users -= 1
+            if writer.num_users:
+                return
+            del self._open[paths[0]]
+        writer.close()
+
+    def add_purger(self, directory: str, num: int = 1) -> None:
+        """One more writes, or with -1 one fewer, where TensorBoard shall hide what was before."""
+        with self._lock:
+            self._num_purgers[_canonical(directory)] += num
+
+    def has_purger(self, directory: str) -> bool:
+        """Whether others need not, and must not, write the start of a session there."""
+        with self._lock:
+            return self._num_purgers[_canonical(directory)] > 0
+
+
+def check_installed(directory: str) -> None:
+    """ImportError, which says what to install, where TensorBoard is missing."""
+    try:
+        _event_class(), _checksum_of()
+    except ImportError as error:
+        raise ImportError(
+            f"writing events to {directory!r} needs TensorBoard: pip install "
+            "'asynchooks[tensorboard]', or give a summary_writer of your own"
+        ) from error
+
+
+EVENT_FILES = EventFiles()
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=EVENT_FILES.forget)

@@ -1,0 +1,214 @@
+"""Sinks that write a file of lines, one for each point, and continue it after a process was killed.
+
+What a line looks like is in the sinks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO, ClassVar
+
+from .. import _check
+from ._sink import Point, Resume, Sink
+
+logger = logging.getLogger("asynchooks")
+
+_CHUNK_BYTES = 1 << 16
+
+Key = tuple[int, float]
+"""Step and time of a point: those of the points in a file only grow."""
+
+
+class LinesSink(Sink):
+    """Base of sinks that append a line for each point to a file on a local disk.
+
+    The points of steps that the session was not restored to are cut off the end of the file, with
+    a last line that a kill has torn. Points that are in the file already are not written again.
+    """
+
+    open_secs: ClassVar[float] = 1.0  # so that the file is continued before there are new points
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(_check.path("path", path, "the path of a file"))
+        """Of the file, absolute."""
+        self._file: BinaryIO | None = None
+        self._start = 0  # where the first line of a point begins
+        self._size = 0  # of the file: whole lines
+        self._first: Key | None = None  # of the first point in the file
+        self._last: Key | None = None  # of the last one
+        self._points: list[Point] = []  # that are not in the file so far
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    @abstractmethod
+    def _key(self, line: bytes) -> Key | None:
+        """The step and time that a line begins with; None for a line that is no point's."""
+
+    @abstractmethod
+    def _lines(self, points: Sequence[Point]) -> bytes:
+        """The points as lines. It may write a new file, with another head."""
+
+    @abstractmethod
+    def _read_head(self) -> int:
+        """Read what stands before the lines of points; its size in bytes.
+
+        ValueError: the file has another head than this sink writes.
+        """
+
+    def open(self, resume: Resume) -> None:
+        self._forget()  # an attempt before may have failed
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        is_new = resume.step == 0 and resume.position is None
+        if is_new and os.path.isfile(self.path) and os.path.getsize(self.path):
+            self._move_aside("it is of an earlier training")
+        self._open_file()
+        try:
+            self._start = self._read_head()
+        except ValueError as error:
+            self._forget()
+            self._move_aside(str(error))
+            self._open_file()
+            self._start = self._read_head()
+        assert self._file is not None
+        self._size = max(self._start, self._end_of_lines())
+        self._file.seek(self._start)
+        self._first = self._key(self._file.readline())
+        if resume.position is not None:
+            self._compare(resume.position)
+        self._cut(resume.step)
+
+    def write(self, point: Point) -> None:
+        if self._last is not None and (point.step, point.time) <= self._last:
+            return  # it was written before the process was killed
+        self._points.append(point)
+
+    def flush(self) -> Any:
+        self._put()
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        return {"bytes": self._size, "first": None if self._first is None else list(self._first)}
+
+    def rewind(self, step: int) -> None:
+        self._points = [point for point in self._points if point.step <= step]
+        self._cut(step)
+
+    def close(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        file, self._file = self._file, None
+        self._points, self._first, self._last = [], None, None
+        if file is not None:
+            file.close()
+
+    def _open_file(self) -> None:
+        is_new = not os.path.exists(self.path)
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by `close`
+        if is_new:
+            sync_directory(os.path.dirname(self.path))
+
+    def _move_aside(self, reason: str) -> None:
+        stem, suffix = os.path.splitext(self.path)
+        number = 1
+        while os.path.lexists(f"{stem}-{number}{suffix}"):
+            number += 1
+        os.rename(self.path, f"{stem}-{number}{suffix}")
+        logger.info("%s is now %s-%d%s: %s", self.path, stem, number, suffix, reason)
+
+    def _compare(self, position: Any) -> None:
+        """Warn if the file is not the one that a checkpoint is about."""
+        first = None if self._first is None else list(self._first)
+        if position["first"] not in (None, first):
+            problem = "begins with another point than"
+        elif self._size < position["bytes"]:
+            problem = f"has {self._size} bytes, fewer than the {position['bytes']} of"
+        else:
+            return
+        logger.warning(
+            "%s %s the file that the checkpoint was saved with: points are missing, and "
+            "it is continued as it is; put the other file back if you have it, and start again",
+            self.path, problem,
+        )  # fmt: skip
+
+    def _put(self) -> None:
+        """Write the points, all or, if that fails, none."""
+        points, self._points = self._points, []
+        if not points:
+            return
+        data = self._lines(points)
+        assert self._file is not None
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            with suppress(OSError):
+                self._file.truncate(self._size)  # a torn line would run into the next one
+            raise
+        self._size += len(data)
+        if self._first is None:
+            self._first = (points[0].step, points[0].time)
+        self._last = (points[-1].step, points[-1].time)
+
+    def _cut(self, step: int) -> None:
+        """Remove the lines of later steps than this one from the file, and what is torn."""
+        assert self._file is not None
+        size, self._last = self._size, None
+        for start, line in self._lines_from_end():
+            self._last = self._key(line)
+            if self._last is None or self._last[0] <= step:
+                break
+            size, self._last = start, None
+        self._size = size
+        self._file.truncate(size)
+        if size == self._start:
+            self._first = None
+
+    def _end_of_lines(self) -> int:
+        """Where the last whole line of the file ends; 0 if there is none."""
+        assert self._file is not None
+        end = self._file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _CHUNK_BYTES)
+            self._file.seek(start)
+            found = self._file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
+
+    def _lines_from_end(self) -> Iterator[tuple[int, bytes]]:
+        """The offset and content of the lines of points, the last one first."""
+        assert self._file is not None
+        start, rest = self._size, b""
+        while start > self._start:
+            end, start = start, max(self._start, start - _CHUNK_BYTES)
+            self._file.seek(start)
+            block = self._file.read(end - start) + rest
+            lines = block.split(b"\n")[:-1]  # it ends with a whole line
+            rest = b"" if start == self._start else lines.pop(0) + b"\n"  # may begin before it
+            offset = start + len(block)
+            for line in reversed(lines):
+                offset -= len(line) + 1
+                yield offset, line
+
+
+def sync_directory(path: str) -> None:
+    """Wait until a directory's names are on the disk."""
+    if sys.platform != "win32":  # which opens no directories
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def column(name: str) -> str:
+    """What a metric is called in a line, which has a step and a time of its own."""
+    return f"{name}_" if name in ("step", "time") else name

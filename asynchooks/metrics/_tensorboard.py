@@ -1,0 +1,224 @@
+"""TensorBoardSink: event files, shared with the hooks that write to the same directory."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import time
+from collections import deque
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+from .. import _check
+from ._event_files import (
+    EVENT_FILES,
+    EventFileWriter,
+    cached_by_tensorflow,
+    events_in,
+    message_class,
+    names_in,
+    tensorflows_writer,
+)
+from ._sink import Histogram, Point, Resume, Sink
+
+logger = logging.getLogger("asynchooks")
+
+_MAX_KNOWN = 100_000
+"""Points before a restore that are looked at, at most: more than an outlet writes again."""
+
+
+class TensorBoardSink(Sink):
+    """Writes scalars and histograms for TensorBoard: float32 numbers under the metrics' names.
+
+    Hooks of this process that write to the same directory (StepCounterHook, SummarySaverHook,
+    EvaluationHook, ...) share its event file. It needs the extra `tensorboard`, not TensorFlow; in
+    a session of a TensorFlow graph it writes to TensorFlow's cached writer.
+
+    Where a session is restored, the points of later steps, which a killed process has written to
+    the directory, stay in their files, and TensorBoard hides them; points that are there already
+    are not written again. A new training (step 0) hides those of an earlier one alike: give each
+    training a directory of its own to see both.
+
+    Args:
+        directory: for the event files; it is made where it is missing.
+
+    Raises:
+        TypeError: `directory` is no path.
+        ImportError: in begin: TensorBoard is not installed.
+
+    Example:
+        hooks = [MetricsHook(TensorBoardSink("logs"), "loss", every_n_steps=100)]
+    """
+
+    # What hides later steps has to be written before the first events of the hooks that share the
+    # file: a session waits for it.
+    open_secs: ClassVar[float] = 1.0
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        given = _check.path("directory", directory)
+        self.directory = given if "://" in given else os.path.abspath(given)
+        """Of the event files, absolute."""
+        self._graph: Any = None  # of TensorFlow, which the session runs
+        self._writer: Any = None
+        self._own: EventFileWriter | None = None  # the writer, unless it is TensorFlow's
+        self._forget(0)
+
+    def __repr__(self) -> str:
+        return f"TensorBoardSink({self.directory!r})"
+
+    def check(self) -> None:
+        tensorflow = sys.modules.get("tensorflow")
+        is_graph = tensorflow is not None and not tensorflow.executing_eagerly()
+        self._graph = tensorflow.compat.v1.get_default_graph() if tensorflow and is_graph else None
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError(
+                f"{self!r} needs TensorBoard, which is not installed: "
+                "pip install 'asynchooks[tensorboard]'"
+            )
+
+    def open(self, resume: Resume) -> None:
+        began_at = time.monotonic()
+        self._forget(resume.step)
+        names = names_in(self.directory)  # without the one that is opened next
+        position = resume.position or {"file": "", "bytes": 0}
+        has_later = self._read(names, position["file"], position["bytes"])
+        with nullcontext() if self._graph is None else self._graph.as_default():
+            self._open_writer()
+        if has_later and time.monotonic() - began_at > self.open_secs:
+            logger.warning(
+                "%s took more than %g s to look through; TensorBoard may show what was written "
+                "there of steps after %d beside what this session writes",
+                self.directory, self.open_secs, resume.step,
+            )  # fmt: skip
+        elif has_later and not EVENT_FILES.has_purger(
+            self.directory
+        ):  # else it is of their session
+            self._hide_after(resume.step)
+        EVENT_FILES.add_purger(self.directory)
+        self._is_purger = True
+
+    def write(self, point: Point) -> None:
+        if point.step <= self._restored_step:
+            self._again.append(point)
+            return
+        self._write_again()
+        self._add(point)
+
+    def flush(self) -> Any:
+        self._write_again()
+        self._writer.flush()
+        name = names_in(self.directory)[-1] if self._own is None else self._own.name
+        if "://" in self.directory:
+            size = 0  # all of a file is fetched in any case
+        elif self._own is not None:
+            size = self._own.size
+        else:
+            size = os.path.getsize(os.path.join(self.directory, name))
+        return {"file": name, "bytes": size}
+
+    def rewind(self, step: int) -> None:
+        self._write_again()
+        for key in [key for key in self._known if key[0] > step]:
+            del self._known[key]
+        self._hide_after(step)
+
+    def close(self) -> None:
+        if self._is_purger:
+            self._is_purger = False
+            EVENT_FILES.add_purger(self.directory, -1)
+        own, self._own, self._writer = self._own, None, None
+        if own is not None:
+            EVENT_FILES.close(own)
+
+    def _forget(self, step: int) -> None:
+        self._restored_step = step
+        self._known: dict[tuple[int, float], set[str]] = {}  # metrics by step and time
+        self._again: list[Point] = []  # of the steps before the restore
+        self._is_purger = False
+
+    def _open_writer(self) -> None:
+        if self._writer is not None:  # an attempt to open has failed after it
+            return
+        if self._graph is not None:
+            self._writer = tensorflows_writer(self.directory)
+        else:
+            self._writer = cached_by_tensorflow(self.directory, only_absolute=True)
+        if self._writer is None:
+            self._writer = self._own = EVENT_FILES.open(self.directory)
+
+    def _read(self, names: list[str], first: str, start: int) -> bool:
+        """Note what is there up to the restored step; whether there is something of later ones."""
+        has_later, known = False, deque[tuple[int, float, set[str]]](maxlen=_MAX_KNOWN)
+        for name in names:
+            if name < first:
+                continue
+            for event in events_in(self.directory, name, start if name == first else 0):
+                if event.HasField("session_log") and event.session_log.status == 1:  # START
+                    known = deque((each for each in known if each[0] < event.step), _MAX_KNOWN)
+                if not event.HasField("summary"):
+                    continue
+                if event.step > self._restored_step:
+                    has_later = True
+                    if self._restored_step == 0:
+                        return True
+                else:
+                    tags = {value.tag for value in event.summary.value}
+                    known.append((event.step, event.wall_time, tags))
+        for step, wall_time, tags in known:
+            self._known[step, wall_time] = tags
+        return has_later
+
+    def _write_again(self) -> None:
+        """Write the points before the restore that come after the last one that is there.
+
+        Only those: of points that were dropped between, TensorBoard would take the steps for a
+        restart.
+        """
+        again, self._again = self._again, []
+        if not again:
+            return
+        found = [index for index, point in enumerate(again) if self._is_known(point)]
+        for point in again[found[-1] + 1 if found else 0 :]:
+            self._add(point)
+
+    def _is_known(self, point: Point) -> bool:
+        return point.values.keys() <= self._known.get((point.step, point.time), set())
+
+    def _add(self, point: Point) -> None:
+        if self._own is not None:
+            self._own.wait_for_room()
+        summary = self._class("summary_pb2", "Summary")()
+        for name, value in point.values.items():
+            if isinstance(value, Histogram):
+                _fill(summary.value.add(tag=name).histo, value)
+            else:
+                summary.value.add(tag=name, simple_value=value)
+        event_class = self._class("event_pb2", "Event")
+        self._writer.add_event(event_class(step=point.step, wall_time=point.time, summary=summary))
+
+    def _hide_after(self, step: int) -> None:
+        """Make TensorBoard hide all events of later steps that were written so far.
+
+        Twice: to some of its readers the first start in a directory hides nothing.
+        """
+        session_log = self._class("event_pb2", "SessionLog")
+        for _ in range(2):
+            self._writer.add_session_log(session_log(status=session_log.START), step + 1)
+
+    def _class(self, module: str, name: str) -> Any:
+        """A message class of the library that the writer is of."""
+        if self._own is None:
+            return message_class(module, name)
+        return getattr(importlib.import_module(f"tensorboard.compat.proto.{module}"), name)
+
+
+def _fill(message: Any, value: Histogram) -> None:
+    """Make a HistogramProto of it, whose bins begin at `min` and end at the limits."""
+    if value.num:
+        message.min, message.max = value.least, value.greatest
+    message.num, message.sum, message.sum_squares = value.num, value.total, value.total_of_squares
+    message.bucket_limit.extend(value.edges[1:].tolist())
+    message.bucket.extend(value.counts.tolist())

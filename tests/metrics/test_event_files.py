@@ -1,0 +1,320 @@
+"""Event files: one for each directory of a process, whose writers never wait for the disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from asynchooks.metrics import _event_files
+from asynchooks.metrics._event_files import (
+    EventFiles,
+    EventFileWriter,
+    events_in,
+    names_in,
+    scalar_summary,
+)
+
+from .readers import steps_shown
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class AlmostFull:
+    """A file on a disk that takes a few more bytes."""
+
+    def __init__(self, file: Any, error: OSError) -> None:
+        self._file, self._error, self._num_writes = file, error, 0
+        self.truncate, self.seek = file.truncate, file.seek
+
+    def write(self, data: Any) -> int:
+        self._num_writes += 1
+        if self._num_writes == 2:
+            raise self._error
+        return int(self._file.write(data[:7]))
+
+
+class Disk:
+    """A file whose disk can be stuck, or full."""
+
+    def __init__(self) -> None:
+        self.takes = threading.Event()
+        self.takes.set()
+        self.is_waiting = threading.Event()
+        self.error: OSError | None = None
+        self._file: Any = None
+
+    def new_file(self, directory: str) -> tuple[str, Any]:
+        name, self._file = NEW_FILE(directory)
+        return name, self
+
+    def append(self, data: bytes, size: int) -> int:
+        self.is_waiting.set()
+        self.takes.wait(20)
+        if self.error is not None:
+            self._file._file, file = AlmostFull(self._file._file, self.error), self._file._file
+            try:
+                self._file.append(data, size)
+            finally:
+                self._file._file = file
+        return int(self._file.append(data, size))
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+NEW_FILE = _event_files._new_file
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk()
+    monkeypatch.setattr(_event_files, "_new_file", disk.new_file)
+    yield disk
+    disk.takes.set()
+
+
+def opened(directory: Path) -> EventFileWriter:
+    writer = EventFileWriter(str(directory))
+    writer.open()
+    return writer
+
+
+def add(writer: EventFileWriter, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        writer.add_summary(scalar_summary("loss", 0.5), step)
+
+
+def test_what_was_flushed_is_in_the_file(tmp_path: Path) -> None:
+    writer = opened(tmp_path / "made" / "for it")
+    add(writer, 1, 3)
+    writer.flush()
+    [path] = (tmp_path / "made" / "for it").iterdir()
+    assert path.stat().st_size == writer.size
+    assert steps_shown(path.parent) == [1, 2, 3]
+    writer.close()
+
+
+def test_closing_writes_what_was_added_and_ends_the_thread(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    add(writer, 1, 500)
+    writer.close()
+    assert steps_shown(tmp_path) == list(range(1, 501))
+    assert "asynchooks-events" not in {each.name for each in threading.enumerate()}
+    with pytest.raises(OSError, match="is closed"):
+        add(writer, 501, 501)
+
+
+def test_a_stuck_disk_holds_up_none_that_adds_events(tmp_path: Path, disk: Disk) -> None:
+    writer = opened(tmp_path)
+    disk.takes.clear()
+    disk.is_waiting.clear()
+    add(writer, 1, 1)
+    assert disk.is_waiting.wait(20)
+    flushing = threading.Thread(target=writer.flush)
+    flushing.start()
+    add(writer, 2, 1000)  # TensorBoard's own writer takes ten
+    assert flushing.is_alive()
+    disk.takes.set()
+    flushing.join()
+    writer.close()
+    assert steps_shown(tmp_path) == list(range(1, 1001))
+
+
+def test_what_no_memory_is_for_is_dropped_and_said_once(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_event_files, "MAX_BYTES", 1000)
+    writer = opened(tmp_path)
+    disk.takes.clear()
+    add(writer, 1, 500)
+    disk.takes.set()
+    writer.flush()
+    add(writer, 501, 501)
+    writer.close()
+    *early, last = steps_shown(tmp_path)
+    assert early == list(range(1, len(early) + 1))
+    assert 20 < len(early) < 60
+    assert last == 501
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+    assert "see whether that disk is stuck" in caplog.text
+
+
+def test_a_thread_that_may_be_stuck_waits_for_room(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_event_files, "_CROWDED_BYTES", 100)
+    writer = opened(tmp_path)
+    disk.takes.clear()
+    add(writer, 1, 50)
+    waiting = threading.Thread(target=writer.wait_for_room)
+    waiting.start()
+    assert disk.is_waiting.wait(20)
+    assert waiting.is_alive()
+    disk.takes.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    writer.close()
+
+
+def test_an_error_of_the_disk_is_raised_once_and_the_file_goes_on(
+    tmp_path: Path, disk: Disk
+) -> None:
+    writer = opened(tmp_path)
+    add(writer, 1, 2)
+    writer.flush()
+    disk.error = OSError("no space left")
+    add(writer, 3, 3)
+    with pytest.raises(OSError, match="no space left"):
+        writer.flush()
+    disk.error = None
+    add(writer, 4, 4)
+    writer.close()
+    assert steps_shown(tmp_path) == [1, 2, 4]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+def test_a_file_that_cannot_be_begun_is_an_error_of_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: str) -> tuple[str, Any]:
+        return "full", _event_files._File(open("/dev/full", "ab", buffering=0))
+
+    files = EventFiles()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+        patch.setattr(_event_files, "_new_file", full)
+        files.open(str(tmp_path))
+    files.close(files.open(str(tmp_path)))
+    assert len(names_in(str(tmp_path))) == 1
+
+
+def test_a_later_file_is_read_later_also_within_a_second(tmp_path: Path) -> None:
+    for step in range(1, 13):
+        writer = opened(tmp_path)
+        add(writer, step, step)
+        writer.close()
+    assert len(names_in(str(tmp_path))) == 12
+    assert steps_shown(tmp_path) == list(range(1, 13))
+
+
+def test_a_file_from_the_future_is_read_before_the_next_one(tmp_path: Path) -> None:
+    future = tmp_path / "events.out.tfevents.9000000000.host.99"
+    future.write_bytes(b"")
+    writer = opened(tmp_path)
+    writer.close()
+    assert names_in(str(tmp_path)) == [future.name, writer.name]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 7, 12, 40])
+def test_a_torn_record_ends_what_can_be_read(tmp_path: Path, num_bytes: int) -> None:
+    writer = opened(tmp_path)
+    add(writer, 1, 2)
+    writer.flush()
+    size = writer.size
+    add(writer, 3, 3)
+    writer.close()
+    path = tmp_path / writer.name
+    os.truncate(path, size + num_bytes)
+    steps = [each.step for each in events_in(str(tmp_path), writer.name)]
+    assert steps == ([0, 1, 2, 3] if path.stat().st_size == writer.size else [0, 1, 2])
+    with path.open("r+b") as file:  # as after a power cut
+        file.truncate(size)
+        file.truncate(size + 100)
+    assert [each.step for each in events_in(str(tmp_path), writer.name)] == [0, 1, 2]
+
+
+def test_events_may_be_read_from_an_offset_on(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    add(writer, 1, 2)
+    writer.flush()
+    size = writer.size
+    add(writer, 3, 4)
+    writer.close()
+    assert [each.step for each in events_in(str(tmp_path), writer.name, size)] == [3, 4]
+
+
+def test_summaries_may_be_given_as_bytes(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    summary = Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])
+    writer.add_summary(summary.SerializeToString(), 7)
+    writer.close()
+    assert steps_shown(tmp_path) == [7]
+
+
+def test_a_purger_of_a_directory_is_known_by_each_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = EventFiles()
+    monkeypatch.chdir(tmp_path)
+    files.add_purger("logs")
+    assert files.has_purger(str(tmp_path / "logs"))
+    files.add_purger(f"{tmp_path}/./logs", -1)
+    assert not files.has_purger("logs")
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded: that is the point
+def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
+    files = EventFiles()
+    os.register_at_fork(after_in_child=files.forget)
+    parents = files.open(str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        try:
+            childs = files.open(str(tmp_path))
+            is_new = childs is not parents
+            files.close(childs)
+            parents.flush()  # which has no thread here
+            files.close(parents)  # which it does not have
+            os._exit(0 if is_new else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert files.open(str(tmp_path)) is parents
+    files.close(parents)
+    files.close(parents)
+    assert len(names_in(str(tmp_path))) == 2
+
+
+def test_a_remote_directory_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    class Remote(EventFileWriter):
+        def open(self) -> None:
+            opened.append(self._directory)
+
+        def close(self) -> None:
+            opened.append("closed")
+
+    monkeypatch.setattr(_event_files, "EventFileWriter", Remote)
+    files = EventFiles()
+    first, second = files.open("gs://bucket/logs"), files.open("gs://bucket/logs/")
+    assert first is second
+    files.close(first)
+    files.close(first)
+    assert opened == ["gs://bucket/logs", "gs://bucket/logs", "closed"]
+
+
+@pytest.mark.tensorflow
+def test_a_remote_file_is_written_and_read_by_tensorflows_file_systems() -> None:
+    tf = pytest.importorskip("tensorflow")
+    writer = EventFileWriter("ram://events/logs/")
+    writer.open()
+    add(writer, 1, 3)
+    writer.flush()
+    assert names_in("ram://events/logs/") == [writer.name]
+    steps = [each.step for each in events_in("ram://events/logs/", writer.name)]
+    assert steps == [0, 1, 2, 3]
+    writer.close()
+    assert tf.io.gfile.exists(f"ram://events/logs/{writer.name}")
