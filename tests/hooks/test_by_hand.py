@@ -25,9 +25,11 @@ from asynchooks import (
     FinalOpsHook,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
+    HistoryHook,
     InputPositionHook,
     LoggingTensorHook,
     LoopLagHook,
+    MetricsHook,
     MonitoredSession,
     NanLossDuringTrainingError,
     NanTensorHook,
@@ -49,6 +51,7 @@ from asynchooks import (
 )
 from asynchooks._hook import SessionHooks
 from asynchooks.data import prefetch
+from asynchooks.metrics import JsonLinesSink
 from asynchooks.protocols import ParameterServer, ProtocolHook, Synchronous
 from asynchooks.testing import RecordingHook
 
@@ -131,6 +134,8 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
     "CheckpointSaverHook, best": lambda path: saving(
         path, Counter(), 2, retention=Retention(keep_best=1), metric="loss"
     ),
+    "HistoryHook": lambda path: HistoryHook("loss", every_n_steps=1),
+    "MetricsHook": lambda path: MetricsHook(JsonLinesSink(path / "m.jsonl"), "loss", 1),
     "PreemptionHook": lambda path: PreemptionHook(),
     "ProgressHook": lambda path: ProgressHook("loss", file=io.StringIO()),
     "StallHook": lambda path: StallHook(60),

@@ -29,9 +29,11 @@ from asynchooks import (
     FinalOpsHook,
     FunctionSessionCreator,
     GlobalStepWaiterHook,
+    HistoryHook,
     InputPositionHook,
     LoggingTensorHook,
     LoopLagHook,
+    MetricsHook,
     MonitoredSession,
     NanLossDuringTrainingError,
     NanTensorHook,
@@ -411,6 +413,19 @@ async def progress(wrap: Wrap, path: Path) -> Any:
     return re.sub(r" in .* steps/s", "", file.getvalue().splitlines()[-1])
 
 
+async def metrics(wrap: Wrap, path: Path) -> Any:
+    points: list[tuple[int, Any]] = []
+    hook = MetricsHook(lambda step, values: points.append((step, values)), "loss", 2)
+    await run_session([wrap(hook)], FunctionSessionCreator(lambda: {"loss": 0.5}), runs=5)
+    return points
+
+
+async def history(wrap: Wrap, path: Path) -> Any:
+    hook = HistoryHook("loss", every_n_steps=2)
+    await run_session([wrap(hook)], FunctionSessionCreator(lambda: {"loss": 0.5}), runs=5)
+    return [(row["step"], row["loss"]) for row in hook.rows]
+
+
 async def protocol(wrap: Wrap, path: Path) -> Any:
     server = ParameterServer(np.zeros(3), Synchronous(), num_workers=1)
 
@@ -443,6 +458,8 @@ PROGRAMS: dict[type[SessionRunHook], list[Program]] = {
         early_stopping, early_stopping_by_an_evaluation, early_stopping_without_what_it_needs,
     ],
     EvaluationHook: [evaluation],
+    HistoryHook: [history],
+    MetricsHook: [metrics],
     NanTensorHook: [nan_tensor, nan_tensor_stops],
     PreemptionHook: [preemption, preemption_of_two_sessions],
     ProgressHook: [progress],
