@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def peak_mib() -> float:
 
 async def train(
     tracker: str,
+    meet: Callable[[], Awaitable[object]],
     options: dict[str, Any],
     last_step: int,
     flush_at: list[int] = [],  # noqa: B006
@@ -79,6 +81,7 @@ async def train(
 
     Args:
         tracker: of `SINKS`.
+        meet: waits until all trainings of the process have called it.
         options: for its sink.
         last_step: where training ends.
         flush_at: steps after which it waits until the sink has all points.
@@ -113,6 +116,7 @@ async def train(
                 await session.run("loss")
                 if step in flush_at:
                     await until_flushed(hook)
+                    await meet()
                 if step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if step == stop_at:
@@ -136,11 +140,19 @@ async def train(
 
 
 async def train_together(tracker: str, several: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Train as each of the arguments says, all at once."""
+    """Train as each of the arguments says: each begins when the one before it has points stored."""
     results: dict[int, dict[str, Any]] = {}
+    arrived = [anyio.Event() for _ in several]
 
     async def run(index: int) -> None:
-        results[index] = await train(tracker, **several[index])
+        async def meet() -> None:
+            arrived[index].set()
+            for each in arrived:
+                await each.wait()
+
+        if index:
+            await arrived[index - 1].wait()
+        results[index] = await train(tracker, meet, **several[index])
 
     async with anyio.create_task_group() as group:
         for index in range(len(several)):
