@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,6 +137,43 @@ def test_an_interrupted_program_leaves_a_terminal_that_works() -> None:
     assert re.match(r"cancelled at step 5\d of 100,000 in ", last)
     assert shown[shown.index(last) + 1].startswith("Traceback")
     assert shown[-2] == "KeyboardInterrupt"
+
+
+def full_pipe() -> tuple[int, int]:
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(theirs, bytes(4096))
+    os.set_blocking(theirs, True)
+    return ours, theirs
+
+
+def stopped_terminal() -> tuple[int, int]:
+    ours, theirs = pty.openpty()
+    termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
+    return ours, theirs
+
+
+@pytest.mark.parametrize("blocked", [full_pipe, stopped_terminal])
+def test_a_standard_error_that_takes_nothing_holds_up_neither_training_nor_the_exit(
+    blocked: Callable[[], tuple[int, int]],
+) -> None:
+    ours, theirs = blocked()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.replace("level=logging.INFO", "level=60"), "trio", "60"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert (done.returncode, done.stdout) == (0, "half way\nafter it\n")
 
 
 FORKS = """

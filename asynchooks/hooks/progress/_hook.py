@@ -129,7 +129,8 @@ class ProgressHook(SessionRunHook):
         if row.step is None:
             row.begun_at_step = step.value
         row.step, row.key = step, step.training
-        self._display.change()
+        if not self._display.has_others(row):
+            self._display.change()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         return self._of_due if self._row.is_wanted else self._of_each  # type: ignore[union-attr]
@@ -200,8 +201,8 @@ class ProgressHook(SessionRunHook):
         row.outcome = outcome
         if display.is_over:  # the session was opened before a fork
             return None
-        display.change()
         if not display.has_others(row):  # else another one's end has the line
+            display.change()
             with engine.shielded(_LAST_DRAW_SECS + 1):
                 await engine.park(slot, engine.now() + _LAST_DRAW_SECS)
         return None
