@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ._events import nanoseconds
 from ._format import Encoder
 
 Points = list[tuple[float, float]]
@@ -66,15 +70,14 @@ class StepCounter:
         return bool(self._step.is_same(step))
 
     def points(
-        self, now: float, ends: Sequence[float], *, is_virtual: bool
+        self, now: float, ends: NDArray[np.float64], *, is_virtual: bool
     ) -> tuple[Points, Points]:
-        """Of the step, and of the steps per second."""
+        """Of the step, and of the steps per second; `ends` of runs, in order."""
         before, value = self._value, self._step.last_known
         num = len(ends)
-        steps = [
-            (end, round(before + (value - before) * (place + 1) / num))
-            for place, end in enumerate(ends)
-        ] or [(now, value)]
+        places = thinned_places(num)
+        values = np.rint(before + (value - before) * (places + 1) / max(1, num))
+        steps = list(zip(ends[places].tolist(), values.tolist(), strict=True)) or [(now, value)]
         bins = [(self._time, before)]
         if is_virtual:
             bins += steps[:: -(-len(steps) // _NUM_BINS)]
@@ -98,19 +101,22 @@ class Counters:
 
     def encoded(self, points: Iterable[Mapping[str, Points]]) -> bytes:
         """The points by name of counter, and the tracks that are new."""
-        out = []
+        new: dict[int, str] = {}
+        rows: list[tuple[float, float, float]] = []
         for each in points:
             for name, values in each.items():
                 track = self._tracks.get(name)
                 if track is None:
                     track = self._tracks[name] = _FIRST_TRACK + len(self._tracks)
-                    out.append(self._encoder.counters({track: name}))
-                out.append(self._encoder.points(track, thinned(values)))
-        return b"".join(out)
+                    new[track] = name
+                some = [values[place] for place in thinned_places(len(values)).tolist()]
+                rows += [(track, time, value) for time, value in some]
+        table = np.array(rows, np.float64).reshape(len(rows), 3)
+        tracks, times = table[:, 0].astype(np.int64), nanoseconds(table[:, 1])
+        return self._encoder.counters(new) + self._encoder.points(tracks, times, table[:, 2])
 
 
-def thinned(points: Points) -> list[tuple[int, float]]:
-    """Some of the points, the last one among them, as (ns, value)."""
-    step = max(1, math.ceil(len(points) / _MOST_POINTS))
-    some = points[(len(points) - 1) % step :: step]
-    return [(round(max(0.0, time) * 1e9), value) for time, value in some]
+def thinned_places(num: int) -> NDArray[np.int64]:
+    """Places of some of so many points, the last one among them."""
+    step = max(1, math.ceil(num / _MOST_POINTS))
+    return np.arange((num - 1) % step, num, step)

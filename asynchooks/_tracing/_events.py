@@ -23,26 +23,26 @@ def table(rows: Sequence[tuple[float, ...]]) -> Table:
 
 
 class Spans(NamedTuple):
-    """Plain spans of one name on one track: many, so they are encoded as they are."""
+    """Plain spans of one name on one track, in ns: many, so they are encoded as they are."""
 
     name: int
     track: int
-    begun: NDArray[np.float64]
-    ended: NDArray[np.float64]
+    begun: NDArray[np.int64]
+    ended: NDArray[np.int64]
 
     @property
     def table(self) -> Table:
         rows = np.empty((len(self.begun), 7))
         rows[:] = (SPAN, self.name, self.track, 0.0, 0.0, NO_IDENT, np.nan)
-        rows[:, BEGUN], rows[:, ENDED] = self.begun, self.ended
+        rows[:, BEGUN], rows[:, ENDED] = self.begun / 1e9, self.ended / 1e9
         return rows
 
     def encoded(self, encoder: Encoder) -> bytes:
         columns: Columns = {
             "name": self.name,
             "track": self.track,
-            "begins": nanoseconds(self.begun),
-            "ends": nanoseconds(self.ended),
+            "begins": np.ascontiguousarray(self.begun),
+            "ends": np.ascontiguousarray(self.ended),
         }
         return encoder.segment(encoder.span, len(self.begun), columns)
 
@@ -109,5 +109,5 @@ def _columns(events: Table) -> Columns:
 
 
 def nanoseconds(secs: Table) -> NDArray[np.int64]:
-    """Whole nanoseconds; of a clock that begins below 0, none."""
-    return (np.nan_to_num(secs).clip(0) * 1e9 + 0.5).astype(np.int64)
+    """Whole nanoseconds."""
+    return (secs * 1e9 + 0.5).astype(np.int64)

@@ -26,6 +26,7 @@ _TRACK_BITS, _FILE_BITS = 16, 19  # together 35, in five bytes
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _NEEDS_NAMES, _NEW_NAMES = 2, 3
+_SHIFTS = np.arange(0, 63, 7, dtype=np.uint64)
 VALUE_NAME = "value"
 
 
@@ -44,10 +45,6 @@ def tag(field: int, wire: int) -> bytes:
 
 def number(field: int, value: int) -> bytes:
     return tag(field, _VARINT) + varint(value)
-
-
-def double(field: int, value: float) -> bytes:
-    return tag(field, _FIXED64) + np.float64(value).tobytes()
 
 
 def nested(field: int, content: bytes) -> bytes:
@@ -108,7 +105,11 @@ class Layout:
 
         event_body = bytearray(number(9, event))
         padded(event_body, "track", 11, 5)
-        if event != _END:
+        if event == _COUNTER:
+            event_body += tag(44, _FIXED64)
+            found.append(("value", _Column(len(event_body), 8, is_fixed=True)))
+            event_body += bytes(8)
+        elif event != _END:
             padded(event_body, "name", 10, 2)
             if has_flow:
                 event_body += tag(48 if event == _INSTANT else 47, _FIXED64)
@@ -123,7 +124,7 @@ class Layout:
         body = bytearray()
         padded(body, "ends" if event == _END else "begins", 8, 9)
         body += number(10, sequence)
-        if event != _END or has_value:
+        if event in (_BEGIN, _INSTANT) or has_value:
             body += number(13, _NEEDS_NAMES)
         body += tag(11, _BYTES) + varint(len(event_body))
         found += [(name, column.moved(len(body))) for name, column in of_event]
@@ -134,7 +135,7 @@ class Layout:
         return packet
 
     def encode(self, num: int, columns: Columns) -> bytes:
-        """So many records of these columns; times in ns."""
+        """So many records of these columns; times in ns, and all that is no float int64."""
         records = np.empty((num, self.width), np.uint8)
         records[:] = self._template
         for name, column in self._columns:
@@ -146,11 +147,11 @@ class Layout:
                 whole = np.ascontiguousarray(values).view(np.uint8).reshape(num, 8)
                 records[:, at : at + 8] = whole
                 continue
-            bits = values.astype(np.uint64, copy=False)
-            last = column.width - 1
-            for place in range(column.width):
-                seven = ((bits >> np.uint64(7 * place)) & np.uint64(0x7F)).astype(np.uint8)
-                records[:, at + place] = seven if place == last else seven | 0x80
+            # few operations: in a thread each one has to wait for the GIL again
+            sevens = (values.view(np.uint64)[:, None] >> _SHIFTS[: column.width]).astype(np.uint8)
+            sevens |= 0x80
+            sevens[:, -1] &= 0x7F
+            records[:, at : at + column.width] = sevens
         return records.tobytes()
 
 
@@ -183,6 +184,7 @@ class Encoder:
         self.end = Layout(6, identity, (_END,))
         self.value_end = Layout(10, identity, (_END,), has_value=True)
         self.use = Layout(7, identity, (_INSTANT,), has_flow=True, has_value=True)
+        self.counter = Layout(11, identity, (_COUNTER,))
         self.mark = Layout(8, identity, (_INSTANT,), has_value=True)
         descriptor = number(1, self._first_track) + nested(
             3, number(1, os.getpid()) + text(6, process)
@@ -212,18 +214,13 @@ class Encoder:
         if not names:
             return b""
         entries = b"".join(nested(2, number(1, each) + text(2, of)) for each, of in names.items())
-        return nested(1, self._own(_NEEDS_NAMES) + nested(12, entries))
+        own = number(10, self._sequence) + number(13, _NEEDS_NAMES)
+        return nested(1, own + nested(12, entries))
 
-    def points(self, track: int, points: list[tuple[int, float]]) -> bytes:
-        """Values of a counter: (ns, value)."""
-        event = number(9, _COUNTER) + number(11, self._first_track + track)
-        return b"".join(
-            nested(1, number(8, ns) + self._own(0) + nested(11, event + double(44, value)))
-            for ns, value in points
-        )
-
-    def _own(self, flags: int) -> bytes:
-        return number(10, self._sequence) + (number(13, flags) if flags else b"")
+    def points(self, tracks: Any, times: NDArray[np.int64], values: NDArray[np.float64]) -> bytes:
+        """Values of counters: the tracks, ns, values."""
+        columns: Columns = {"track": tracks, "begins": times, "value": values}
+        return self.segment(self.counter, len(times), columns)
 
     def segment(self, layout: Layout, num: int, columns: Columns) -> bytes:
         """So many records of one layout, behind their header; `track` by its number."""

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._engine.base import Engine
 from .._engine.recording import (
@@ -31,7 +32,20 @@ from .._engine.recording import (
 )
 from .._running.dispatch import Group, HookCall
 from ._counters import Counters, Levels, Points, StepCounter, Watched
-from ._events import BEGIN, END, MARK, NO_IDENT, SPAN, USE, Spans, Table, encoded, in_order, table
+from ._events import (
+    BEGIN,
+    END,
+    MARK,
+    NO_IDENT,
+    SPAN,
+    USE,
+    Spans,
+    Table,
+    encoded,
+    in_order,
+    nanoseconds,
+    table,
+)
 from ._file import TraceFile
 from ._format import Encoder
 from ._runs import Cut, RunTimes
@@ -302,13 +316,13 @@ class FileRecorder(Recorder):
     ) -> list[dict[str, Points]]:
         found: list[dict[str, Points]] = []
         for place, each in enumerate(steps):
-            ends = sorted(
-                end
+            ends = [
+                session.ends
                 for session in sessions
                 if session.step is not None and each.is_of(session.step)
-                for end in session.take_ends()
-            )
-            values, rates = each.points(now, ends, is_virtual=self._is_virtual)
+            ]
+            in_time = np.sort(np.concatenate([*ends, np.zeros(0)]))
+            values, rates = each.points(now, in_time, is_virtual=self._is_virtual)
             suffix = f" {place + 1}" if place else ""
             found.append({f"global step{suffix}": values, f"steps per second{suffix}": rates})
         return found
@@ -345,7 +359,8 @@ class FileSession(SessionRecord):
         self._place = Place(recorder, self.track, self._task)
         recorded_in.set(self._place)
         self._runs: list[RunTimes] = []
-        self._ends: list[float] = []
+        self.ends = np.zeros(0)
+        """When the runs of the last `take` ended."""
         self.is_over = self.is_dropped = False
         self._records_waits = True
         engine.begin_recording(recorded_park)
@@ -423,19 +438,24 @@ class FileSession(SessionRecord):
         """
         found: list[Spans] = []
         of_cuts = [table(())]
-        self._ends = []
+        ends = [np.zeros(0)]
         for runs in list(self._runs):
             rows, cuts = runs.take()
-            self._ends += rows[:, -1].tolist()
-            found.append(Spans(number("run"), self.track, rows[:, 0], rows[:, -1]))
+            ends.append(rows[:, -1])
+            times = nanoseconds(rows)
+            found.append(Spans(number("run"), self.track, times[:, 0], times[:, -1]))
+            is_long = np.diff(times) >= least_secs * 1e9
+            is_long[:, runs.names.index("step")] = True
+            has_any: NDArray[np.bool_] = np.any(is_long, axis=0)
             for place, name in enumerate(runs.names):
-                begun, done = rows[:, place], rows[:, place + 1]
+                if not has_any[place]:
+                    continue
+                some = times[:, place : place + 2]
                 if name != "step":
-                    is_long = done - begun >= least_secs
-                    begun, done = begun[is_long], done[is_long]
-                if len(begun):
-                    found.append(Spans(number(name), self.track, begun, done))
+                    some = some[is_long[:, place]]
+                found.append(Spans(number(name), self.track, some[:, 0], some[:, 1]))
             of_cuts += [self._of_cut(each, runs.names, number) for each in cuts]
+        self.ends = np.concatenate(ends)
         return found, np.concatenate(of_cuts)
 
     def _of_cut(self, cut: Cut, names: list[str], number: Callable[[str], int]) -> Table:
@@ -448,10 +468,6 @@ class FileSession(SessionRecord):
             begun, done = times[place], times[place + 1]
             rows.append((SPAN, number(shown), self.track, begun, done, NO_IDENT, np.nan))
         return table(rows)
-
-    def take_ends(self) -> list[float]:
-        """When the runs of the last `take` ended."""
-        return self._ends
 
     @property
     def num_lost(self) -> int:

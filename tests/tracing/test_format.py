@@ -18,7 +18,7 @@ NAN = float("nan")
 
 def chunks(encoder: Encoder) -> list[bytes]:
     """The opening of a file, a chunk of runs, and a chunk of everything else."""
-    begun = np.arange(50) / 10
+    begun = np.arange(50) * 100_000_000
     events = table(
         [
             (SPAN, 2, 2, 0.5, 1.5, 7.0, NAN),
@@ -36,10 +36,10 @@ def chunks(encoder: Encoder) -> list[bytes]:
         encoder.opening,
         encoder.tracks({1: "session", 2: "task"})
         + encoder.names({1: "run", 2: "call", 3: "moment"})
-        + Spans(1, 1, begun, begun + 0.05).encoded(encoder),
+        + Spans(1, 1, begun, begun + 50_000_000).encoded(encoder),
         encoded(encoder, events, is_sorted=False)
         + encoder.counters({40_000: "under way"})
-        + encoder.points(40_000, [(0, 1.0), (10**9, 2.5)]),
+        + encoder.points(40_000, np.array([0, 10**9]), np.array([1.0, 2.5])),
     ]
 
 
@@ -85,7 +85,7 @@ def test_files_that_are_joined_are_one_trace() -> None:
 
 def test_a_span_takes_at_most_60_bytes() -> None:
     encoder = Encoder("program")
-    begun = np.arange(1000) / 10
+    begun = np.arange(1000)
     assert len(Spans(1, 1, begun, begun).encoded(encoder)) / 1000 <= 60
 
 
