@@ -60,7 +60,7 @@ class Status:
     stop_reason: StopReason | None
     """Why, if it is known; `stop_reason.error` is the error that leaves the session, if any."""
     side_tasks: tuple[str, ...]
-    """The names of the session's side tasks that are running: for these "closing" waits."""
+    """The names of the side tasks that are running, also of hooks: for these "closing" waits."""
     metrics: Mapping[str, float]
     """The newest value of each metric that a hook has read, or that was logged."""
     metrics_step: int | None
@@ -156,7 +156,7 @@ class StatusBoard:
             self._rate(now, value) if phase is Phase.OPEN else None,
             session.should_stop(),
             session.stop_reason,
-            tuple(self._stops.task_names),
+            self._stops.names_of_tasks(),
             live.latest,
             live.step,
         )

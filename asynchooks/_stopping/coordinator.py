@@ -122,6 +122,10 @@ class Coordinator:
         """The first request to stop; None before that."""
         return self._reason
 
+    def names_of_tasks(self) -> tuple[str, ...]:
+        """Of the side tasks that are running; from any thread."""
+        return () if self._tasks is None else self._tasks.names()
+
     def should_stop(self) -> bool:
         """Whether a stop was requested."""
         return self.stop.is_set

@@ -263,10 +263,11 @@ class SessionStop(CoordinatorOwner):
             )  # fmt: skip
         return self._tasks
 
-    @property
-    def task_names(self) -> list[str]:
-        """The session's own side tasks that run; from any thread."""
-        return [] if self._tasks is None else [task.name for task in list(self._tasks.running)]
+    def names_of_tasks(self) -> tuple[str, ...]:
+        """Of the side tasks that are running, also those of the coordinator; from any thread."""
+        coord, tasks = self.coord, self._tasks
+        running = () if tasks is None else tasks.names()
+        return running if coord is None else running + coord.names_of_tasks()
 
     def in_session_context(
         self, coroutine: Coroutine[Any, Any, Any], culprit: Callable[[], str]

@@ -89,6 +89,10 @@ class SideTasks:
         self.running[task] = None
         task.engine_task = task.engine.start(task.run, fn, args, on_failure)
 
+    def names(self) -> tuple[str, ...]:
+        """Of those that are running, in the order of their starts; from any thread."""
+        return tuple([task.name for task in list(self.running)]) if self.running else ()
+
     def cancel(self, *, all_tasks: bool) -> None:
         """Cancel those with `cancel_at_end`, or all; does not wait for them."""
         for task in self.running:

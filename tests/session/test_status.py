@@ -172,15 +172,18 @@ async def test_workers_on_one_model_see_its_step() -> None:
 
 
 async def test_it_names_the_side_tasks_that_run() -> None:
-    async with MonitoredSession([], counting_creator()) as session:
+    class Starts(SessionRunHook):
+        async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+            coord.start_soon(session.global_step.wait_for, 9, name="of a hook")
+
+    async with MonitoredSession([Starts()], counting_creator()) as session:
         over = anyio.Event()
-        session.start_soon(over.wait, name="short")
-        session.start_soon(session.global_step.wait_for, 9, name="long")
+        session.start_soon(over.wait, name="of the caller")
         await settle()
-        assert session.status().side_tasks == ("short", "long")
+        assert session.status().side_tasks == ("of the caller", "of a hook")
         over.set()
         await settle()
-        assert session.status().side_tasks == ("long",)
+        assert session.status().side_tasks == ("of a hook",)
     assert session.status().side_tasks == ()
 
 
