@@ -66,4 +66,105 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
     assert outputs
     # a warning or a traceback would stand on the site
-    assert {output.get("name") for output in outputs} == {"stdout"}, outputs
+    kinds = {output.get("name") or output["output_type"] for output in outputs}
+    assert kinds <= {"stdout", "display_data", "execute_result"}, outputs
+    assert "stdout" in kinds
+
+
+INTERRUPT = """
+import sys
+from jupyter_client import KernelManager
+
+manager = KernelManager(kernel_name="python3")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=60)
+
+
+def finish(request):
+    while True:
+        reply = client.get_shell_msg(timeout=60)
+        if reply["parent_header"]["msg_id"] == request:
+            return reply["content"]
+
+
+def run(code):
+    content = finish(client.execute(code))
+    assert content["status"] == "ok", content
+    return content
+
+
+try:
+    run(SETUP)
+    request = client.execute(TRAINS)
+    while True:  # until the cell prints that it trains
+        message = client.get_iopub_msg(timeout=60)
+        if message["msg_type"] == "stream" and "trains" in message["content"]["text"]:
+            break
+    manager.interrupt_kernel()
+    content = finish(request)
+    assert content["status"] == "error", content
+    assert content["ename"] in ("CancelledError", "KeyboardInterrupt"), content
+    run(AFTERWARDS)
+finally:
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+"""
+SETUP = """
+import asyncio
+import numpy as np
+from asynchooks import *
+
+model = {"weights": np.zeros(1)}
+history = HistoryHook("weight", every_n_steps=1)
+
+async def step():
+    await asyncio.sleep(0.001)
+    model["weights"] += 1
+    return {"weight": float(model["weights"][0])}
+
+def new_session():
+    saver = CheckpointSaverHook("saved", save_steps=10, saver=StateDictSaver(model=model))
+    return MonitoredSession([history, saver], FunctionSessionCreator(step))
+"""
+TRAINS = """
+session = new_session()
+async with session:
+    while not session.should_stop():
+        await session.run([])
+        if session.global_step.value == 25:
+            print("it trains", flush=True)
+"""
+AFTERWARDS = """
+status = session.status()
+assert status.phase == "closed", status
+assert status.step >= 25
+reached = status.step // 10 * 10
+async with new_session() as session:
+    assert session.global_step.value == reached, (session.global_step.value, status)
+    assert model["weights"][0] == reached
+    await session.run([])
+    assert [row["step"] for row in history.rows] == list(range(1, reached + 2))
+"""
+
+
+def test_an_interrupted_cell_closes_its_session_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("jupyter_client")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    cells = f"SETUP, TRAINS, AFTERWARDS = {(SETUP, TRAINS, AFTERWARDS)!r}\n"
+
+    done = subprocess.run(
+        [sys.executable, "-c", cells + INTERRUPT],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

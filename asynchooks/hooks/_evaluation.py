@@ -162,11 +162,6 @@ class EvaluationHook(TimedOutputHook):
         self.uses_default_graph = self._is_exclusive
 
     @property
-    def name(self) -> str:
-        """What the evaluations are called in the log, in tags and in errors."""
-        return self._name
-
-    @property
     def is_exclusive(self) -> bool:
         """Whether no worker runs a step while it evaluates."""
         return self._is_exclusive

@@ -164,13 +164,14 @@ class ProgressHook(SessionRunHook):
         """Phase, and what runs beside training; called by the display."""
         stops, row = self._session.stops, self._row
         assert row is not None
-        names = [] if stops is None else stops.task_names
-        is_evaluating = False
-        for each in self._session.begun:
-            if isinstance(each, EvaluationHook):
-                is_evaluating = is_evaluating or (each.is_exclusive and each.num_running > 0)
-                names += [] if each.is_exclusive else [each.name] * each.num_running
-        beside = tuple(name.rpartition("<locals>.")[2] for name in names)
+        names = () if stops is None else stops.names_of_tasks()
+        hooks = [*self._session.hooks, *self._session.begun]
+        ours = {type(each).__name__ for each in hooks}  # the tasks of guards are called so
+        beside = tuple(name.rpartition("<locals>.")[2] for name in names if name not in ours)
+        is_evaluating = any(
+            isinstance(each, EvaluationHook) and each.is_exclusive and each.num_running
+            for each in self._session.begun
+        )
         if is_evaluating:
             return "evaluating", beside
         if row.step is None:
