@@ -82,9 +82,9 @@ class Output:
         """In the hook's begin.
 
         In a TensorFlow graph the writer is TensorFlow's cached one, which TensorFlow's hooks use,
-        too, and which must not be closed. Elsewhere it is TensorBoard's, which needs no TensorFlow,
-        unless TensorFlow's cache has one of the directory. Hooks of one directory share it.
-        ImportError: neither is installed (says what to install).
+        too, and which must not be closed. Elsewhere it needs no TensorFlow and waits for no disk,
+        unless TensorFlow's cache has a writer of the directory. Hooks of one directory share it.
+        ImportError: TensorBoard is not installed (says what to install).
         """
         if self.writer is not None or not self._directory:
             return

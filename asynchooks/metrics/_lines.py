@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, ClassVar
 
@@ -40,7 +40,7 @@ class LinesSink(Sink):
         self._start = 0  # where the first line of a point begins
         self._size = 0  # of the file: whole lines
         self._first: Key | None = None  # of the first point in the file
-        self._last: Key | None = None  # of the last one
+        self._there: Key | None = None  # of the last one, if it may be written again
         self._points: list[Point] = []  # that are not in the file so far
 
     def __repr__(self) -> str:
@@ -79,13 +79,15 @@ class LinesSink(Sink):
         self._size = max(self._start, self._end_of_lines())
         self._file.seek(self._start)
         self._first = self._key(self._file.readline())
-        if resume.position is not None:
-            self._compare(resume.position)
-        self._cut(resume.step)
+        if isinstance(resume.position, Mapping) and "first" in resume.position:
+            self._compare(resume.position)  # else it is of another kind of sink
+        self._there = self._cut(resume.step)
 
     def write(self, point: Point) -> None:
-        if self._last is not None and (point.step, point.time) <= self._last:
-            return  # it was written before the process was killed
+        if self._there is not None:
+            if (point.step, point.time) <= self._there:
+                return  # it was written before the process was killed
+            self._there = None
         self._points.append(point)
 
     def flush(self) -> Any:
@@ -97,13 +99,14 @@ class LinesSink(Sink):
     def rewind(self, step: int) -> None:
         self._points = [point for point in self._points if point.step <= step]
         self._cut(step)
+        self._there = None
 
     def close(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         file, self._file = self._file, None
-        self._points, self._first, self._last = [], None, None
+        self._points, self._first, self._there = [], None, None
         if file is not None:
             file.close()
 
@@ -121,7 +124,7 @@ class LinesSink(Sink):
         os.rename(self.path, f"{stem}-{number}{suffix}")
         logger.info("%s is now %s-%d%s: %s", self.path, stem, number, suffix, reason)
 
-    def _compare(self, position: Any) -> None:
+    def _compare(self, position: Mapping[str, Any]) -> None:
         """Warn if the file is not the one that a checkpoint is about."""
         first = None if self._first is None else list(self._first)
         if position["first"] not in (None, first):
@@ -154,21 +157,20 @@ class LinesSink(Sink):
         self._size += len(data)
         if self._first is None:
             self._first = (points[0].step, points[0].time)
-        self._last = (points[-1].step, points[-1].time)
 
-    def _cut(self, step: int) -> None:
-        """Remove the lines of later steps than this one from the file, and what is torn."""
+    def _cut(self, step: int) -> Key | None:
+        """Remove what is torn, and the lines of later steps; returns the last point that stays."""
         assert self._file is not None
-        size, self._last = self._size, None
+        last: Key | None = None
         for start, line in self._lines_from_end():
-            self._last = self._key(line)
-            if self._last is None or self._last[0] <= step:
+            last = self._key(line)
+            if last is None or last[0] <= step:
                 break
-            size, self._last = start, None
-        self._size = size
-        self._file.truncate(size)
-        if size == self._start:
+            self._size, last = start, None
+        self._file.truncate(self._size)
+        if self._size == self._start:
             self._first = None
+        return last
 
     def _end_of_lines(self) -> int:
         """Where the last whole line of the file ends; 0 if there is none."""

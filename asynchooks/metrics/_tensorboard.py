@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -83,7 +84,9 @@ class TensorBoardSink(Sink):
         began_at = time.monotonic()
         self._forget(resume.step)
         names = names_in(self.directory)  # without the one that is opened next
-        position = resume.position or {"file": "", "bytes": 0}
+        position = resume.position
+        if not (isinstance(position, Mapping) and "file" in position):
+            position = {"file": "", "bytes": 0}  # there is none, or it is of another kind of sink
         has_later = self._read(names, position["file"], position["bytes"])
         with nullcontext() if self._graph is None else self._graph.as_default():
             self._open_writer()
@@ -93,10 +96,8 @@ class TensorBoardSink(Sink):
                 "there of steps after %d beside what this session writes",
                 self.directory, self.open_secs, resume.step,
             )  # fmt: skip
-        elif has_later and not EVENT_FILES.has_purger(
-            self.directory
-        ):  # else it is of their session
-            self._hide_after(resume.step)
+        elif has_later and not EVENT_FILES.has_purger(self.directory):
+            self._hide_after(resume.step)  # else another sink has written it just now
         EVENT_FILES.add_purger(self.directory)
         self._is_purger = True
 
@@ -162,7 +163,7 @@ class TensorBoardSink(Sink):
                     continue
                 if event.step > self._restored_step:
                     has_later = True
-                    if self._restored_step == 0:
+                    if self._restored_step == 0 and not first:  # a new training
                         return True
                 else:
                     tags = {value.tag for value in event.summary.value}

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +21,10 @@ from asynchooks.metrics._event_files import (
     scalar_summary,
 )
 
+from .disks import Disk
 from .readers import steps_shown
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-class AlmostFull:
-    """A file on a disk that takes a few more bytes."""
-
-    def __init__(self, file: Any, error: OSError) -> None:
-        self._file, self._error, self._num_writes = file, error, 0
-        self.truncate, self.seek = file.truncate, file.seek
-
-    def write(self, data: Any) -> int:
-        self._num_writes += 1
-        if self._num_writes == 2:
-            raise self._error
-        return int(self._file.write(data[:7]))
-
-
-class Disk:
-    """A file whose disk can be stuck, or full."""
-
-    def __init__(self) -> None:
-        self.takes = threading.Event()
-        self.takes.set()
-        self.is_waiting = threading.Event()
-        self.error: OSError | None = None
-        self._file: Any = None
-
-    def new_file(self, directory: str) -> tuple[str, Any]:
-        name, self._file = NEW_FILE(directory)
-        return name, self
-
-    def append(self, data: bytes, size: int) -> int:
-        self.is_waiting.set()
-        self.takes.wait(20)
-        if self.error is not None:
-            self._file._file, file = AlmostFull(self._file._file, self.error), self._file._file
-            try:
-                self._file.append(data, size)
-            finally:
-                self._file._file = file
-        return int(self._file.append(data, size))
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-NEW_FILE = _event_files._new_file
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk = Disk()
-    monkeypatch.setattr(_event_files, "_new_file", disk.new_file)
-    yield disk
-    disk.takes.set()
 
 
 def opened(directory: Path) -> EventFileWriter:

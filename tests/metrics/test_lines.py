@@ -100,6 +100,25 @@ def test_two_points_of_one_step_are_both_kept(case: Case) -> None:
     assert case.steps() == [1, 1]
 
 
+def test_points_of_one_step_at_one_time_are_all_kept(case: Case) -> None:
+    sink = case.open()
+    for value in (1.0, 2.0):  # as in virtual time
+        sink.write(Point(1, 1000.0, {"loss": value}))
+        sink.flush()
+    sink.close()
+    assert case.steps() == [1, 1]
+
+
+def test_the_position_of_another_kind_of_sink_is_left_alone(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    case.write(1, 5)
+    for position in ({"file": "events", "bytes": 10**9}, 7):
+        case.write(3, 4, Resume(2, position))
+        assert case.steps() == [1, 2, 3, 4]
+    assert not caplog.records
+
+
 def test_a_rewind_removes_later_steps_of_the_file_and_of_memory(case: Case) -> None:
     sink = case.open()
     for point in points(1, 6):

@@ -37,6 +37,7 @@ from asynchooks.metrics._event_files import (
     scalar_summary,
 )
 
+from .disks import Disk
 from .readers import steps_shown
 
 pytestmark = [
@@ -154,6 +155,77 @@ def test_points_that_are_there_are_not_written_again(tmp_path: Path) -> None:
     sink.close()
     assert steps_shown(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
     assert starts(tmp_path) == []  # nothing was to be hidden
+
+
+def test_points_before_the_restore_are_written_by_the_next_flush(tmp_path: Path) -> None:
+    position = written(tmp_path, 2)
+    sink = opened(tmp_path, Resume(4, position))
+    write(sink, 3, 4)
+    sink.flush()
+    assert steps_shown(tmp_path) == [1, 2, 3, 4]
+    sink.close()
+
+
+def test_points_before_the_restore_that_are_hidden_are_written_again(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    write(first, 1, 3)
+    position = first.flush()
+    write(first, 4, 5)
+    first.flush()
+    first.close()
+    opened(tmp_path, Resume(3, position)).close()  # an older checkpoint was restored
+    assert steps_shown(tmp_path) == [1, 2, 3]
+    sink = opened(tmp_path, Resume(5, position))  # and then the newer one
+    write(sink, 4, 6)
+    sink.flush()
+    sink.close()
+    assert steps_shown(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("last", [5, 6])
+@pytest.mark.parametrize("are_there", [False, True])
+def test_a_rewind_before_the_restore_is_repeated(
+    tmp_path: Path, are_there: bool, last: int
+) -> None:
+    first = opened(tmp_path)
+    write(first, 1, 3)
+    position = first.flush()
+    if are_there:  # the process was killed after it has written all
+        write(first, 4, last)
+        first.rewind(3)
+        write(first, 4, 5, 2000.0)
+        first.flush()
+    first.close()
+    sink = opened(tmp_path, Resume(5, position))
+    write(sink, 4, last)
+    sink.rewind(3)
+    write(sink, 4, 5, 2000.0)
+    sink.flush()
+    sink.close()
+    assert steps_shown(tmp_path) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("position", [{"bytes": 10**9, "first": None}, 7])
+def test_the_position_of_another_kind_of_sink_is_left_alone(tmp_path: Path, position: Any) -> None:
+    written(tmp_path, 5)
+    sink = opened(tmp_path, Resume(2, position))
+    write(sink, 1, 3)
+    sink.flush()
+    sink.close()
+    assert steps_shown(tmp_path) == [1, 2, 3]
+
+
+def test_points_of_step_0_are_not_written_again(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    position = first.flush()
+    write(first, 0, 2)
+    first.flush()
+    first.close()
+    sink = opened(tmp_path, Resume(0, position))
+    write(sink, 0, 1)
+    sink.flush()
+    sink.close()
+    assert steps_shown(tmp_path) == [0, 1]
 
 
 def test_only_what_is_behind_the_position_is_read(tmp_path: Path) -> None:
@@ -307,3 +379,21 @@ async def test_hooks_of_a_directory_share_the_file_and_hide_nothing_of_each_othe
         assert steps_shown(tmp_path / "logs", tag) == [1, 2, 3, 4, 5, 6, 7]
     assert steps_shown(tmp_path / "logs", "global_step/sec") == [2, 3, 4, 5, 6, 7]
     assert starts(tmp_path / "logs") == [5, 5]
+
+
+async def test_a_stuck_disk_holds_up_neither_the_steps_nor_hooks_of_the_directory(
+    tmp_path: Path, disk: Disk
+) -> None:
+    hooks = [
+        StepCounterHook(every_n_steps=1, output_dir=str(tmp_path)),
+        MetricsHook(TensorBoardSink(tmp_path), "loss", every_n_steps=1),
+    ]
+    async with MonitoredSession(hooks, FunctionSessionCreator(Model().step)) as session:
+        disk.takes.clear()
+        for _ in range(200):  # TensorBoard's own writer takes ten
+            await session.run("loss")
+        assert disk.is_waiting.wait(20)
+        assert session.global_step.value == 200
+        disk.takes.set()
+    assert steps_shown(tmp_path) == list(range(1, 201))
+    assert steps_shown(tmp_path, "global_step/sec") == list(range(2, 201))

@@ -52,7 +52,7 @@ class Exported:
 
     def path(self, span: ReadableSpan) -> str:
         above = "" if span.parent is None else f"{self.path(self.spans[span.parent.span_id])}/"
-        return above + span.name
+        return f"{above}{span.name}"
 
     def paths(self) -> Counter[str]:
         return Counter(map(self.path, self.spans.values()))
