@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +24,7 @@ from asynchooks import (
     SessionRunHook,
     SharedSessionCreator,
     StopAtStepHook,
+    TimeLimitHook,
 )
 from asynchooks._engine.base import Engine
 from asynchooks._engine.current import system_now
@@ -295,7 +298,7 @@ async def test_side_tasks_and_evaluations_are_named(shown: Shown) -> None:
         return {"accuracy": 0.9}
 
     evaluation = EvaluationHook(evaluate, every_n_steps=1, at_end=False, name="dev set")
-    async with opened(shown, [evaluation, shown.hook([])]) as session:
+    async with opened(shown, [evaluation, shown.hook([]), TimeLimitHook(99)]) as session:
         session.start_soon(act)
         session.start_soon(act)
         await session.run([])
@@ -408,7 +411,8 @@ def rows(text: str) -> list[str]:
 
 def drawn(views: list[View], **size: int) -> list[str]:
     file = io.StringIO()
-    TerminalSurface(console(file, **size), file.write).draw(views, [], 0.0)
+    surface = TerminalSurface(console(file, **size), file.write)
+    surface.draw(views, [], 0.0)
     return rows(file.getvalue())
 
 
@@ -461,13 +465,65 @@ def test_a_bar_is_drawn_over_the_last_one_and_what_is_printed_goes_above_it() ->
     terminal.truncate(0)
     surface.write_above(printed, "half a ")
     assert terminal.getvalue().strip("\0") == "\r\x1b[J"
+    before = terminal.getvalue()
     surface.draw([view(3)], [], 0.0)  # not into the line
+    assert terminal.getvalue() == before
     surface.write_above(printed, "line\n")
     surface.draw([view(3)], [], 0.0)
     assert printed.getvalue() == "half a line\n"
     assert terminal.getvalue().endswith(bar)
     surface.close()
     assert terminal.getvalue().endswith("\r\x1b[J")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_streams_and_handlers_are_given_back_also_where_the_next_display_takes_them_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, printed = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", printed)
+    logger = logging.getLogger("asynchooks")
+    handler = logging.StreamHandler(printed)
+    logger.addHandler(handler)
+    try:
+        first, second = (TerminalSurface(console(file), file.write) for _ in range(2))
+        first.draw([view()], [], 0.0)
+        kept: Any = sys.stdout
+        assert kept is not printed
+        assert handler.stream is kept
+        second.draw([view()], [], 0.0)
+        first.close()
+        second.close()
+        assert sys.stdout is printed
+        assert handler.stream is printed
+    finally:
+        logger.removeHandler(handler)
+    kept.write("kept by other code")
+    assert printed.getvalue() == "kept by other code"
+
+
+def test_the_streams_of_another_terminal_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = Terminal()
+    monkeypatch.setattr(sys, "stdout", printed)
+    surface = TerminalSurface(console(io.StringIO()), io.StringIO().write)
+    surface.draw([view()], [], 0.0)
+    assert sys.stdout is printed
+    surface.close()
+
+
+@pytest.mark.anyio
+async def test_a_session_that_was_never_looked_at_has_its_limit_in_the_last_line(
+    shown: Shown,
+) -> None:
+    hooks = [StopAtStepHook(last_step=3), shown.hook("loss")]
+    async with opened(shown, hooks) as session:
+        while not session.should_stop():
+            await session.run([])
+    assert shown.file.getvalue().startswith("done at step 3 of 3 in ")
 
 
 @pytest.mark.anyio

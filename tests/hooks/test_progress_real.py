@@ -113,7 +113,7 @@ def test_lines_stay_above_the_bar_which_ends_as_one_line(backend: str) -> None:
     assert returned == 0, written
     assert re.search(r"training .*━.* \d+/100 [\d.]+ steps/s .* left .*loss 0\.5", written)
     shown = screen(written)
-    logged = [line for line in shown if line.startswith("LOG global_step/sec: ")]
+    logged = [line for line in shown if re.fullmatch(r"LOG global_step/sec: [\d.]+", line)]
     assert len(logged) == 4
     assert len(shown) == 8, shown
     assert shown[2] == "half way" or shown[3] == "half way"
@@ -137,6 +137,31 @@ def test_an_interrupted_program_leaves_a_terminal_that_works() -> None:
     assert re.match(r"cancelled at step 5\d of 100,000 in ", last)
     assert shown[shown.index(last) + 1].startswith("Traceback")
     assert shown[-2] == "KeyboardInterrupt"
+
+
+LEFT_OPEN = """
+import asyncio
+import asynchooks as ah
+
+
+async def main():
+    global session
+    creator = ah.FunctionSessionCreator(lambda: {"loss": 0.5})
+    hooks = [ah.ProgressHook("loss"), ah.StopAtStepHook(9)]
+    session = await ah.MonitoredSession(hooks, creator).open()
+    await session.run([])
+    await asyncio.sleep(0.6)
+
+
+asyncio.run(main())
+"""
+
+
+def test_the_exit_of_a_program_that_closed_no_session_takes_the_bar_away() -> None:
+    returned, written = in_terminal("-W", "ignore", "-c", LEFT_OPEN)
+    assert returned == 0, written
+    assert "1/9" in written
+    assert [line for line in screen(written) if "training" in line] == []
 
 
 def full_pipe() -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -47,12 +46,10 @@ class PlainSurface(Surface):
             self._write([hint, *lines] if hint else lines)
 
     def _write(self, lines: Sequence[str]) -> None:
-        text = "".join(f"{line}\n" for line in lines)
-        if self._stream is not None:
-            self._stream.write(text)
-            self._stream.flush()
-        elif sys.stderr is not None:  # a program without a console has none
-            _write_to_stderr(text)
+        stream = self._stream or sys.stderr
+        if stream is not None:  # a program without a console has none
+            stream.write("".join(f"{line}\n" for line in lines))
+            stream.flush()
 
     @property
     def dot(self) -> str:
@@ -63,24 +60,6 @@ class PlainSurface(Surface):
 
     def forget(self) -> None:
         """It holds nothing."""
-
-
-def _write_to_stderr(text: str) -> None:
-    """Write without the lock of `sys.stderr`: the exit of the process waits for that one.
-
-    Python aborts where a thread still holds it then, as one does that writes to a pipe which is
-    not read any more.
-    """
-    stream = sys.stderr
-    try:
-        number = stream.fileno()
-    except (AttributeError, OSError, ValueError):  # replaced by an object in memory
-        stream.write(text)
-        stream.flush()
-        return
-    data = text.encode(getattr(stream, "encoding", None) or "utf-8", errors="backslashreplace")
-    while data:
-        data = data[os.write(number, data) :]
 
 
 def dot_for(stream: object) -> str:

@@ -85,7 +85,7 @@ class Row:
         self.step: GlobalStep | None = None
         self.begun_at_step = 0
         self.limit: int | None = None
-        """The last one that was known: the last session on a step takes its limit with it."""
+        """As the session knew it last: the last session on a step takes its limit with it."""
         self.key: object = self
         """The same for sessions that train one model, once the raw session was created."""
         self.rate = Rate()
@@ -202,8 +202,8 @@ class Training:
         for row in rows:
             if row.step is not None:
                 self.step = row.step.last_known
-                row.limit = row.limit if row.step.limit is None else row.step.limit
-                self.limit = self.limit if row.limit is None else row.limit
+                limit = row.limit if row.step.limit is None else row.step.limit
+                self.limit = self.limit if limit is None else limit
                 if self.begun_at_step is None:
                     self.begun_at_step = row.begun_at_step
                 return

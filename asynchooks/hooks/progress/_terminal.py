@@ -33,7 +33,7 @@ class TerminalSurface(Surface):
     Args:
         console: rich's, which knows size, colours and encoding; only its text is used.
         write: takes the text for the terminal; None for a file of its own on the console's file
-            descriptor: the process's exit cannot wait for a lock of `sys.stderr` then.
+            descriptor, whose buffer is shared with no other code.
     """
 
     interval_secs = 0.25
@@ -91,13 +91,13 @@ class TerminalSurface(Surface):
 
     def _take_streams(self) -> None:
         """Have what is printed go above the bar, as long as it is drawn."""
-        if self._streams or self._own is None:
+        if self._streams:
             return
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             while isinstance(stream, _Above):  # of a display that is just being closed
                 stream = stream.original
-            if stream is not None and _is_terminal(stream):
+            if stream is not None and _terminal_of(stream) == _terminal_of(self._console.file):
                 above = _Above(stream, name, self)
                 self._streams.append(above)
                 setattr(sys, name, above)
@@ -184,6 +184,16 @@ def _is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError, OSError):  # closed, or no stream
         return False
+
+
+def _terminal_of(stream: Any) -> int | None:
+    """Which terminal it writes to; 0 if it only says that it is one, None if it is none."""
+    if not _is_terminal(stream):
+        return None
+    try:
+        return os.fstat(stream.fileno()).st_rdev
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def console_for(stream: object) -> Any:
