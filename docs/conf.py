@@ -25,8 +25,12 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
-# type variables: a signature shows them, no page describes them
-nitpick_ignore_regex = [(r"py:(class|obj)", r"(asynchooks\..*\.)?(T|R|Key|Made|Batched)")]
+# type variables, and what trackers call a run and a meter: a signature shows them, no page
+# describes them
+nitpick_ignore_regex = [
+    (r"py:(class|obj)", r"(asynchooks\..*\.)?(T|R|Key|Made|Batched)"),
+    (r"py:class", r"Run|Meter"),
+]
 
 # Markdown: headings down to the third level can be linked to
 myst_enable_extensions = ["colon_fence", "deflist"]
