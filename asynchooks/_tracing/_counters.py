@@ -20,6 +20,8 @@ _FIRST_TRACK = 1 << 15
 """Numbers of tracks from here on are counters'."""
 _MOST_POINTS = 100
 """Of one counter in one flush."""
+_MOST_CHANGES = 200_000
+"""Changes of levels that wait for a flush."""
 _NUM_BINS = 50
 """Into how many parts a flush divides the steps in virtual time, which passes in leaps."""
 
@@ -33,6 +35,8 @@ class Levels:
 
     def add(self, name: str, time: float, change: int) -> None:
         self._changes.append((name, time, change))
+        if len(self._changes) > _MOST_CHANGES:  # the disk is stuck
+            self.take()
 
     def take(self) -> dict[str, Points]:
         """What they were since the last call."""
@@ -60,14 +64,16 @@ class StepCounter:
     if nothing else moves the step.
     """
 
-    def __init__(self, step: Any, now: float) -> None:
+    def __init__(self, step: Any, number: int, now: float) -> None:
         self._step = step
+        self.number = number
+        """In the names of its counters, where there are several."""
         self._value: float = step.last_known
         self._time = now
 
     def is_of(self, step: Any) -> bool:
         """Whether it is the same step."""
-        return bool(self._step.is_same(step))
+        return step is not None and bool(self._step.is_same(step))
 
     def points(
         self, now: float, ends: NDArray[np.float64], *, is_virtual: bool

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,9 @@ class FileRecorder(Recorder):
         self._is_virtual = engine.is_virtual
         self._least_secs = least_secs
         self._is_closed = False
-        self._lock = threading.Lock()  # of what follows, up to the sessions
+        # of what follows, up to the steps; the garbage collector may close a coroutine of a span
+        # while this thread holds it
+        self._lock = threading.RLock()
         self._tracks, self._names = Tracks(), Names()
         self._open: dict[FileSpan, None] = {}
         self._events: list[tuple[float, ...]] = []
@@ -149,7 +151,9 @@ class FileRecorder(Recorder):
         with self._lock:
             self._sessions.append(session)
             if step is not None and not any(each.is_of(step) for each in self._steps):
-                self._steps.append(StepCounter(step, self.clock()))
+                known = {each.number for each in self._steps}
+                number = next(each for each in count(1) if each not in known)
+                self._steps.append(StepCounter(step, number, self.clock()))
         return session
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
@@ -192,8 +196,9 @@ class FileRecorder(Recorder):
         with self._lock:
             if track is not None:
                 self._add((layout, self._names.number(name), track, now, now, ident, value))
-            if len(self._values) < MOST_EVENTS:
-                self._values.setdefault(counter, []).append((now, value))
+            points = self._values.setdefault(counter, [])
+            if len(points) < MOST_EVENTS:
+                points.append((now, value))
 
     def _track_of_task(self, engine: Engine) -> int | None:
         place = recorded_in.get()
@@ -268,7 +273,7 @@ class FileRecorder(Recorder):
             number = self._names.number
             taken = [it.take(number, self._least_secs) for it in sessions]
             begins = []
-            for span in self._open:
+            for span in list(self._open):
                 if not span.is_written and (span.is_live or span.begun < before):
                     span.is_written = True
                     name, begun = number(span.name), span.begun
@@ -282,6 +287,9 @@ class FileRecorder(Recorder):
                 if each.is_over or each.is_dropped:
                     self._sessions.remove(each)
                     self._tracks.give_back(each.track)
+            self._steps = [
+                step for step in steps if any(step.is_of(each.step) for each in self._sessions)
+            ]
             if not self._sessions and any(each.is_dropped for each in sessions):
                 self._is_closed = True
                 self._file.drop()
@@ -315,15 +323,11 @@ class FileRecorder(Recorder):
         self, now: float, steps: list[StepCounter], sessions: list[FileSession]
     ) -> list[dict[str, Points]]:
         found: list[dict[str, Points]] = []
-        for place, each in enumerate(steps):
-            ends = [
-                session.ends
-                for session in sessions
-                if session.step is not None and each.is_of(session.step)
-            ]
+        for each in steps:
+            ends = [session.ends for session in sessions if each.is_of(session.step)]
             in_time = np.sort(np.concatenate([*ends, np.zeros(0)]))
             values, rates = each.points(now, in_time, is_virtual=self._is_virtual)
-            suffix = f" {place + 1}" if place else ""
+            suffix = f" {each.number}" if each.number > 1 else ""
             found.append({f"global step{suffix}": values, f"steps per second{suffix}": rates})
         return found
 

@@ -57,7 +57,7 @@ class RunTimes:
         is_in_run: bool,
     ) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a run that is thrown away may be cut within it
         self._times = array("d")
         self._cuts: list[Cut] = []  # of failed runs
         self.num_lost = 0

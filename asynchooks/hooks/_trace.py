@@ -18,8 +18,8 @@ class TraceHook(SessionRunHook):
     Recorded are the hook's session, and what is opened in its block: stages of data, side tasks,
     evaluations, other sessions. List it first: of the hooks before it `begin` is missing. Open the
     file at https://ui.perfetto.dev, also while it grows; after a kill it lacks the last half
-    second. An existing file is replaced. One hook may be given to several sessions, which then
-    share its file, and end with the last of them.
+    second. An existing file is replaced. Sessions that overlap in time may share one hook, and so
+    its file, which ends with the last of them.
 
     A thread writes. Where the disk is full the file ends, the log says so, and training goes on;
     where it is too slow, runs are missing from the trace.

@@ -533,3 +533,57 @@ async def test_a_bug_of_ours_ends_the_trace_alone(
         async with MonitoredSession([TraceHook(tmp_path / "a")], counting_creator()) as session:
             await session.run([])
     assert "by an error of asynchooks" in caplog.text
+
+
+async def test_two_steps_have_counters_of_their_own_while_their_sessions_are_open(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.pftrace"
+    async with MonitoredSession([TraceHook(path)], counting_creator()) as outer:
+        await outer.run([])
+        async with MonitoredSession([], counting_creator()) as inner:
+            for _ in range(5):
+                await inner.run([])
+    found = read(path)
+    assert found.counters["global step"][-1][1] == 1
+    assert found.counters["global step 2"][-1][1] == 5
+
+
+async def test_a_long_span_shows_while_it_goes_on_and_says_that_it_was_cut(
+    tmp_path: Path,
+) -> None:
+    path, goes_on = tmp_path / "run.pftrace", anyio.Event()
+
+    async def task() -> None:
+        await goes_on.wait()
+        raise ValueError("away")
+
+    hooks = [TraceHook(path, flush_secs=0.005), Waits()]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        session.start_soon(task, name="report", on_failure=OnFailure.LOG)
+        with anyio.fail_after(10):
+            while not path.exists() or not read(path, is_cut=True).of("report"):
+                await session.run([])
+        goes_on.set()
+        await session.run([])
+    found = read(path)
+    assert [each.path for each in found.slices if each.track == "report"] == [
+        "report", "report/cut",
+    ]  # fmt: skip
+
+
+def test_a_span_may_be_ended_while_the_recorder_is_busy_in_the_same_thread(tmp_path: Path) -> None:
+    """The garbage collector may close a coroutine, and so end its span, at any allocation."""
+
+    async def main() -> None:
+        async with MonitoredSession([TraceHook(tmp_path / "a")], counting_creator()):
+            place = recorded_in.get()
+            assert place is not None
+            recorder = place.recorder
+            assert isinstance(recorder, _recorder.FileRecorder)
+            span = recorder.span_on("task", "call")
+            with recorder._lock:
+                span.end(GeneratorExit())
+
+    anyio.run(main)
+    assert read(tmp_path / "a").of("call (cut)")
