@@ -61,6 +61,12 @@ def whole_packets(data: bytes) -> bytes:
     return data[:place]
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file ends with a whole packet."""
+    data = path.read_bytes()
+    return whole_packets(data) == data
+
+
 def read(path: Path | str, *, is_cut: bool = False) -> Read:
     """Read a file, and check that spans nest, and that all that is named has a name.
 

@@ -43,7 +43,7 @@ from asynchooks.testing import RecordingHook, ScriptedSession, ScriptedSessionCr
 
 from ..simulation.engines import BACKENDS
 from ..support.helpers import StartsTask, counting_creator, in_task, raises_at
-from .reading import Read, read
+from .reading import Read, is_whole, read
 
 pytestmark = pytest.mark.anyio
 
@@ -396,7 +396,8 @@ async def test_a_disk_that_fails_is_said_once_and_training_goes_on(
     said = [each for each in caplog.records if "cannot be written" in each.message]
     assert len(said) == 1
     assert "No space left" in said[0].message
-    read(path, is_cut=True)  # to the last whole chunk
+    read(path, is_cut=True)
+    assert is_whole(path)
     assert num_writes == 3
 
 
