@@ -14,8 +14,8 @@ from .._stopping.coordinator import Coordinator
 from ._values import KeepsValues, Wanted
 
 if TYPE_CHECKING:
+    import matplotlib.figure
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _NUM_ROWS = 10_000
 _OF_ROW = ("step", "secs")
@@ -150,7 +150,7 @@ class HistoryHook(KeepsValues):
         *names: str,
         ax: Axes | None = None,
         path: str | os.PathLike[str] | None = None,
-    ) -> Figure:
+    ) -> matplotlib.figure.Figure:
         """Draw values against the step by matplotlib; needs the extra `plot`.
 
         An axis is logarithmic where values that are positive have fallen to less than a tenth.

@@ -21,7 +21,7 @@ class Spread(NamedTuple):
     fetches: Any
 
 
-def mean(fetches: Any) -> Mean:
+def mean(fetches: Any) -> object:
     """The mean of an output over all runs since the last point, in place of its last value.
 
     Each run is asked for it, so on a TensorFlow graph each run computes it. Runs where it is NaN
@@ -36,7 +36,7 @@ def mean(fetches: Any) -> Mean:
     return Mean(fetches)
 
 
-def histogram(fetches: Any) -> Spread:
+def histogram(fetches: Any) -> object:
     """The distribution of an output that is an array, for sinks that show histograms.
 
     The array is copied in the run; the histogram is made in the thread of the sink.
@@ -112,7 +112,7 @@ class DataWait(NamedTuple):
     stage: HasStageStatistics
 
 
-def data_wait(stage: HasStageStatistics) -> DataWait:
+def data_wait(stage: Any) -> object:
     """The share of the time since the last point in which training waited for its input, 0 to 1.
 
     As `DataWaitHook` has it: it counts the waits of `FeedHook` or `session.batches` in this
@@ -138,7 +138,7 @@ class _QueueDepth(Reading):
         return float(self._stage.statistics().num_buffered)
 
 
-def queue_depth(stage: HasStageStatistics) -> Reading:
+def queue_depth(stage: Any) -> Reading:
     """Items that a stage holds, ready for its consumer.
 
     Example:
@@ -163,7 +163,7 @@ class _Staleness(Reading):
         return sum(age * each for age, each in new.items()) / num if num else None
 
 
-def staleness(stage: HasStageStatistics) -> Reading:
+def staleness(stage: Any) -> Reading:
     """The mean staleness, in steps, of the results that `rollouts` gave out since the last point.
 
     Args:
@@ -200,7 +200,7 @@ class _LoopLag(Reading):
         return max((float(lag.secs) for lag in new), default=0.0)
 
 
-def loop_lag(hook: HasLags) -> Reading:
+def loop_lag(hook: Any) -> Reading:
     """For how long, in seconds, the event loop was held at most since the last point.
 
     0 where it was never held for longer than the hook's `max_lag_secs`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from .. import _check
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy
 
 _NUM_BINS = 30
 
@@ -27,9 +27,9 @@ class Histogram:
         assert (spread.least, spread.greatest, spread.num) == (0.0, 2.0, 4)
     """
 
-    counts: np.ndarray
+    counts: numpy.ndarray
     """Numbers in each bin: int64, shape (bins,)."""
-    edges: np.ndarray
+    edges: numpy.ndarray
     """Where the bins begin, and the last one ends: float64, shape (bins + 1,), increasing."""
     least: float
     """The least number; NaN if there is none, as the next one."""
