@@ -69,6 +69,8 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(
     kinds = {output.get("name") or output["output_type"] for output in outputs}
     assert kinds <= {"stdout", "display_data", "execute_result"}, outputs
     assert "stdout" in kinds
+    figures = [each for each in outputs if "Figure" in str(each.get("data", {}).get("text/plain"))]
+    assert all("image/png" in each["data"] for each in figures)
 
 
 INTERRUPT = """

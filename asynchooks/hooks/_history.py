@@ -7,6 +7,8 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
@@ -188,6 +190,8 @@ class HistoryHook(KeepsValues):
             num = max(1, len(chosen))
             figure = Figure(figsize=(7.0, 0.8 + 2.4 * num), layout="constrained")
             panels = list(figure.subplots(num, sharex=True, squeeze=False)[:, 0])
+            # a notebook shows figures as pictures once pyplot is imported, others by this
+            figure._repr_png_ = partial(_png_of, figure)  # type: ignore[attr-defined]
         else:
             figure = ax.get_figure(root=True)  # type: ignore[assignment, call-arg, unused-ignore]
             panels = [ax] * max(1, len(chosen))
@@ -247,6 +251,12 @@ def _rows(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
         for place, value in zip(indices, values.tolist(), strict=True):
             rows[place][name] = value
     return rows
+
+
+def _png_of(figure: Figure) -> bytes:
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    return picture.getvalue()
 
 
 def _draw(axes: Axes, name: str, points: Sequence[tuple[int, float]]) -> None:

@@ -297,6 +297,8 @@ def test_a_plot_has_axes_for_each_name(tmp_path: Path) -> None:
     (line,) = loss.get_lines()
     assert points(line)[0] == [step for step in range(1, 41) if step != 6]
     assert (tmp_path / "loss.svg").read_text().startswith("<?xml")
+    shown: Any = figure
+    assert shown._repr_png_().startswith(b"\x89PNG"), "as a notebook shows it"
 
 
 def test_a_plot_into_axes_names_its_lines() -> None:
