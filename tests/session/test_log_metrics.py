@@ -6,14 +6,13 @@ import math
 import threading
 from typing import Any
 
-import anyio.lowlevel
 import numpy as np
 import pytest
 
 from asynchooks import MetricError, MetricsHook, MonitoredSession, SessionRunHook
 from asynchooks.metrics import Histogram
 
-from ..support.helpers import counting_creator
+from ..support.helpers import counting_creator, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +110,8 @@ async def test_a_side_task_logs_into_the_sinks_of_the_session() -> None:
             session.log_metrics({"accuracy": 0.75})
 
         session.start_soon(evaluate)
+        await settle()
         for _ in range(2):
-            await anyio.lowlevel.checkpoint()
             await session.run([])
+        await settle()
     assert taken == [(0, {"accuracy": 0.5}), (2, {"accuracy": 0.75})]
