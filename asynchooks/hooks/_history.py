@@ -16,8 +16,8 @@ from .._stopping.coordinator import Coordinator
 from ._values import KeepsValues, Wanted
 
 if TYPE_CHECKING:
-    import matplotlib.figure
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _NUM_ROWS = 10_000
 _OF_ROW = ("step", "secs")
@@ -110,8 +110,9 @@ class HistoryHook(KeepsValues):
         if not self._is_open:
             self._is_open = True
             self._began_at = self._now() - self._secs_before
+        step = self._step.value
         with self._lock:
-            while self.rows and self.rows[-1]["step"] > self._step.value:
+            while self.rows and self.rows[-1]["step"] > step:
                 self.rows.pop()
 
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
@@ -152,7 +153,7 @@ class HistoryHook(KeepsValues):
         *names: str,
         ax: Axes | None = None,
         path: str | os.PathLike[str] | None = None,
-    ) -> matplotlib.figure.Figure:
+    ) -> Figure:
         """Draw values against the step by matplotlib; needs the extra `plot`.
 
         An axis is logarithmic where values that are positive have fallen to less than a tenth.

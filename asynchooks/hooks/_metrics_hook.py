@@ -117,15 +117,8 @@ class MetricsHook(KeepsValues):
         for outlet in self._outlets:
             outlet.put(step, dict(values))
 
-    async def end(self, session: Any) -> None:
-        if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
-            await self._close_sinks()
-
-    async def after_close(self, exception: BaseException | None) -> bool | None:
-        await self._close_sinks()  # not in `end`: side tasks log metrics up to their own end
-        return await super().after_close(exception)
-
-    async def _close_sinks(self) -> None:
+    async def _close(self) -> None:
+        await super()._close()
         if self._is_open:
             self._is_open = False
             until = self._engine.now() + self._grace_secs

@@ -181,7 +181,7 @@ class ValueReader:
             seen.add(name)
             self._add(name, each)
         self.names = frozenset(seen)
-        """What the values are called."""
+        """Of all that was asked for; a function that returns a mapping adds to them."""
 
     def _add(self, name: str, each: Any) -> None:
         if isinstance(each, Mean):
@@ -360,9 +360,16 @@ class KeepsValues(SessionRunHook):
         self._args = values.args_of_due if self._asks_for_all else values.args_of_each
         self._idle_until = 0 if self._asks_for_all else interval.idle_until
 
+    async def end(self, session: Any) -> None:
+        if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
+            await self._close()
+
     async def after_close(self, exception: BaseException | None) -> bool | None:
-        self._values.close()
+        await self._close()  # not in `end`: side tasks log metrics up to their own end
         return None
+
+    async def _close(self) -> None:
+        self._values.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {"interval": self._interval.state_dict(), "values": self._values.state_dict()}

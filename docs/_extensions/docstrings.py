@@ -53,6 +53,7 @@ PATHS = public_paths()
 # names in signatures that stand for others
 FOREIGN = {
     "Axes": "matplotlib.axes.Axes",
+    "Figure": "matplotlib.figure.Figure",
     "NDArray": "numpy.typing.NDArray",
     "OutOfRangeError": "tf.errors.OutOfRangeError",
     "np.generic": "numpy.generic",
@@ -63,7 +64,7 @@ FOREIGN = {
 # Objects that the library makes for its users: their constructors are no part of the interface.
 MADE_BY_THE_LIBRARY = {
     "Batches", "Cluster", "Queue", "Recording", "Report", "SessionRunValues", "Stage",
-    "StepContext", "Timeline", "Worker", "WorkerReport",
+    "Status", "StepContext", "Subscription", "Timeline", "Worker", "WorkerReport",
 }  # fmt: skip
 
 
