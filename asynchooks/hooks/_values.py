@@ -364,6 +364,10 @@ class KeepsValues(SessionRunHook):
         if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
             await self._close()
 
+    async def on_error(self, session: Any, exception: BaseException) -> None:
+        if self._is_by_hand:
+            await self._close()
+
     async def after_close(self, exception: BaseException | None) -> bool | None:
         await self._close()  # not in `end`: side tasks log metrics up to their own end
         return None
