@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, ClassVar
+from weakref import WeakValueDictionary
 
 from .. import _check
 from ._sink import Point, Resume, Sink
@@ -19,6 +20,10 @@ from ._sink import Point, Resume, Sink
 logger = logging.getLogger("asynchooks")
 
 _CHUNK_BYTES = 1 << 16
+
+_USERS: WeakValueDictionary[str, LinesSink] = WeakValueDictionary()
+"""Which sinks of this process write to which files: two would tear each other's apart, and hooks,
+sessions and threads have nothing else in common."""
 
 Key = tuple[int, float]
 """Step and time of a point: those of the points in a file only grow."""
@@ -37,6 +42,7 @@ class LinesSink(Sink):
         self.path = os.path.abspath(_check.path("path", path, "the path of a file"))
         """Of the file, absolute."""
         self._file: BinaryIO | None = None
+        self._claimed = ""  # the path, if there is one, under which it is among the users
         self._start = 0  # where the first line of a point begins
         self._size = 0  # of the file: whole lines
         self._first: Key | None = None  # of the first point in the file
@@ -63,6 +69,19 @@ class LinesSink(Sink):
 
     def open(self, resume: Resume) -> None:
         self._forget()  # an attempt before may have failed
+        self._claimed = os.path.realpath(self.path)
+        if _USERS.setdefault(self._claimed, self) is not self:
+            raise OSError(
+                f"{self.path} is being written by another sink of this process; give each sink a "
+                "file of its own"
+            )
+        try:
+            self._open(resume)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _open(self, resume: Resume) -> None:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         is_new = resume.step == 0 and resume.position is None
         if is_new and os.path.isfile(self.path) and os.path.getsize(self.path):
@@ -109,6 +128,8 @@ class LinesSink(Sink):
         self._points, self._first, self._there = [], None, None
         if file is not None:
             file.close()
+        if _USERS.get(self._claimed) is self:
+            del _USERS[self._claimed]
 
     def _open_file(self) -> None:
         is_new = not os.path.exists(self.path)

@@ -266,3 +266,18 @@ def test_the_path_is_that_of_the_working_directory_at_first(
     sink = case.new(Path(case.path.name))
     monkeypatch.chdir("/")
     assert repr(sink).endswith(f"Sink({str(tmp_path / case.path.name)!r})")
+
+
+def test_two_sinks_of_one_process_do_not_write_to_one_file(case: Case) -> None:
+    first = case.open()
+    with pytest.raises(OSError, match="written by another sink .* a file of its own"):
+        case.open()
+    first.close()
+    case.write(1, 2)
+    blocked = case.path / "not a directory" / case.path.name
+    broken = case.new(blocked)
+    for _ in range(2):  # the first attempt keeps no hold on the file
+        with pytest.raises(NotADirectoryError):
+            broken.open(NEW)
+        with pytest.raises(NotADirectoryError):
+            case.new(blocked).open(NEW)
