@@ -77,12 +77,18 @@ class MetricsHook(KeepsValues):
         if not given:
             raise ValueError("sink is an empty list; give at least one sink")
         self.sinks = [_as_sink(each) for each in given]
+        for index, each in enumerate(self.sinks):
+            if any(each is other for other in self.sinks[:index]):
+                raise ValueError(f"{each!r} is there twice; give each sink once")
         _check.instance("on_failure", on_failure, OnFailure, "OnFailure.LOG or OnFailure.STOP")
         super().__init__(values, every_n_steps, every_n_secs)
         self._on_failure = on_failure
         self._outlets: list[Outlet] = []
         self._is_open = False
         self._states: Sequence[Any] = ()  # of the sinks, from a checkpoint
+        self._error: BaseException | None = None  # of a sink: the first one
+        self._is_raised = False  # it has left the session
+        self._slot: Slot | None = None  # of the side task that raises it
 
     @property
     def num_dropped(self) -> int:
@@ -90,32 +96,53 @@ class MetricsHook(KeepsValues):
         return sum(outlet.num_dropped for outlet in self._outlets)
 
     async def begin(self) -> None:
+        if self._outlets and self._is_by_hand:  # whose `end` was not called after an error
+            self.on_drop()
         for sink in self.sinks:
             sink.check()
-        self._outlets, self._is_open = [], False
+            if Outlet.is_used(sink):
+                raise RuntimeError(
+                    f"{sink!r} is used by another hook, or by a session that has not been closed; "
+                    "give each hook a sink of its own, and close the session first"
+                )
+        self._error, self._is_raised, self._slot, self._is_open = None, False, None, False
         await super().begin()
+        self._outlets = [Outlet(sink, self._note_error) for sink in self.sinks]
+        for outlet in self._outlets:
+            outlet.claim()
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
         await super().after_create_session(session, coord)  # first: others may move the step
         engine, step = current_engine(), session.global_step.value
         self._grace_secs = min(raw_session_of(session).grace_secs, _LONGEST_CLOSE_SECS)
         self._engine = engine
-        on_error = self._stop_at_error(engine, coord) if self._stops_at_errors else None
+        if self._on_failure is OnFailure.STOP:
+            self._raise_errors(engine, coord)
         if self._is_open:
             for outlet in self._outlets:
                 outlet.rewind(step)
         else:
             self._is_open = True
-            self._outlets = [Outlet(sink, on_error) for sink in self.sinks]
-            states, self._states = self._states, ()
-            for index, outlet in enumerate(self._outlets):
-                state = states[index] if index < len(states) else _NO_STATE
+            states, self._states = list(self._states), ()
+            for outlet in self._outlets:
+                state = _taken(states, outlet.sink)
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
             self._values.begin_session(engine.now(), step)  # opening sinks is no training
 
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:
             outlet.put(step, dict(values))
+
+    async def end(self, session: Any) -> None:
+        await super().end(session)
+        if self._is_by_hand:
+            self._raise_error()
+
+    async def after_close(self, exception: BaseException | None) -> bool | None:
+        await super().after_close(exception)
+        if exception is None:
+            self._raise_error()
+        return None
 
     async def _close(self) -> None:
         await super()._close()
@@ -126,6 +153,8 @@ class MetricsHook(KeepsValues):
                 outlet.drop()  # all at once
             for outlet in self._outlets:
                 await outlet.close(until)
+        else:
+            self.on_drop()  # another hook has failed in its begin
 
     def on_drop(self) -> None:
         for outlet in self._outlets:
@@ -133,7 +162,9 @@ class MetricsHook(KeepsValues):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the points of each sink end that are durable there, and those after them."""
-        states = [outlet.state_dict() for outlet in self._outlets] or self._states
+        states = self._states
+        if self._is_open or not states:
+            states = [{"sink": _kind(each.sink), **each.state_dict()} for each in self._outlets]
         return {"sinks": list(states), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,25 +172,48 @@ class MetricsHook(KeepsValues):
         if not self._is_open:  # else the sinks are told the step that the session is set back to
             self._states = state["sinks"]
 
-    @property
-    def _stops_at_errors(self) -> bool:
-        return self._on_failure is OnFailure.STOP
+    def _note_error(self, error: BaseException) -> None:
+        """In the thread of a sink."""
+        self._error = self._error or error
+        if self._slot is not None:
+            self._slot.wake(error)
 
-    def _stop_at_error(self, engine: Engine, coord: Coordinator) -> Callable[[BaseException], None]:
-        """A side task that raises what a sink raised; returns what gives it the error."""
-        slot = Slot(engine, "an error of a sink")
+    def _raise_errors(self, engine: Engine, coord: Coordinator) -> None:
+        """Start a side task that raises what a sink raises; once for each raw session."""
+        slot = self._slot = Slot(engine, "an error of a sink")
+        if self._error is not None:
+            slot.wake(self._error)
 
         async def raise_it() -> None:
             with EndsAtStop(slot, coord.stop):
                 error = await engine.park(slot)
             if error is not STOPPED:
-                raise error
+                self._raise_error()
 
         coord.start_soon(raise_it, name="MetricsHook")
-        return slot.wake
+
+    def _raise_error(self) -> None:
+        error = self._error
+        if error is not None and not self._is_raised and self._on_failure is OnFailure.STOP:
+            self._is_raised = True
+            raise error
 
 
 _NO_STATE: Mapping[str, Any] = {"position": None, "pending": ()}
+
+
+def _kind(sink: Sink) -> str:
+    return type(sink).__qualname__
+
+
+def _taken(states: list[Any], sink: Sink) -> Mapping[str, Any]:
+    """Remove the state of a sink from those of a checkpoint: the first one of its class."""
+    for state in states:
+        if state["sink"] == _kind(sink):
+            states.remove(state)
+            found: Mapping[str, Any] = state
+            return found
+    return _NO_STATE
 
 
 def _as_sink(each: object) -> Sink:

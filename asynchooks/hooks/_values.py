@@ -424,7 +424,13 @@ def _copied(name: str, value: Any) -> Any:
     import numpy as np
 
     detach = getattr(value, "detach", None)  # of a PyTorch tensor with a gradient
-    array = np.array(value if detach is None else detach().cpu())
+    if detach is not None:
+        value = detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # which NumPy does not have
+            value = value.float()
+    array = np.array(value)
+    if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # of ml_dtypes
+        array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         raise MetricError(
             f"histogram({name!r}) is of {shown(value)}; give an array of real numbers"

@@ -27,6 +27,12 @@ _CYCLE_SECS = 0.5
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 """Between two attempts to open a sink."""
 _VIRTUAL_BATCH = 256
+_CHUNK = 64
+"""Points that leave the queue at once: while the sink is slow, so few cannot be thinned out."""
+_UNFLUSHED_SECS = 1.0
+"""A sink that always has more to write is flushed this often."""
+_ARRAY_BYTES = 32 << 20
+"""Arrays in the queue, of which histograms are to be made, take this much memory at most."""
 
 Values = dict[str, Any]
 """By name: floats, Histograms, or arrays (owned by the point) whose histogram is to be made."""
@@ -39,6 +45,8 @@ class _Queued:
     step: int
     time: float
     values: Values | None
+    num_bytes: int = 0
+    """Of its arrays."""
 
     def point(self) -> Point:
         values = self.values or {}
@@ -69,13 +77,15 @@ class Outlet:
         """Points that were not written, since `open`."""
         self._on_error = on_error
         self._capacity = capacity
-        self._lock = threading.Lock()  # guards the next six
+        self._lock = threading.Lock()  # guards the next eight
         self._queue: list[_Queued] = []
         self._unflushed: list[_Queued] = []  # the sink may have them, but not durably
         self._position: Any = None
         self._last_step = 0
         self._has_failed = False
         self._is_thinned = False
+        self._num_bytes = 0  # of the arrays in the queue
+        self._has_ended = False  # nothing more is written
         # wakes the thread; a garbage collector's call may put into it while the thread gets
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_closing = self._is_abandoned = False
@@ -83,6 +93,20 @@ class Outlet:
         self._ended: Slot | None = None
         self._engine: Engine | None = None  # set by `open`
         self._is_open = False
+        self._thread: threading.Thread | None = None
+        self._previous: threading.Thread | None = None  # of the sink
+
+    def claim(self) -> None:
+        """Before `open`: have the sink, from when the outlet that had it last has ended."""
+        last: Outlet | None = self.sink._outlet
+        self._previous = None if last is None else last._thread
+        vars(self.sink)["_outlet"] = self  # also of a frozen dataclass
+
+    @staticmethod
+    def is_used(sink: Sink) -> bool:
+        """Whether an outlet has the sink, and nothing has asked it to close."""
+        last: Outlet | None = sink._outlet
+        return last is not None and not last._is_closing
 
     async def open(self, engine: Engine, resume: Resume, pending: Sequence[Any]) -> None:
         """Start the thread, and wait for the sink to open for as long as it says.
@@ -92,58 +116,89 @@ class Outlet:
             resume: for the sink.
             pending: of `state_dict`: what is to be written first.
         """
-        self._engine, self._position, self._last_step = engine, resume.position, resume.step
-        self._queue = [_restored(each) for each in pending]
+        with self._lock:
+            early, self._queue = self._queue, [_restored(each) for each in pending]
+            for each in early:  # before the step was known
+                each.step, each.time = resume.step, _now(engine)
+            self._queue += early
+            self._position, self._last_step, self._engine = resume.position, resume.step, engine
         self._opened = Slot(engine, f"the opening of {self.sink!r}")
         self._ended = Slot(engine, f"the last points of {self.sink!r}")
         if engine.is_virtual:
             self._is_open = self._open(resume)
             return
         name = f"asynchooks-{type(self.sink).__name__}"
-        threading.Thread(target=self._serve, args=(resume,), name=name, daemon=True).start()
+        if self._queue:
+            self._bell.put(None)
+        self._thread = threading.Thread(target=self._serve, args=(resume,), name=name, daemon=True)
+        self._thread.start()
         if self.sink.open_secs:
             await engine.park(self._opened, engine.now() + self.sink.open_secs)
 
     def put(self, step: int, values: Values) -> None:
         """Give the sink values of a step; from any thread, and without waiting.
 
-        Steps do not go back: a value that comes too late belongs to the newest step.
+        Steps do not go back: a value that comes too late belongs to the newest step. Before `open`
+        it is of the step at which that resumes.
         """
         engine = self._engine
-        assert engine is not None
-        now = engine.now() if engine.is_virtual else time.time()
+        now = 0.0 if engine is None else _now(engine)
+        num_bytes = sum([_size_of(each) for each in values.values() if type(each) is not float])
         with self._lock:
+            if self._has_ended:
+                self.num_dropped += 1
+                return
             step = self._last_step = max(step, self._last_step)
             last = self._queue[-1] if self._queue else None
+            self._num_bytes += num_bytes
             if last is not None and last.step == step and last.values is not None:
                 last.values |= values
+                last.num_bytes += num_bytes
                 return
-            self._queue.append(_Queued(step, now, values))
-            has_waited = last is not None
-            num_dropped = self._thin() if len(self._queue) > self._capacity else 0
+            self._queue.append(_Queued(step, now, values, num_bytes))
+            has_waited, num = last is not None, len(self._queue)
+            num_dropped = 0
+            if num > self._capacity:
+                num_dropped = self._thin()
+            elif num_bytes and self._num_bytes > _ARRAY_BYTES:
+                num_dropped = self._thin(with_arrays=True)
             is_first, self._is_thinned = not self._is_thinned, self._is_thinned or num_dropped > 0
         if num_dropped and is_first:
             logger.warning(
                 "%r does not keep up: every second of the %d points that wait for it is dropped, "
                 "whenever there are so many. Training goes on",
-                self.sink, self._capacity,
+                self.sink, num - 1,
             )  # fmt: skip
+        if engine is None:
+            return
         if engine.is_virtual:
             if len(self._queue) >= _VIRTUAL_BATCH:
                 self._write_all()
         elif not has_waited or len(self._queue) == self._capacity // 2:
             self._bell.put(None)
 
-    def _thin(self) -> int:
-        """Drop every second point of the queue; returns how many. The newest one stays."""
-        queue, kept = self._queue, []
-        for index, each in enumerate(reversed(queue)):
-            if each.values is None or index % 2 == 0:
+    def _thin(self, *, with_arrays: bool = False) -> int:
+        """Drop every second point of the queue, or of those with arrays; returns how many.
+
+        The newest one stays.
+        """
+        kept: list[_Queued] = []
+        index = 0
+        for each in reversed(self._queue):
+            if each.values is None or (with_arrays and not each.num_bytes):
                 kept.append(each)
-        num = len(queue) - len(kept)
-        self._queue = kept[::-1]
+            else:
+                if index % 2 == 0:
+                    kept.append(each)
+                index += 1
+        num = len(self._queue) - len(kept)
+        self._set_queue(kept[::-1])
         self.num_dropped += num
         return num
+
+    def _set_queue(self, queue: list[_Queued]) -> None:
+        self._queue = queue
+        self._num_bytes = sum([each.num_bytes for each in queue])
 
     def rewind(self, step: int) -> None:
         """The session was set back to this step: what was put of later ones is to be forgotten."""
@@ -151,8 +206,8 @@ class Outlet:
             if step >= self._last_step:
                 return
             self._last_step = step
-            self._queue = [each for each in self._queue if each.step <= step]
-            self._queue.append(_Queued(step, 0.0, None))
+            kept = [each for each in self._queue if each.step <= step]
+            self._set_queue([*kept, _Queued(step, 0.0, None)])
         self._bell.put(None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,9 +238,10 @@ class Outlet:
         outcome = await engine.park(self._ended, until)
         with self._lock:
             if outcome is TIMED_OUT:
-                self._is_abandoned = True
-                self.num_dropped += len(self._queue) + len(self._unflushed)
-                self._queue, self._unflushed = [], []
+                self._is_abandoned = self._has_ended = True
+                self.num_dropped += _num_points(self._queue) + _num_points(self._unflushed)
+                self._set_queue([])
+                self._unflushed = []
         if outcome is TIMED_OUT:
             logger.warning(
                 "%r did not take its last points in time and is left alone; %d points of this "
@@ -205,6 +261,11 @@ class Outlet:
     # What follows is called in the thread, or in virtual time by the session's task.
 
     def _serve(self, resume: Resume) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            previous.join()  # of a session before: it may be stuck in the sink
+            if self._is_abandoned:
+                return
         pause = _FIRST_PAUSE_SECS
         while not self._open(resume):
             if self._is_closing:
@@ -241,16 +302,21 @@ class Outlet:
     def _write_all(self) -> None:
         if not self._is_open:
             return
+        assert self._engine is not None
+        flushed_at = self._engine.now()
         while not self._is_abandoned:
             with self._lock:
-                items, self._queue = self._queue, []
+                items = self._queue[:_CHUNK]
+                self._set_queue(self._queue[_CHUNK:])
                 self._unflushed += items
-            if not items:
-                break
             for each in items:
                 self._write(each)
-        if self._unflushed and not self._is_abandoned:
-            self._flush()
+            is_last, now = not self._queue, self._engine.now()
+            if self._unflushed and (is_last or now - flushed_at >= _UNFLUSHED_SECS):
+                flushed_at = now
+                self._flush()
+            if is_last:
+                break
 
     def _write(self, each: _Queued) -> None:
         if self._is_abandoned:
@@ -264,6 +330,8 @@ class Outlet:
                     self.num_dropped += 1
 
     def _flush(self) -> None:
+        if self._is_abandoned:
+            return
         position: Any = None
 
         def flush() -> None:
@@ -277,15 +345,16 @@ class Outlet:
             if is_durable:
                 self._position = position
             else:
-                self.num_dropped += len(self._unflushed)
+                self.num_dropped += _num_points(self._unflushed)
             self._unflushed = []
 
     def _close(self) -> None:
         if self._is_open:
             self._call(self.sink.close)
         with self._lock:
-            self.num_dropped += len(self._queue)
-            self._queue = []
+            self._has_ended = True
+            self.num_dropped += _num_points(self._queue)
+            self._set_queue([])
         assert self._ended is not None
         self._ended.wake()
 
@@ -293,7 +362,9 @@ class Outlet:
         """Call the sink; an error is logged if it is the first one. Whether it returned."""
         try:
             fn(*args)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and self._thread is None:
+                raise  # in the session's task
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
@@ -307,14 +378,29 @@ class Outlet:
         return True
 
 
+def _now(engine: Engine) -> float:
+    return engine.now() if engine.is_virtual else time.time()
+
+
+def _size_of(value: Any) -> int:
+    """In bytes, of an array."""
+    size: int = getattr(value, "nbytes", 0)
+    return size
+
+
+def _num_points(queued: Sequence[_Queued]) -> int:
+    return sum([each.values is not None for each in queued])
+
+
 def _saved(each: _Queued) -> dict[str, Any]:
     if each.values is None:
         return {"rewind": each.step}
     values = {}
     for name, value in list(each.values.items()):
         is_number = isinstance(value, float)
-        whole = value if is_number or isinstance(value, Histogram) else Histogram.of(value)
-        values[name] = whole if is_number else whole.state_dict()
+        if not is_number and not isinstance(value, Histogram):
+            value = each.values[name] = Histogram.of(value)  # once, however long it waits
+        values[name] = value if is_number else value.state_dict()
     return {"step": each.step, "time": each.time, "values": values}
 
 

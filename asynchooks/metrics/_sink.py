@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy
 
 _NUM_BINS = 30
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +52,10 @@ class Histogram:
         num_bins = _check.integer("num_bins", num_bins, least=1)
         values = np.asarray(numbers).astype(np.float64, copy=False).ravel()
         values = values[np.isfinite(values)]
-        counts, edges = np.histogram(values, num_bins)
         least, greatest = (values.min(), values.max()) if values.size else (math.nan, math.nan)
-        total, squares = float(values.sum()), float(np.square(values).sum())
+        counts, edges = _binned(values, num_bins)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total, squares = float(values.sum()), float(np.square(values).sum())
         counts = counts.astype(np.int64, copy=False)
         return cls(counts, edges, float(least), float(greatest), values.size, total, squares)
 
@@ -64,6 +67,22 @@ class Histogram:
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The histogram that gave the state."""
         return cls(**state)
+
+
+def _binned(values: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and edges; NumPy refuses finite numbers that are very close, or very far apart."""
+    import numpy as np
+
+    try:
+        with np.errstate(over="raise", invalid="raise"):
+            return np.histogram(values, num_bins)
+    except (ValueError, FloatingPointError):
+        scaled = values / 4  # the width of the bins is finite, too
+        least, greatest = float(scaled.min()), float(scaled.max())
+        most = max(abs(least), abs(greatest))
+        margin = max(2 * num_bins * math.ulp(most), 1e-290) if greatest - least < most else 0.0
+        counts, edges = np.histogram(scaled, num_bins, (least - margin, greatest + margin))
+        return counts, np.clip(edges, -_LARGEST / 4, _LARGEST / 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +137,7 @@ class Sink(ABC):
 
     open_secs: ClassVar[float] = 0.0
     """How long a session waits, at most, for `open` before its first step: 0 for what may hang."""
+    _outlet: Any = None  # that calls it, or that did last
 
     def check(self) -> None:  # noqa: B027 - may be left alone
         """In the hook's begin: raise ImportError if the library is missing. It must not block."""

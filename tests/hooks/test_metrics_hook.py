@@ -25,6 +25,7 @@ from asynchooks import (
     MonitoredSession,
     OnFailure,
     PreemptionError,
+    SessionRunHook,
     SharedSessionCreator,
     StateDictSaver,
     StopAtStepHook,
@@ -144,6 +145,19 @@ async def test_histograms_are_of_the_array_as_it_was() -> None:
     assert [(each.least, each.greatest, each.num) for each in spreads] == [
         (1.0, 1.0, 4), (2.0, 2.0, 4), (4.0, 4.0, 4),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[1.0, np.nextafter(1.0, 2)], [1e308, -1e308], [1e200], [5e-324, 0.0], [-3e307, 1.7e308], []],
+)
+async def test_histograms_are_of_numbers_however_close_or_far_apart(numbers: list[float]) -> None:
+    made = Histogram.of(np.array(numbers))
+    assert (made.counts.sum(), made.num) == (len(numbers), len(numbers))
+    assert np.isfinite(made.edges).all()
+    assert (np.diff(made.edges) > 0).all()
+    for number in numbers:
+        assert made.edges[0] <= number <= made.edges[-1]
 
 
 async def test_several_sinks_get_the_same_points() -> None:
@@ -396,6 +410,96 @@ async def test_a_sink_that_raises_stops_training_where_that_is_asked_for() -> No
             while not session.should_stop():
                 await session.run("loss")
                 await anyio.lowlevel.checkpoint()
+
+
+async def test_the_first_error_of_a_sink_at_the_end_or_after_a_recovery_is_raised_too() -> None:
+    class Full(Kept):
+        is_full = True
+
+        def flush(self) -> int:
+            if self.is_full:
+                raise OSError("the disk is full")
+            return 0
+
+    sink = Full()
+    with pytest.raises(OSError, match="the disk is full"):
+        await train([MetricsHook(sink, "loss", on_failure=OnFailure.STOP)], steps=1)
+
+    sink.is_full, num = False, 0
+
+    def step() -> dict[str, Any]:
+        nonlocal num
+        num += 1
+        if num == 2:
+            raise PreemptionError("the machine has gone")
+        sink.is_full = True
+        return {"loss": 1.0}
+
+    hook = MetricsHook(sink, "loss", every_n_steps=1, on_failure=OnFailure.STOP)
+    with pytest.raises(OSError, match="the disk is full"):
+        async with MonitoredSession([hook], FunctionSessionCreator(step)) as session:
+            sink.is_full = False
+            while not session.should_stop():
+                await session.run("loss")
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_an_error_of_training_is_not_hidden_by_one_of_a_sink() -> None:
+    with pytest.raises(ZeroDivisionError):
+        hook = MetricsHook(Raises(), "loss", on_failure=OnFailure.STOP)
+        async with MonitoredSession([hook], halving()) as session:
+            await session.run("loss")
+            raise ZeroDivisionError
+
+
+async def test_a_sink_belongs_to_one_hook_and_one_session_at_a_time() -> None:
+    sink = Kept()
+    with pytest.raises(ValueError, match="is there twice; give each sink once"):
+        MetricsHook([sink, sink])
+    with pytest.raises(RuntimeError, match="used by another hook, or by a session that has not"):
+        await train([MetricsHook(sink), MetricsHook(sink)])
+    hook = MetricsHook(sink, "loss")
+    async with MonitoredSession([hook], halving()):
+        with pytest.raises(RuntimeError, match="give each hook a sink of its own"):
+            await train([hook])
+    await train([hook])
+    assert sink.steps == [1]
+
+
+async def test_what_is_logged_while_the_session_opens_is_kept() -> None:
+    class LogsEarly(SessionRunHook):
+        uses_default_graph = False
+
+        async def after_create_session(self, session: Any, coord: Any) -> None:
+            opening.log_metrics({"early": 1.0})
+
+    sink = Kept()
+    hooks = [LogsEarly(), MetricsHook(sink, "loss", every_n_steps=1)]
+    async with (opening := MonitoredSession(hooks, halving())) as session:
+        await session.run("loss")
+    assert sink.points == [(0, {"early": 1.0}), (1, {"loss": 1.0})]
+
+
+async def test_each_sink_finds_its_state_in_a_list_that_has_changed(tmp_path: Path) -> None:
+    class Other(Kept):
+        pass
+
+    sink, other, model = Kept(), Other(), {"w": np.zeros(1)}
+
+    async def run(sinks: list[Sink], steps: int) -> None:
+        saver = StateDictSaver(model=model)
+        hooks = [
+            CheckpointSaverHook(str(tmp_path), save_steps=10, saver=saver),
+            MetricsHook(sinks, "loss", every_n_steps=1),
+        ]
+        await train(hooks, steps=steps)
+
+    await run([sink], 4)
+    points = list(sink.points)
+    await run([other, sink], 6)
+    assert other.resumes == [Resume(4, None)]
+    assert sink.points[:4] == points
+    assert (sink.steps, other.steps) == ([1, 2, 3, 4, 5, 6], [5, 6])
 
 
 class NotInstalled(Sink):

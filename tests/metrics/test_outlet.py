@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -55,6 +56,7 @@ class Kept(Sink):
 
 async def opened(sink: Sink, *, step: int = 0, pending: Any = (), **options: Any) -> Outlet:
     outlet = Outlet(sink, **options)
+    outlet.claim()
     await outlet.open(current_engine(), Resume(step, None), pending)
     return outlet
 
@@ -114,6 +116,101 @@ async def test_a_stuck_sink_has_every_second_point_dropped_and_counted_and_said_
     assert steps(sink) == sorted(steps(sink))
     assert len(sink.kept) + outlet.num_dropped == 1001
     assert f"{outlet.num_dropped} points of this session were not written" in caplog.text
+
+
+async def test_a_sink_that_always_has_more_to_write_is_flushed_and_holds_few_points(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asynchooks.metrics._outlet._UNFLUSHED_SECS", 0.0)
+
+    class Behind(Kept):
+        most_unflushed = 0
+
+        def write(self, point: Point) -> None:
+            super().write(point)
+            if point.step < 1000:  # training is always ahead of it
+                outlet.put(point.step + 2, {"loss": 1.0})
+            self.most_unflushed = max(self.most_unflushed, len(outlet._unflushed))
+
+    sink = Behind()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    for step in (1, 2):
+        outlet.put(step, {"loss": 1.0})
+    sink.is_asked.wait()
+    sink.may_write.set()
+    await close(outlet)
+    assert steps(sink) == list(range(1, 1002))
+    assert sink.calls.count("flush") > 100
+    assert sink.most_unflushed <= 64
+
+
+async def test_arrays_of_histograms_that_wait_take_a_limited_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asynchooks.metrics._outlet._ARRAY_BYTES", 10 * 800)
+    sink = Kept()
+    sink.may_write.clear()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0})
+    sink.is_asked.wait()
+    for step in range(2, 202):
+        outlet.put(step, {"loss": 1.0, "weights": np.zeros(100)} if step % 2 else {"loss": 1.0})
+        assert sum(each.num_bytes for each in outlet._queue) <= 10 * 800
+    assert outlet._queue[-2].step == 200
+    assert outlet._queue[-1].num_bytes == 800
+    sink.may_write.set()
+    await close(outlet)
+    assert [step for step in range(2, 202, 2) if step not in steps(sink)] == []
+    assert len(sink.kept) + outlet.num_dropped == 201
+
+
+async def test_a_sink_is_opened_again_when_the_thread_that_was_stuck_in_it_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = Kept()
+    sink.may_write.clear()
+    first = await opened(sink)
+    first.put(1, {"loss": 1.0})
+    sink.is_asked.wait()
+    assert Outlet.is_used(sink)
+    await close(first, secs=0)
+    assert not Outlet.is_used(sink)
+    second = await opened(sink)
+    second.put(2, {"loss": 1.0})
+    sink.may_write.set()
+    await close(second)
+    assert sink.calls == ["open", "close", "open", "flush", "close"]
+    assert steps(sink) == [1, 2]
+
+
+async def test_what_ends_a_thread_elsewhere_is_an_error_of_the_sink_like_others() -> None:
+    class Exits(Kept):
+        def write(self, point: Point) -> None:
+            raise SystemExit(1)
+
+    sink = Exits()
+    outlet = await opened(sink)
+    outlet.put(1, {"loss": 1.0})
+    await close(outlet)
+    assert (outlet.num_dropped, sink.calls[-1]) == (1, "close")
+
+
+async def test_what_waited_in_the_checkpoint_is_written_at_once() -> None:
+    pending = [{"step": 2, "time": 1.0, "values": {"loss": 1.0}}]
+    sink = Kept()
+    outlet = await opened(sink, step=2, pending=pending)
+    assert await anyio.to_thread.run_sync(sink.is_asked.wait, 10)  # no point is put
+    await close(outlet)
+    assert steps(sink) == [2]
+
+
+async def test_points_that_come_after_the_end_count_as_dropped() -> None:
+    sink = Kept()
+    outlet = await opened(sink)
+    await close(outlet)
+    outlet.put(1, {"loss": 1.0})
+    assert (steps(sink), outlet.num_dropped) == ([], 1)
 
 
 async def test_a_sink_that_hangs_is_left_alone_when_time_is_up(
