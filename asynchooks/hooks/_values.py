@@ -84,6 +84,11 @@ class Interval:
         """Below this step the next run is not due; 0 where that depends on the time."""
         return 0 if self._every_secs is not None else self._next_step - 1
 
+    @property
+    def idle_until_secs(self) -> float:
+        """Before this time the next run is not due; -inf where that depends on the step."""
+        return -math.inf if self._every_secs is None else self._next_time
+
     def update(self, step: int) -> None:
         """The hook has done at this step what it was due for."""
         if self._every_secs is None:
@@ -310,7 +315,8 @@ class KeepsValues(SessionRunHook):
         self._interval = Interval(every_n_steps, every_n_secs)
         self._args: SessionRunArgs | None = None  # for the next run
         self._asks_for_all = True
-        self._idle_until = 0  # below this step there is nothing to do after a run
+        self._idle_until = 0  # below this step there is nothing to do after a run,
+        self._idle_until_secs = -math.inf  # or before this time
 
     @abstractmethod
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
@@ -339,7 +345,7 @@ class KeepsValues(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step, results = self._step.value, run_values.results
-        if step < self._idle_until and results is None:
+        if results is None and (step < self._idle_until or self._now() < self._idle_until_secs):
             return
         if run_context.overlaps:  # later runs have moved the step
             step = run_context.global_step.value
@@ -359,6 +365,7 @@ class KeepsValues(SessionRunHook):
         self._asks_for_all = overlaps or interval.is_due(step + 1)
         self._args = values.args_of_due if self._asks_for_all else values.args_of_each
         self._idle_until = 0 if self._asks_for_all else interval.idle_until
+        self._idle_until_secs = -math.inf if self._asks_for_all else interval.idle_until_secs
 
     async def end(self, session: Any) -> None:
         if self._is_by_hand:  # or under TensorFlow's session, neither of which calls `after_close`
