@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _check
 from .._engine.current import current_engine
+from .._engine.threads import is_async
 from .._errors import MetricError, shown
 from .._hook import (
     SessionHooks,
@@ -201,6 +202,11 @@ class ValueReader:
         elif isinstance(each, Metric):
             self._metrics.append((name, each))
         elif callable(each):
+            if is_async(each):
+                raise TypeError(
+                    f"the value {name!r} is the async function {each!r}; give a plain one that "
+                    "does not wait, or call session.log_metrics in a side task"
+                )
             self._functions.append((name, each))
         else:
             is_spread = isinstance(each, Spread)

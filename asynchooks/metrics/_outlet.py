@@ -26,6 +26,8 @@ _CYCLE_SECS = 0.5
 """Points of this long are written in one go, and flushed."""
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 """Between two attempts to open a sink."""
+_JOIN_SECS = 0.1
+"""A thread that has waked the session ends within microseconds, unless others hold Python."""
 _VIRTUAL_BATCH = 256
 _CHUNK = 64
 """Points that leave the queue at once: while the sink is slow, so few cannot be thinned out."""
@@ -236,6 +238,8 @@ class Outlet:
             return
         self._bell.put(None)
         outcome = await engine.park(self._ended, until)
+        if outcome is not TIMED_OUT and self._thread is not None:
+            self._thread.join(_JOIN_SECS)
         with self._lock:
             if outcome is TIMED_OUT:
                 self._is_abandoned = self._has_ended = True

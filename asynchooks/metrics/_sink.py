@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .. import _check
+from .._engine.threads import is_async
 
 if TYPE_CHECKING:
     import numpy
@@ -174,7 +175,7 @@ class FunctionSink(Sink):
             a thread of its own.
 
     Raises:
-        TypeError: `fn` cannot be called.
+        TypeError: `fn` cannot be called, or is async.
 
     Example:
         hooks = [MetricsHook(lambda step, values: print(step, values), "loss", every_n_steps=10)]
@@ -182,6 +183,11 @@ class FunctionSink(Sink):
 
     def __init__(self, fn: Callable[[int, dict[str, float | Histogram]], object]) -> None:
         self._fn = _check.function("fn", fn, "a function that takes a step and a dict of values")
+        if is_async(fn):
+            raise TypeError(
+                f"a sink is the async function {fn!r}; give a plain one: it is called in a thread "
+                "of its own, where it may block"
+            )
 
     def __repr__(self) -> str:
         return f"FunctionSink({self._fn!r})"

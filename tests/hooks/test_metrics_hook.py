@@ -529,6 +529,10 @@ async def test_a_value_that_is_no_number_is_an_error(value: Any) -> None:
             session.log_metrics({"loss": value})
 
 
+async def async_function(*_: Any) -> float:
+    return 1.0
+
+
 async def test_nan_and_infinities_are_numbers() -> None:
     sink = Kept()
     values = {"nan": lambda: math.nan, "inf": lambda: math.inf}
@@ -541,6 +545,8 @@ async def test_nan_and_infinities_are_numbers() -> None:
     [
         ((None,), "sink is None; give a sink of asynchooks.metrics"),
         ((Kept,), "give a sink"),
+        ((async_function,), "a sink is the async function .*; give a plain one"),
+        ((print, {"x": async_function}), "the value 'x' is the async function"),
         (([],), "give at least one sink"),
         ((print, "loss", 10, 5.0), "give at most one of them"),
         ((print, "loss", 0), "give an integer >= 1"),

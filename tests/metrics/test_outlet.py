@@ -205,6 +205,15 @@ async def test_what_waited_in_the_checkpoint_is_written_at_once() -> None:
     assert steps(sink) == [2]
 
 
+async def test_the_thread_has_ended_when_the_sink_is_closed() -> None:
+    for _ in range(20):
+        outlet = await opened(Kept())
+        outlet.put(1, {"loss": 1.0})
+        await close(outlet)
+        assert outlet._thread is not None
+        assert not outlet._thread.is_alive()
+
+
 async def test_points_that_come_after_the_end_count_as_dropped() -> None:
     sink = Kept()
     outlet = await opened(sink)
