@@ -156,7 +156,9 @@ class Sink(ABC):
     def flush(self) -> Any:
         """Make durable what was written; returns the position behind it, in values of JSON.
 
-        Called when there is nothing to write just now, about every second, and before `close`.
+        Called when there is nothing to write just now, about every second, and before `close`. A
+        sink that leaves this method alone takes each point once, in `write`: after a restore it is
+        not given what had not been written at the checkpoint, of the last second or so.
         """
         return None
 

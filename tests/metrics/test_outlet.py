@@ -142,7 +142,7 @@ async def test_a_sink_that_always_has_more_to_write_is_flushed_and_holds_few_poi
     await close(outlet)
     assert steps(sink) == list(range(1, 1002))
     assert sink.calls.count("flush") > 100
-    assert sink.most_unflushed <= 64
+    assert sink.most_unflushed <= 2
 
 
 async def test_arrays_of_histograms_that_wait_take_a_limited_memory(
@@ -212,6 +212,20 @@ async def test_the_thread_has_ended_when_the_sink_is_closed() -> None:
         await close(outlet)
         assert outlet._thread is not None
         assert not outlet._thread.is_alive()
+
+
+async def test_a_sink_that_does_not_flush_is_not_given_points_again() -> None:
+    class Plain(Sink):
+        may_write = threading.Event()
+
+        def write(self, point: Point) -> None:
+            self.may_write.wait()
+
+    outlet = await opened(Plain())
+    outlet.put(1, {"loss": 1.0})
+    assert outlet.state_dict() == {"position": None, "pending": []}
+    Plain.may_write.set()
+    await close(outlet)
 
 
 async def test_points_that_come_after_the_end_count_as_dropped() -> None:
