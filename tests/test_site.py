@@ -21,6 +21,7 @@ MODULES = (
     "asynchooks.checkpoints",
     "asynchooks.data",
     "asynchooks.distributed",
+    "asynchooks.metrics",
     "asynchooks.protocols",
     "asynchooks.simulation",
     "asynchooks.testing",
