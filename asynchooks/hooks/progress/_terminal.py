@@ -190,6 +190,8 @@ def _terminal_of(stream: Any) -> int | None:
     """Which terminal it writes to; 0 if it only says that it is one, None if it is none."""
     if not _is_terminal(stream):
         return None
+    if sys.platform == "win32":  # a process has one console there
+        return 0
     try:
         return os.fstat(stream.fileno()).st_rdev
     except (AttributeError, ValueError, OSError):
