@@ -98,6 +98,7 @@ class TensorBoardSink(Sink):
             )  # fmt: skip
         elif has_later and not EVENT_FILES.has_purger(self.directory):
             self._hide_after(resume.step)  # else another sink has written it just now
+            self._writer.flush()  # before a checkpoint counts on it
         EVENT_FILES.add_purger(self.directory)
         self._is_purger = True
 

@@ -256,6 +256,20 @@ def test_a_new_training_hides_an_earlier_one(tmp_path: Path) -> None:
     assert steps_shown(tmp_path) == [1, 2]
 
 
+def test_what_hides_an_earlier_training_is_on_the_disk_before_training_begins(
+    tmp_path: Path,
+) -> None:
+    """Else a process that is killed soon after its first checkpoint would leave a step twice."""
+    for _ in range(20):
+        sink = opened(tmp_path)
+        *earlier, name = names_in(str(tmp_path))
+        starts = [event.HasField("session_log") for event in events_in(str(tmp_path), name)]
+        assert starts.count(True) == (2 if earlier else 0)
+        sink.write(Point(1, 1.0, {"loss": 1.0}))
+        sink.flush()
+        sink.close()
+
+
 def test_a_rewind_hides_the_later_steps(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     write(sink, 1, 6)
