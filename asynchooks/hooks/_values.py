@@ -319,6 +319,7 @@ class KeepsValues(SessionRunHook):
         self._wanted = wanted
         self._values = ValueReader(wanted, type(self).__name__)
         self._interval = Interval(every_n_steps, every_n_secs)
+        self._is_by_hand = False  # before `begin`, and where a class's own `begin` fails
         self._args: SessionRunArgs | None = None  # for the next run
         self._asks_for_all = True
         self._idle_until = 0  # below this step there is nothing to do after a run,

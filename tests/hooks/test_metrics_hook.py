@@ -507,8 +507,9 @@ class NotInstalled(Sink):
 
 
 async def test_a_library_that_is_missing_fails_the_opening() -> None:
-    with pytest.raises(ImportError, match="pip install"):
+    with pytest.raises(ImportError, match="pip install") as raised:
         await train([MetricsHook(NotInstalled())])
+    assert raised.value.__notes__ == ["in begin of MetricsHook"]  # and no error of `on_error`
 
 
 async def test_an_output_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
