@@ -527,6 +527,16 @@ async def test_a_session_that_was_never_looked_at_has_its_limit_in_the_last_line
 
 
 @pytest.mark.anyio
+async def test_the_last_line_has_the_values_of_the_step_at_the_limit(shown: Shown) -> None:
+    losses = iter([3.0, 2.0, 1.0])
+    hooks = [StopAtStepHook(last_step=3), shown.hook("loss")]
+    async with opened(shown, hooks, FunctionSessionCreator(lambda: {"loss": next(losses)})) as s:
+        while not s.should_stop():
+            await s.run([])
+    assert shown.file.getvalue().endswith("steps/s · loss 1\n")
+
+
+@pytest.mark.anyio
 async def test_a_session_in_a_terminal_ends_with_a_line_and_no_bar() -> None:
     shown = Shown(on_terminal)
     DISPLAYS.put(id(shown.file), shown.display)

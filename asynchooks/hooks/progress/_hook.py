@@ -133,7 +133,14 @@ class ProgressHook(SessionRunHook):
             self._display.change()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        return self._of_due if self._row.is_wanted else self._of_each  # type: ignore[union-attr]
+        row = self._row
+        assert row is not None
+        step = row.step
+        if step is not None:
+            limit = step.limit
+            if limit is not None and step.last_known + 1 >= limit:
+                row.is_wanted = True  # the last line shows the values of the last step
+        return self._of_due if row.is_wanted else self._of_each
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         row, results = self._row, run_values.results
