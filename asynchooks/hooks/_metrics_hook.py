@@ -107,7 +107,8 @@ class MetricsHook(KeepsValues):
                 )
         self._error, self._is_raised, self._slot, self._is_open = None, False, None, False
         await super().begin()
-        self._outlets = [Outlet(sink, self._note_error) for sink in self.sinks]
+        on_error = self._note_error if self._on_failure is OnFailure.STOP else None
+        self._outlets = [Outlet(sink, on_error) for sink in self.sinks]
         for outlet in self._outlets:
             outlet.claim()
 

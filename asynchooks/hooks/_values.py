@@ -318,6 +318,11 @@ class KeepsValues(SessionRunHook):
     ) -> None:
         self._wanted = wanted
         self._values = ValueReader(wanted, type(self).__name__)
+        if isinstance(wanted, str) and isinstance(every_n_steps, str):
+            raise TypeError(
+                f"every_n_steps is {every_n_steps!r}; give an integer >= 1, and several values as "
+                f"a list: [{wanted!r}, {every_n_steps!r}]"
+            )
         self._interval = Interval(every_n_steps, every_n_secs)
         self._is_by_hand = False  # before `begin`, and where a class's own `begin` fails
         self._args: SessionRunArgs | None = None  # for the next run

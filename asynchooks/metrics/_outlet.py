@@ -387,8 +387,9 @@ class Outlet:
                 self._has_failed = True
                 logger.warning(
                     "%r failed, and may go on failing: what it does not take is dropped and "
-                    "counted, and training goes on",
-                    self.sink, exc_info=error,
+                    "counted%s",
+                    self.sink, ", and training goes on" if self._on_error is None else "",
+                    exc_info=error,
                 )  # fmt: skip
                 if self._on_error is not None:
                     self._on_error(error)

@@ -14,11 +14,17 @@ class Mean(NamedTuple):
 
     fetches: Any
 
+    def __repr__(self) -> str:
+        return f"mean({self.fetches!r})"
+
 
 class Spread(NamedTuple):
     """What `histogram` returns."""
 
     fetches: Any
+
+    def __repr__(self) -> str:
+        return f"histogram({self.fetches!r})"
 
 
 def mean(fetches: Any) -> object:

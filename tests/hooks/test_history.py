@@ -256,6 +256,7 @@ async def test_a_logged_value_reaches_it_while_the_session_opens_and_closes() ->
     [
         ({"values": {"step": "loss"}}, ValueError, "a value is called 'step'"),
         ({"values": histogram("loss")}, TypeError, "keeps numbers, not histogram"),
+        ({"values": "loss", "every_n_steps": "mae"}, TypeError, r"as a list: \['loss', 'mae'\]"),
         ({"values": ["loss", mean("loss")]}, ValueError, "HistoryHook was given two values called"),
         ({"max_rows": 1}, ValueError, "max_rows is 1"),
         ({"every_n_steps": 1, "every_n_secs": 1}, ValueError, "give at most one"),

@@ -400,16 +400,20 @@ async def test_a_sink_that_raises_is_logged_and_training_goes_on(
     await train([hook])
     assert hook.num_dropped == 10
     assert caplog.text.count("failed, and may go on failing") == 1
+    assert "dropped and counted, and training goes on" in caplog.text
     assert "the tracker is away" in caplog.text
 
 
-async def test_a_sink_that_raises_stops_training_where_that_is_asked_for() -> None:
+async def test_a_sink_that_raises_stops_training_where_that_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hook = MetricsHook(Raises(), "loss", every_n_steps=1, on_failure=OnFailure.STOP)
     with pytest.raises(ConnectionError, match="the tracker is away"):
         async with MonitoredSession([hook], halving()) as session:
             while not session.should_stop():
                 await session.run("loss")
                 await anyio.lowlevel.checkpoint()
+    assert "training goes on" not in caplog.text
 
 
 async def test_the_first_error_of_a_sink_at_the_end_or_after_a_recovery_is_raised_too() -> None:

@@ -595,7 +595,7 @@ def test_a_rate_is_that_of_the_last_seconds_and_begins_again_after_a_recovery() 
 
 
 def test_wrong_arguments_say_what_to_give() -> None:
-    with pytest.raises(TypeError, match=r"a histogram cannot be shown as one number"):
+    with pytest.raises(TypeError, match=r"values are histogram\('gradients'\); a histogram cannot"):
         ProgressHook(histogram("gradients"))
     with pytest.raises(TypeError, match=r"file is 'log.txt'; give a text stream"):
         ProgressHook(file="log.txt")  # type: ignore[arg-type]
