@@ -189,7 +189,7 @@ def make_app(trainer: Trainer) -> FastAPI:
         return trainer.session.status().as_dict()
 
     @app.get("/history")
-    async def history() -> list[dict[str, float | None]]:
+    async def history() -> list[dict[str, Any]]:  # steps stay integers
         return trainer.rows()
 
     @app.get("/events")

@@ -94,6 +94,17 @@ async def test_what_is_logged_joins_the_row_of_its_step() -> None:
     ]  # fmt: skip
 
 
+async def test_the_newest_number_of_a_step_is_kept() -> None:
+    history = HistoryHook()
+
+    def log(session: MonitoredSession) -> None:
+        session.log_metrics({"reward": 1, "length": 5})
+        session.log_metrics({"reward": 2})
+
+    await train(history, 1, log=log)
+    assert [(row["step"], row["reward"], row["length"]) for row in history.rows] == [(1, 2.0, 5.0)]
+
+
 async def test_what_is_no_number_of_its_own_is_left_out() -> None:
     history = HistoryHook()
     spread = Histogram.of([1.0, 2.0])
