@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,8 @@ class Results:
         self.name = name
         self.latest: Mapping[str, float] | None = None
         self.latest_step: int | None = None
+        self.followers: tuple[Callable[[int, Mapping[str, float]], None], ...] = ()
+        """Called with the step and the results of each evaluation, also of one overtaken."""
         # else they are of a session that was lost, or of one before: any result is newer
         self._are_of_this_session = False
 
@@ -32,6 +34,8 @@ class Results:
         if known is None or step >= known:
             self.latest, self.latest_step = MappingProxyType(numbers), step
             self._are_of_this_session = True
+        for follow in self.followers:
+            follow(step, numbers)
 
     def are_of(self, step: int) -> bool:
         """Whether the newest belong to this step of this session."""
@@ -41,12 +45,16 @@ class Results:
         """The step of the newest value of one metric, and the value; None before the first."""
         if self.latest is None or self.latest_step is None:
             return None
-        if key not in self.latest:
+        return self.latest_step, self.of(key, self.latest, self.latest_step)
+
+    def of(self, key: str, results: Mapping[str, float], step: int) -> float:
+        """The value of one metric in these results; MetricError if there is none."""
+        if key not in results:
             raise MetricError(
-                f"{self.name!r} gave no {key!r} at step {self.latest_step}, but "
-                f"{', '.join(map(repr, self.latest)) or 'nothing'}; ask for one of those"
+                f"{self.name!r} gave no {key!r} at step {step}, but "
+                f"{', '.join(map(repr, results)) or 'nothing'}; ask for one of those"
             )
-        return self.latest_step, self.latest[key]
+        return results[key]
 
     def state_dict(self) -> dict[str, Any]:
         latest = None if self.latest is None else dict(self.latest)
@@ -80,6 +88,19 @@ class Metric:
         """Its tag in TensorBoard, `<name of the evaluations>/<key>`."""
         return f"{self._results.name}/{self._key}"
 
+    def follow(self, take: Callable[[int, float], None]) -> Callable[[], None]:
+        """Call `take` with the step and the value of each result; returns what ends that."""
+        results = self._results
+
+        def on_results(step: int, numbers: Mapping[str, float]) -> None:
+            take(step, results.of(self._key, numbers, step))
+
+        def leave() -> None:
+            results.followers = tuple(each for each in results.followers if each is not on_results)
+
+        results.followers += (on_results,)
+        return leave
+
     def newest(self) -> tuple[int, float] | None:
         """The step that was evaluated last, and the value; None if none was."""
         return self._results.newest(self._key)
@@ -88,6 +109,15 @@ class Metric:
         """The value at this step of the present session; None if another one was evaluated last."""
         newest = self.newest()  # first: it raises where there is no such result
         return newest[1] if newest is not None and self._results.are_of(step) else None
+
+    def check_is_taken(self, hooks: Iterable[Any], reader: str) -> None:
+        """Raise RuntimeError if its hook is none of a session's; `reader` begins the message."""
+        if not any(each is self.owner for each in hooks):
+            name = type(self.owner).__name__
+            raise RuntimeError(
+                f"{reader} a metric of an {name} that is none of the session's hooks, so it would "
+                f"never be taken; add it: MonitoredSession([{name.lower()}, ...])"
+            )
 
     def of(self, results: Mapping[str, float]) -> float | None:
         """The value in results of one evaluation; None if it gave none. MetricError: it is NaN."""
@@ -120,13 +150,8 @@ class MetricReader:
 
     def check_is_taken(self, hooks: Iterable[Any], reader: str) -> None:
         """Raise RuntimeError if none of a session's hooks takes it: `reader` would never decide."""
-        owner = None if self.evaluation is None else self.evaluation.owner
-        if owner is not None and not any(each is owner for each in hooks):
-            name = type(owner).__name__
-            raise RuntimeError(
-                f"{reader} decides by a metric of an {name} that is none of the session's hooks, "
-                f"so it would never be taken; add it: MonitoredSession([{name.lower()}, ...])"
-            )
+        if self.evaluation is not None:
+            self.evaluation.check_is_taken(hooks, f"{reader} decides by")
 
     def read(self, results: Any, step: int) -> tuple[int, float] | None:
         """The step and the number that were not read before, None if there is none.

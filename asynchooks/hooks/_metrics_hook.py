@@ -41,7 +41,8 @@ class MetricsHook(KeepsValues):
         sink: a sink of `asynchooks.metrics`, a function of the step and a dict of values, or
             several of these in a list. A sink belongs to one session at a time.
         values: what to take: names of outputs, tensors, `mean(...)`, `histogram(...)`, statistics
-            such as `steps_per_sec()`, metrics of an `EvaluationHook` (once each), or functions
+            such as `steps_per_sec()`, metrics of an `EvaluationHook` (each when it comes, at
+            the step that was evaluated), or functions
             without arguments that return a number, a mapping of names to numbers, or None; one of
             them, a list, or a mapping with names of their own. None: only what is logged.
         every_n_steps: steps between two points, >= 1; 100 if neither this nor the next is given.

@@ -175,7 +175,7 @@ class ValueReader:
         self._data_waits: list[_DataWaitReading] = []  # among the readings
         self._metrics: list[tuple[str, Metric]] = []
         self._functions: list[tuple[str, Callable[[], Any]]] = []
-        self._steps_of_metrics: dict[str, int] = {}  # which was read last
+        self._leave: list[Callable[[], None]] = []  # ends that evaluations are followed
         self._look: tuple[float, int] = (0.0, 0)
         seen: set[str] = set()
         for name, each in _pairs(wanted, hook):
@@ -270,11 +270,10 @@ class ValueReader:
                 values[name] = _copied(name, value) if is_spread else number_of(name, value)
         for mean in self._means:
             values[mean.name] = mean.take()
-        for name, metric in self._metrics:
+        for name, metric in () if self._leave else self._metrics:
             newest = metric.newest()
-            if newest is not None and self._steps_of_metrics.get(name) != newest[0]:
-                self._steps_of_metrics[name] = newest[0]
-                values[name] = number_of(name, newest[1])
+            if newest is not None:
+                values[name] = newest[1]
         if self._readings:
             then, last_step = self._look
             look = Look(now - then, step - last_step)
@@ -287,18 +286,36 @@ class ValueReader:
         self._look = (now, step)
         return values
 
+    def follow(self, take: Callable[[int, Mapping[str, Any]], None]) -> None:
+        """Give each result of evaluations that was asked for to `take`, when it comes.
+
+        With the step that was evaluated, which is no step at which the hook is due. Without this
+        `read` gives the newest ones.
+        """
+
+        def follow_one(name: str, metric: Metric) -> Callable[[], None]:
+            return metric.follow(lambda step, value: take(step, {name: value}))
+
+        self._leave = [follow_one(name, metric) for name, metric in self._metrics]
+
+    def check_are_taken(self, hooks: Iterable[Any], reader: str) -> None:
+        """Raise RuntimeError if an evaluation that was asked for is none of a session's hooks."""
+        for _, metric in self._metrics:
+            metric.check_is_taken(hooks, f"{reader} keeps")
+
     def close(self) -> None:
         """The session has ended, or was dropped."""
         for wait in self._data_waits:
             wait.close()
+        leaving, self._leave = self._leave, []
+        for leave in leaving:
+            leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """The means that are under way, and which evaluations were read."""
-        means = {mean.name: [mean.num, mean.total] for mean in self._means if mean.num}
-        return {"means": means, "steps_of_metrics": dict(self._steps_of_metrics)}
+        """The means that are under way."""
+        return {"means": {mean.name: [mean.num, mean.total] for mean in self._means if mean.num}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._steps_of_metrics = dict(state["steps_of_metrics"])
         for mean in self._means:
             num, total = state["means"].get(mean.name, (0, 0.0))
             mean.num, mean.total = _check.integer("a saved number of runs", num, least=0), total
@@ -339,7 +356,11 @@ class KeepsValues(SessionRunHook):
 
     async def begin(self) -> None:
         session = SessionHooks.of(self)
+        self._values.close()  # of a session that was dropped
         self._values.begin(session)
+        self._values.follow(self._publish)
+        name = type(self).__name__
+        session.check(lambda: self._values.check_are_taken([*session.hooks, *session.begun], name))
         self._is_by_hand = session.is_by_hand
         self._now = current_engine().now
         self._live = session.live
@@ -367,9 +388,12 @@ class KeepsValues(SessionRunHook):
             self._interval.update(step)
             values = self._values.read(results, self._now(), step)
             if values:
-                self._keep(step, values)
-                self._live.publish(step, values)
+                self._publish(step, values)
         self._plan(step, overlaps=run_context.overlaps)
+
+    def _publish(self, step: int, values: Mapping[str, Any]) -> None:
+        self._keep(step, values)
+        self._live.publish(step, values)
 
     def _plan(self, step: int, *, overlaps: bool) -> None:
         """Decide what the next run is asked for; of runs that overlap all may be due."""

@@ -14,10 +14,12 @@ import pytest
 
 from asynchooks import (
     CheckpointSaverHook,
+    Evaluate,
     EvaluationHook,
     FeedHook,
     FetchError,
     FunctionSessionCreator,
+    HistoryHook,
     LoopLag,
     LoopLagHook,
     MetricError,
@@ -197,16 +199,53 @@ async def test_a_side_task_may_log_metrics_up_to_its_own_end() -> None:
     assert sink.points == [(1, {"last": 1.0})]
 
 
-async def test_each_evaluation_is_given_once() -> None:
+@pytest.mark.parametrize("mode", Evaluate)
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_results_of_evaluations_are_of_the_step_that_was_evaluated(
+    mode: Evaluate, is_first: bool
+) -> None:
+    """Also that of the end, and wherever the hook stands."""
     sink = Kept()
 
     def evaluate(session: Any, step: int) -> dict[str, float]:
         return {"accuracy": step / 100}
 
-    evaluation = EvaluationHook(evaluate, every_n_steps=4)
+    evaluation = EvaluationHook(evaluate, every_n_steps=4, mode=mode)
+    accuracy = evaluation.metric("accuracy")
+    history = HistoryHook(accuracy, every_n_steps=3)
+    hooks = [MetricsHook(sink, ["loss", accuracy], every_n_steps=5), history]
+    await train([evaluation, *hooks] if is_first else [*hooks, evaluation])
+    name = "eval/accuracy"
+    seen = [(step, values[name]) for step, values in sink.points if name in values]
+    assert [value for _, value in seen] == [0.04, 0.08, 0.1]
+    if mode is Evaluate.EXCLUSIVE:  # else they come when they come
+        assert [step for step, _ in seen] == [4, 8, 10]
+        rows = [(row["step"], row[name]) for row in history.rows if name in row]
+        assert rows == [(4, 0.04), (8, 0.08), (10, 0.1)]
+
+
+async def test_an_evaluation_of_a_session_before_is_not_given() -> None:
+    evaluation = EvaluationHook(lambda session, step: {"accuracy": 0.5}, every_n_steps=4)
+    await train([evaluation])
+    sink = Kept()
     hook = MetricsHook(sink, evaluation.metric("accuracy"), every_n_steps=1)
-    await train([evaluation, hook])
-    assert sink.points == [(5, {"eval/accuracy": 0.04}), (9, {"eval/accuracy": 0.08})]
+    await train([evaluation, hook], steps=3)
+    assert sink.steps == [3]
+    await train([evaluation], steps=3)  # the hook has left
+    assert sink.steps == [3]
+
+
+async def test_an_evaluation_that_is_none_of_the_sessions_hooks_is_refused() -> None:
+    evaluation = EvaluationHook(lambda session, step: {"accuracy": 0.5}, every_n_steps=4)
+    message = "HistoryHook keeps a metric of an EvaluationHook that is none of the session's hooks"
+    with pytest.raises(RuntimeError, match=message):
+        await train([HistoryHook(evaluation.metric("accuracy"))])
+
+
+async def test_a_metric_that_an_evaluation_does_not_give_is_an_error() -> None:
+    evaluation = EvaluationHook(lambda session, step: {"accuracy": 0.5}, every_n_steps=4)
+    with pytest.raises(MetricError, match="gave no 'accurracy' at step 4, but 'accuracy'"):
+        await train([evaluation, HistoryHook(evaluation.metric("accurracy"))])
 
 
 def test_statistics_are_of_the_time_since_the_last_point() -> None:
