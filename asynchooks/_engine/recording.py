@@ -135,9 +135,32 @@ class Place:
     recorder: Recorder
     track: Any = None  # the recorder's own
     task: object = None  # whose track it is
+    _outer: Place | None = None
+    _is_left: bool = False
+
+    def enter(self) -> None:
+        """The running task, and those that it starts from now on, are recorded here."""
+        self._outer = _not_left(recorded_in.get())
+        recorded_in.set(self)
+
+    def leave(self) -> None:
+        """Nothing more is recorded here; sessions of one task may end in any order."""
+        self._is_left = True
+        recorded_in.set(_not_left(recorded_in.get()))
+
+    @staticmethod
+    def current() -> Place | None:
+        """Where the running task is recorded now."""
+        return _not_left(recorded_in.get())
 
 
 recorded_in: ContextVar[Place | None] = ContextVar("asynchooks_recorded_in", default=None)
+
+
+def _not_left(place: Place | None) -> Place | None:
+    while place is not None and place._is_left:
+        place = place._outer
+    return place
 
 
 def current_recorder() -> Recorder | None:

@@ -84,7 +84,7 @@ class Records:
 
     async def aclose(self, error: BaseException | None) -> None:
         """The session has ended."""
-        for record in self._records:
+        for record in reversed(self._records):
             await record.aclose(error)
 
     def drop(self) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from .._engine.base import Engine
-from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span, recorded_in
+from .._engine.recording import Kind, Place, Recorder, SessionRecord, Span
 from .._running.dispatch import Group, HookCall
 from ._runs import DONE
 
@@ -30,7 +31,7 @@ _CANCELLATIONS = ("CancelledError", "Cancelled", "GeneratorExit")
 class _OpenSpan(Span):
     """One span, current in the running task until it ends."""
 
-    __slots__ = ("_outer", "_outer_place", "_place", "_span", "context")
+    __slots__ = ("_below", "_has_ended", "_outer", "_place", "_span", "context")
 
     def __init__(
         self,
@@ -42,16 +43,18 @@ class _OpenSpan(Span):
         *,
         is_session: bool = False,
     ) -> None:
-        self._outer = contexts.get_current()
+        self._has_ended = False
+        self._outer, self._below = _still_open(contexts.get_current(), _innermost.get())
         within = self._outer if parent is None else set_span_in_context(parent, self._outer)
         self._span = tracer.start_span(name, within, attributes=attributes)
         self.context = set_span_in_context(self._span, self._outer)
         if is_session:
             self.context = contexts.set_value(_SESSION, self._span, self.context)
         contexts.attach(self.context)
-        self._place, self._outer_place = place, recorded_in.get()
+        _innermost.set(self)
+        self._place = place
         if place is not None:
-            recorded_in.set(place)
+            place.enter()
 
     @property
     def span(self) -> Any:
@@ -61,11 +64,31 @@ class _OpenSpan(Span):
         if not math.isnan(value):
             self._span.set_attribute("asynchooks.value", value)
         end_span(self._span, error)
+        self._has_ended = True
         # not `detach`: the task that ends it may be another than the one that began it
         if contexts.get_current() is self.context:
+            self._outer, self._below = _still_open(self._outer, self._below)
             contexts.attach(self._outer)
-        if self._place is not None and recorded_in.get() is self._place:
-            recorded_in.set(self._outer_place)
+            _innermost.set(self._below)
+        if self._place is not None:
+            self._place.leave()
+
+
+_innermost: ContextVar[_OpenSpan | None] = ContextVar("asynchooks_innermost_span", default=None)
+
+
+def _still_open(context: Any, span: _OpenSpan | None) -> tuple[Any, _OpenSpan | None]:
+    """The context, or the first one outside of it that is of no span that has ended.
+
+    Sessions of one task may end in any order, and one may open in a span of another.
+
+    Args:
+        context: that is to be current.
+        span: whose context it may be.
+    """
+    while span is not None and span._has_ended and context is span.context:
+        context, span = span._outer, span._below
+    return context, span
 
 
 def end_span(span: Any, error: BaseException | None, end_time: int | None = None) -> None:
@@ -105,7 +128,7 @@ class SpanRecorder(Recorder):
 
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
         self._num_sessions += 1
-        place = recorded_in.get()
+        place = Place.current()
         # a recorder that keeps tracks has its place already, in which this one takes part
         own = None if place is not None and place.track is not None else Place(self)
         span = _OpenSpan(

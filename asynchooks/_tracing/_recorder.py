@@ -157,14 +157,13 @@ class FileRecorder(Recorder):
         return session
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
-        track, outer = self.take_track(name), recorded_in.get()
+        track, outer = self.take_track(name), Place.current()
         place = Place(self if outer is None else outer.recorder, track, _task_of(engine))
-        recorded_in.set(place)
+        place.enter()
         counter = f"{name} under way" if kind is Kind.CALL else ""
 
         def after() -> None:
-            if recorded_in.get() is place:
-                recorded_in.set(outer)
+            place.leave()
             with self._lock:
                 self._tracks.give_back(track)
                 if counter:
@@ -359,9 +358,8 @@ class FileSession(SessionRecord):
         self.step = step
         self.track = recorder.take_track(name)
         self._task = engine.current_task()
-        self._outer = recorded_in.get()
         self._place = Place(recorder, self.track, self._task)
-        recorded_in.set(self._place)
+        self._place.enter()
         self._runs: list[RunTimes] = []
         self.ends = np.zeros(0)
         """When the runs of the last `take` ended."""
@@ -418,8 +416,7 @@ class FileSession(SessionRecord):
             return
         self._span.end(error)
         self._span = None
-        if recorded_in.get() is self._place:
-            recorded_in.set(self._outer)
+        self._place.leave()
         self.end_waits()
         self.is_over = True
         await self._recorder.session_ended(self._engine)

@@ -24,6 +24,7 @@ from asynchooks import (
     SessionRunHook,
     TraceHook,
 )
+from asynchooks._engine.recording import recorded_in
 from asynchooks.data import rollouts
 
 from ..support.helpers import counting_creator, raises_at
@@ -168,3 +169,40 @@ async def test_without_a_configured_sdk_nothing_happens() -> None:
     hook = TraceHook(tracer=trace.get_tracer("tests"))
     async with MonitoredSession([hook, Waits()], counting_creator()) as session:
         await session.run([])
+
+
+@pytest.mark.parametrize("is_last_first", [True, False])
+async def test_sessions_that_end_in_any_order_leave_no_span_current(
+    tmp_path: Path, is_last_first: bool
+) -> None:
+    exported = Exported()
+    tracer = exported.tracer
+    hooks = [TraceHook(tmp_path / name, tracer=tracer) for name in ("outer", "inner")]
+    sessions = [MonitoredSession([hook], counting_creator()) for hook in hooks]
+    for each in sessions:
+        await each.open()
+        await each.run([])
+    for each in reversed(sessions) if is_last_first else sessions:
+        await each.close()
+        with tracer.start_as_current_span("after"):
+            pass
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert recorded_in.get() is None
+    first, second = exported.of("after")
+    assert second.parent is None
+    assert exported.path(first).startswith("session/" if is_last_first else "")
+    assert "TraceHook.begin/after" not in exported.path(first)
+
+
+async def test_a_session_after_two_trace_hooks_in_one_has_spans_of_its_side_tasks(
+    tmp_path: Path,
+) -> None:
+    hooks = [TraceHook(tmp_path / name) for name in ("first", "second")]
+    async with MonitoredSession(hooks, counting_creator()) as session:
+        await session.run([])
+    exported = Exported()
+    hook = TraceHook(tracer=exported.tracer)
+    async with MonitoredSession([hook], counting_creator()) as session:
+        session.start_soon(anyio.lowlevel.checkpoint, name="task")
+        await session.run([])
+    assert exported.paths()["session/side task task"] == 1
