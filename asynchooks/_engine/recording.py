@@ -7,6 +7,8 @@ begin: what is not recorded pays for no more. Nothing here knows of files or of 
 from __future__ import annotations
 
 import math
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -161,6 +163,15 @@ def _not_left(place: Place | None) -> Place | None:
     while place is not None and place._is_left:
         place = place._outer
     return place
+
+
+def _forget() -> None:
+    """In a forked process: the thread that writes, which may hold locks, is the parent's."""
+    recorded_in.set(None)
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)
 
 
 def current_recorder() -> Recorder | None:

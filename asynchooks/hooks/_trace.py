@@ -70,13 +70,16 @@ class TraceHook(SessionRunHook):
         self._least_secs = _check.seconds("least_secs", least_secs, zero=True)
         self._flush_secs = _check.seconds("flush_secs", flush_secs)
         self._recorder: Recorder | None = None  # of the sessions that are open
+        self._process = -1  # which made it
 
     async def begin(self) -> None:
         shared = SessionHooks.of(self)
         if shared.is_by_hand:
             return  # there is no session to record
-        if self._recorder is None or self._recorder.is_closed:
-            self._recorder = self._new_recorder(current_engine())
+        # in a forked process the recorder is the parent's
+        is_ours = self._process == os.getpid()
+        if self._recorder is None or self._recorder.is_closed or not is_ours:
+            self._recorder, self._process = self._new_recorder(current_engine()), os.getpid()
         shared.record(self._recorder, self._name)
 
     def _new_recorder(self, engine: Engine) -> Recorder:
