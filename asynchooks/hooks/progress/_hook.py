@@ -97,8 +97,13 @@ class ProgressHook(SessionRunHook):
         self._row: Row | None = None
 
     async def begin(self) -> None:
-        self._session = SessionHooks.of(self)
-        self._values.begin(self._session)
+        session = SessionHooks.of(self)
+        if self._row is not None and self._row.outcome is None:
+            if session is self._session:
+                return  # it is listed twice
+            self._row.outcome = Outcome.DROPPED  # of another session: nothing updates it any more
+        self._session: SessionHooks = session
+        self._values.begin(session)
         self._engine: Engine = current_engine()
         self._display = None
         row = Row(self._name, system_now(), self._look_beside, chosen=self._wanted is not None)
