@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, Self
@@ -187,7 +188,7 @@ class StatusBoard:
         return self._stops.stop
 
     def add(self, subscription: Subscription) -> None:
-        self._subscriptions.append(ref(subscription, self._subscriptions.remove))
+        self._subscriptions.append(ref(subscription, partial(_forget, self._subscriptions)))
 
     def discard(self, subscription: Subscription) -> None:
         for each in list(self._subscriptions):
@@ -197,6 +198,12 @@ class StatusBoard:
     def notify(self) -> None:
         """The phase has changed."""
         _give_status(self._session, self._subscriptions)
+
+
+def _forget(subscriptions: list[ref[Subscription]], gone: ref[Subscription]) -> None:
+    """A subscription was dropped, perhaps after `discard`: by a thread that gave it a status."""
+    with suppress(ValueError):
+        subscriptions.remove(gone)
 
 
 def _give_status(

@@ -221,6 +221,16 @@ async def test_one_that_was_left_is_forgotten() -> None:
         assert session._boards[0]._subscriptions == []
 
 
+async def test_one_that_was_closed_may_be_freed_while_statuses_are_given() -> None:
+    async with logging_session() as session:
+        subscription = session.subscribe()
+        given = list(session._boards[0]._subscriptions)  # as the thread has them that gives
+        await subscription.aclose()
+        del subscription  # an error that Python ignores here fails the test
+        gc.collect()
+        assert [each() for each in given] == [None]
+
+
 async def test_it_does_not_keep_the_session_and_ends_when_that_is_dropped() -> None:
     session = await logging_session().open()
     subscription, seen = session.subscribe(every_secs=LONG_SECS), weakref.ref(session)
