@@ -248,7 +248,8 @@ class _SpanSession(SessionRecord):
 
     def flight(self) -> Span:
         attributes = {"asynchooks.session.name": self._name}
-        return _OpenSpan(self._recorder.tracer, "run", attributes)
+        # its task may have been started within another run
+        return _OpenSpan(self._recorder.tracer, "run", attributes, parent=self._span.span)
 
     async def aclose(self, error: BaseException | None) -> None:
         self._end(error)
