@@ -377,8 +377,11 @@ class KeepsValues(SessionRunHook):
         return self._args
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        step, results = self._step.value, run_values.results
-        if results is None and (step < self._idle_until or self._now() < self._idle_until_secs):
+        step = self._step.value
+        if step < self._idle_until:
+            return
+        results = run_values.results
+        if results is None and self._now() < self._idle_until_secs:
             return
         if run_context.overlaps:  # later runs have moved the step
             step = run_context.global_step.value
@@ -400,7 +403,7 @@ class KeepsValues(SessionRunHook):
         values, interval = self._values, self._interval
         self._asks_for_all = overlaps or interval.is_due(step + 1)
         self._args = values.args_of_due if self._asks_for_all else values.args_of_each
-        self._idle_until = 0 if self._asks_for_all else interval.idle_until
+        self._idle_until = 0 if self._args is not None else interval.idle_until
         self._idle_until_secs = -math.inf if self._asks_for_all else interval.idle_until_secs
 
     async def end(self, session: Any) -> None:
