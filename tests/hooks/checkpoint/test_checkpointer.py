@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -123,7 +124,10 @@ async def test_what_is_due_while_an_earlier_one_is_written_is_left_out_or_supers
     assert saved(tmp_path) == {step: str(step) for step in written}
 
 
-async def test_supersede_at_the_end_writes_the_last(tmp_path: Path) -> None:
+async def test_supersede_at_the_end_writes_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "asynchooks")
     held = Held(tmp_path, save_steps=2, when_busy=WhenBusy.SUPERSEDE)
     async with held.session:
         await held.run(1)
@@ -131,7 +135,7 @@ async def test_supersede_at_the_end_writes_the_last(tmp_path: Path) -> None:
         await held.run(3)
         async with anyio.create_task_group() as group:
             group.start_soon(held.session.close)
-            await settle()
+            await until(lambda: "superseded by a newer one" in caplog.text)
             assert held.written() == [0, 2]
             held.latch.open()
     assert held.written() == [0, 2, 5]
