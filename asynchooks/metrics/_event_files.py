@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from ._append import append_whole
+
 logger = logging.getLogger("asynchooks")
 
 MAX_BYTES = 64 << 20
@@ -241,16 +243,7 @@ class _File:
 
     def append(self, data: bytes, size: int) -> int:
         """Write all of it behind the `size` bytes that are there, or nothing; the new size."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BaseException:
-            with suppress(OSError):
-                self._file.truncate(size)
-                self._file.seek(size)
-            raise
-        return size + len(data)
+        return append_whole(self._file, data, size)
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())

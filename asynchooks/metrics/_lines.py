@@ -10,11 +10,11 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, BinaryIO, ClassVar
 from weakref import WeakValueDictionary
 
 from .. import _check
+from ._append import append_whole
 from ._sink import Point, Resume, Sink
 
 logger = logging.getLogger("asynchooks")
@@ -167,15 +167,7 @@ class LinesSink(Sink):
             return
         data = self._lines(points)
         assert self._file is not None
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BaseException:
-            with suppress(OSError):
-                self._file.truncate(self._size)  # a torn line would run into the next one
-            raise
-        self._size += len(data)
+        self._size = append_whole(self._file, data, self._size)
         if self._first is None:
             self._first = (points[0].step, points[0].time)
 

@@ -230,7 +230,7 @@ class AlmostFull:
 
     def __init__(self, file: Any) -> None:
         self._file, self._num_writes = file, 0
-        self.truncate = file.truncate
+        self.truncate, self.seek = file.truncate, file.seek
 
     def write(self, data: Any) -> int:
         self._num_writes += 1
