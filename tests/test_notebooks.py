@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from .support.jupyter import run_with_kernels
 
 pytestmark = pytest.mark.faults
 
@@ -48,20 +48,10 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(
 ) -> None:
     pytest.importorskip("ipykernel")
     pytest.importorskip("nbclient")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))  # nothing of the user's is read or written
     executed = tmp_path / "executed.ipynb"
 
-    done = subprocess.run(
-        [sys.executable, "-c", EXECUTE, str(path), str(executed)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run_with_kernels(EXECUTE, path, executed, home=tmp_path, monkeypatch=monkeypatch)
 
-    assert done.returncode == 0, done.stderr
     cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
     assert outputs
@@ -156,17 +146,5 @@ def test_an_interrupted_cell_closes_its_session_and_the_next_one_goes_on(
 ) -> None:
     pytest.importorskip("ipykernel")
     pytest.importorskip("jupyter_client")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
     cells = f"SETUP, TRAINS, AFTERWARDS = {(SETUP, TRAINS, AFTERWARDS)!r}\n"
-
-    done = subprocess.run(
-        [sys.executable, "-c", cells + INTERRUPT],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_with_kernels(cells + INTERRUPT, home=tmp_path, monkeypatch=monkeypatch)

@@ -27,7 +27,7 @@ from .phase import Phase
 
 _RATE_SECS = 10.0
 """The rate is that of the last seconds: of this many at most,"""
-_SAMPLE_SECS = 0.5
+_SAMPLE_SECS = 0.2
 """taken at most this often."""
 _MAX_STATUSES = 64
 
@@ -121,10 +121,34 @@ class HasMetrics(Protocol):
     def live(self) -> LiveMetrics: ...
 
 
+class Rate:
+    """How fast a count goes up, over the last seconds; where it goes back, it starts again.
+
+    Any thread may ask, without a lock: of two at once, one's sample may be lost.
+    """
+
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: tuple[tuple[float, int], ...] = ()  # times and counts
+
+    def look(self, now: float, count: int) -> float | None:
+        """Counts per second up to now; None as long as nothing is known."""
+        samples = self._samples
+        if samples and count < samples[-1][1]:  # a recovery
+            samples = ()
+        while len(samples) > 1 and samples[1][0] <= now - _RATE_SECS:
+            samples = samples[1:]
+        if not samples or now - samples[-1][0] >= _SAMPLE_SECS:
+            samples = self._samples = (*samples, (now, count))
+        then, before = samples[0]
+        return (count - before) / (now - then) if now > then else None
+
+
 class StatusBoard:
     """Makes the statuses of one session, and gives them to its subscriptions."""
 
-    __slots__ = ("_limit", "_live", "_samples", "_session", "_stops", "_subscriptions")
+    __slots__ = ("_limit", "_live", "_rate", "_session", "_stops", "_subscriptions")
 
     def __init__(self, session: HasStatus, hooks: HasMetrics) -> None:
         self._subscriptions: list[ref[Subscription]] = []
@@ -132,7 +156,7 @@ class StatusBoard:
         self._session = ref(session, dropped)
         self._stops, self._live = hooks.stops, hooks.live
         self._limit: int | None = None  # as it was known last
-        self._samples: tuple[tuple[float, int], ...] = ()  # times and steps
+        self._rate = Rate()
 
     @classmethod
     def of(cls, session: HasStatus, hooks: HasMetrics, boards: list[StatusBoard]) -> StatusBoard:
@@ -154,7 +178,7 @@ class StatusBoard:
             phase.name.lower(),  # type: ignore[arg-type]
             value,
             limit,
-            self._rate(now, value) if phase is Phase.OPEN else None,
+            self._rate.look(now, value) if phase is Phase.OPEN else None,
             session.should_stop(),
             session.stop_reason,
             self._stops.names_of_tasks(),
@@ -166,19 +190,6 @@ class StatusBoard:
         """The status now; None if the session was dropped."""
         session = self._session()
         return None if session is None else session.status()
-
-    def _rate(self, now: float, step: int) -> float | None:
-        samples = self._samples
-        if samples and step < samples[-1][1]:  # a recovery
-            samples = ()
-        while len(samples) > 1 and samples[1][0] <= now - _RATE_SECS:
-            samples = samples[1:]
-        first = samples[0] if samples else None
-        if not samples or now - samples[-1][0] >= _SAMPLE_SECS:
-            self._samples = (*samples, (now, step))
-        if first is None or now <= first[0]:
-            return None
-        return (step - first[1]) / (now - first[0])
 
     def stop_of_task(self, engine: Engine) -> Stop | None:
         """The session's stop, if the running task is the one that opened it, and has it open."""

@@ -28,10 +28,10 @@ from asynchooks import (
 )
 from asynchooks._engine.base import Engine
 from asynchooks._engine.current import system_now
+from asynchooks._running.status import Rate
 from asynchooks.hooks.progress._display import DISPLAYS, Display, Surface
 from asynchooks.hooks.progress._plain import PlainSurface
 from asynchooks.hooks.progress._rows import (
-    Rate,
     View,
     WorkerView,
     line_of,

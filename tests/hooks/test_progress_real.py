@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ..support.jupyter import run_with_kernels
+
 pytestmark = pytest.mark.faults
 
 ROOT = Path(__file__).parent.parent.parent
@@ -280,14 +282,8 @@ def test_a_notebook_has_one_output_that_is_updated_while_other_cells_run(
 ) -> None:
     pytest.importorskip("ipykernel")
     pytest.importorskip("nbclient")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))  # nothing of the user's is read or written
-    done = subprocess.run(
-        [sys.executable, "-c", CELLS], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    html, plain = done.stdout.splitlines()
+    printed = run_with_kernels(CELLS, home=tmp_path, monkeypatch=monkeypatch)
+    html, plain = printed.splitlines()
     assert re.fullmatch(r"<div>&lt;mine&gt;: done at step 300 of 300 in .* loss 0\.5</div>", html)
     assert re.fullmatch(r"<mine>: done at step 300 of 300 in .* · loss 0\.5", plain)
 

@@ -27,6 +27,7 @@ from asynchooks import (
     StopAtStepHook,
     StopReason,
 )
+from asynchooks._running.status import Rate
 from asynchooks._stopping.coordinator import Coordinator
 from asynchooks.simulation import Simulation
 
@@ -163,13 +164,10 @@ def test_the_rate_is_that_of_the_last_ten_seconds(backend: Any) -> None:
     assert simulation.run(main) == [(None, None), (1.0, 80.0), (4.0, 8.0), (None, None)]
 
 
-async def test_the_rate_begins_afresh_where_the_step_is_set_back() -> None:
-    async with MonitoredSession([], counting_creator()) as session:
-        session.status()
-        (board,) = session._boards
-        board._samples = ()
-        asked = [(0.0, 10), (1.0, 12), (2.0, 5), (4.0, 9)]
-        assert [board._rate(now, step) for now, step in asked] == [None, 2.0, None, 2.0]
+def test_the_rate_begins_afresh_where_the_step_is_set_back() -> None:
+    rate = Rate()
+    asked = [(0.0, 10), (1.0, 12), (2.0, 5), (4.0, 9)]
+    assert [rate.look(now, step) for now, step in asked] == [None, 2.0, None, 2.0]
 
 
 async def test_workers_on_one_model_see_its_step() -> None:

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from ..._running.status import Rate
 from ..._step.global_step import GlobalStep
 
-_RATE_SECS = 10.0
-"""The rate is that of the last seconds: of this many at most,"""
-_SAMPLE_SECS = 0.2
-"""taken at most this often."""
 _MAX_VALUES = 4
 """Metrics that are shown where the user chose none."""
-
-
-class Rate:
-    """How fast a count goes up, over the last seconds; where it goes back, it starts again."""
-
-    __slots__ = ("_samples",)
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()  # times and counts
-
-    def look(self, now: float, count: int) -> float | None:
-        """Counts per second up to now; None as long as nothing is known."""
-        samples = self._samples
-        if samples and count < samples[-1][1]:  # a recovery
-            samples.clear()
-        while len(samples) > 1 and samples[1][0] <= now - _RATE_SECS:
-            samples.popleft()
-        if not samples or now - samples[-1][0] >= _SAMPLE_SECS:
-            samples.append((now, count))
-        then, before = samples[0]
-        return (count - before) / (now - then) if now > then else None
 
 
 class Outcome(IntEnum):
