@@ -20,8 +20,10 @@ from .._later import listing
 from ._determinism import check_determinism
 from ._simulation import Simulation, at_step, current_simulation
 from .cluster._cluster import Cluster, Failure
-from .cluster._failures import Crashes, Partition, Preemption, Slowdown
-from .cluster._network import Queue
+from .cluster._failures import Crashes, Partition, Preemption, ServerCrashes, Slowdown
+from .cluster._host import Checkpoints
+from .cluster._network import Network, Queue
+from .cluster._ring import RingAllReduce
 from .cluster._worker import Worker
 from .delays._delay import Delay, PerWorker, Stragglers
 from .delays._distributions import (
@@ -39,10 +41,11 @@ from .delays._phases import Phases
 from .kernel._kernel import Event, Recording
 from .output._perfetto import write_trace
 from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
-from .output._report import Report, WorkerReport
+from .output._report import Report, ServerReport, WorkerReport
 from .output._timeline import Push, Span, Timeline
 
 __all__ = [
+    "Checkpoints",
     "Cluster",
     "Constant",
     "Crashes",
@@ -57,6 +60,7 @@ __all__ = [
     "ForeignAwaitError",
     "LivelockError",
     "LogNormal",
+    "Network",
     "OutsideWorkError",
     "Pareto",
     "Partition",
@@ -67,6 +71,9 @@ __all__ = [
     "Queue",
     "Recording",
     "Report",
+    "RingAllReduce",
+    "ServerCrashes",
+    "ServerReport",
     "ShiftedExponential",
     "Simulation",
     "SimulationError",

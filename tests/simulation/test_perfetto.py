@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from asynchooks.protocols import parse_protocol
 from asynchooks.simulation import (
+    Checkpoints,
     Constant,
     Crashes,
     Exponential,
     Partition,
     Preemption,
     Report,
+    ServerCrashes,
     Simulation,
     write_trace,
 )
@@ -225,6 +227,54 @@ def test_the_same_seed_gives_the_same_bytes_on_every_backend(tmp_path: Path) -> 
     assert len(contents) == 1
     write_trace(tmp_path / "other", busy(protocol="ssp:1", seed=8))
     assert (tmp_path / "other").read_bytes() not in contents
+
+
+def test_the_settings_are_in_the_trace(tmp_path: Path) -> None:
+    report = report_of("ssp:1", workers=2, updates=4, learning_rate=abs, pull=Constant(0.5))
+    write_trace(tmp_path / "out.json", report)
+    settings = json.loads((tmp_path / "out.json").read_text())["otherData"]
+    assert settings == report.settings
+    assert settings == {
+        "seed": "7", "num_workers": "2", "protocol": "StaleSynchronous(staleness=1)",
+        "updates": "4", "compute": str(Exponential(1.0)), "pull": str(Constant(0.5)),
+        "num_servers": "1", "learning_rate": "abs",
+    }  # fmt: skip
+
+
+def test_the_loss_is_a_counter_where_it_is_a_number(tmp_path: Path) -> None:
+    cluster = Simulation(7, "turbo").cluster(
+        1, parameters=np.zeros(1), compute=Constant(1.0), learning_rate=1.0, keep_timeline=True
+    )
+    losses = [3.0, math.inf, 0.5]
+    report = cluster.run(
+        gradient=lambda *_: -np.ones(1), updates=2, loss=lambda p: losses[int(p[0])]
+    )
+    assert counter(events_of(report, tmp_path), "loss") == [(0, 3.0), (2e6, 0.5)]
+
+
+def test_pushes_at_the_server_are_counted(tmp_path: Path) -> None:
+    report = report_of(workers=3, updates=3, compute=Constant(1.0), service=Constant(0.5))
+    numbers = counter(events_of(report, tmp_path), "pushes at the server")
+    # training ends with the third push
+    assert numbers[3:] == [(2.5e6, 0)]
+
+
+def test_saves_and_crashes_have_a_lane(tmp_path: Path) -> None:
+    report = report_of(
+        workers=1,
+        updates=6,
+        compute=Constant(1.0),
+        checkpoints=Checkpoints(every_updates=2, save=Constant(0.5)),
+        failures=[ServerCrashes(Constant(3.75), Constant(0.75))],
+    )
+    events = events_of(report, tmp_path)
+    check_events(events)
+    assert lanes_of(events)[1, 2] == [
+        (2e6, 2.5e6, "save"), (3.75e6, 4.5e6, "down"), (6.5e6, 7e6, "save"),
+        (8.25e6, 9e6, "down"),
+    ]  # fmt: skip
+    assert any(each["ph"] == "M" and each["args"].get("name") == "saves and crashes"
+               for each in events)  # fmt: skip
 
 
 def test_a_trace_is_streamed(tmp_path: Path) -> None:

@@ -19,15 +19,18 @@ from ..._errors import SimulationError, StepUnreachableError, is_clean_end
 from ..._step.global_step import GlobalStep
 from ..._step.waiters import Worker as StepWorker
 from ...protocols import Asynchronous, ParameterServer, Protocol
-from ..delays._delay import Delay, PerWorker, checked_delay, checked_secs_above_zero
-from ..delays._distributions import Constant, Exponential
+from ..delays._delay import Delay, checked_secs_above_zero
+from ..delays._distributions import Exponential
 from ..delays._streams import Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._report import SPENT, Report, WorkerReport
 from ..output._timeline import Timeline
-from ._network import Queue
+from ._host import Checkpoints, ServerHost
+from ._network import Links, Network, Queue
+from ._ring import Ring, RingAllReduce
 from ._standstill import Standstill, watch_updates
 from ._worker import SimulationView, Worker
+from ._world import Surroundings, delay_of_each, delay_or_none, server_reports
 
 Program = Callable[[Worker], Awaitable[Any]]
 Gradient = Callable[[Any, Worker], Any]
@@ -58,6 +61,9 @@ class Cluster:
         pull: Delay | None = None,
         push: Delay | None = None,
         service: Delay | None = None,
+        num_servers: int = 1,
+        network: Network | RingAllReduce | None = None,
+        checkpoints: Checkpoints | None = None,
         failures: Sequence[Failure] = (),
         learning_rate: float | Callable[[int], float] = 0.1,
         update: Callable[[Any, Any, float], Any] | None = None,
@@ -70,12 +76,12 @@ class Cluster:
         self.streams = streams
         self._standstill = standstill
         self.num_workers = integer("num_workers", num_workers, least=1)
-        self._compute = _of_each(
+        self._compute = delay_of_each(
             "compute", Exponential(1.0) if compute is None else compute, self.num_workers
         )
-        self._pull = _or_none("pull", pull, self.num_workers)
-        self._push = _or_none("push", push, self.num_workers)
-        self._service = _or_none("service", service, 1)
+        self._pull = delay_or_none("pull", pull, self.num_workers)
+        self._push = delay_or_none("push", push, self.num_workers)
+        num_servers = integer("num_servers", num_servers, least=1)
         self.server = ParameterServer(
             np.zeros(1) if parameters is None else parameters,
             Asynchronous() if protocol is None else protocol,
@@ -84,15 +90,30 @@ class Cluster:
             update=update,
             global_step=GlobalStep(num_workers=num_workers, published_only=True),
         )
+        self._learning_rate = learning_rate
         self.server.when_over = self._end_clock
         self.nothing = _zeros_like(self.server.parameters)
         """A gradient that changes nothing."""
         self.failures = _checked_failures(failures, self.num_workers)
+        self._surroundings = Surroundings(
+            num_workers=self.num_workers,
+            network=network,
+            checkpoints=checkpoints,
+            num_servers=num_servers,
+            service=delay_or_none("service", service, num_servers),
+            has_server_crashes=any(each.is_of_server for each in self.failures),
+        )
+        self._surroundings.check(self.server.protocol, self._pull, self._push)
         self.timeline = Timeline(is_kept=keep_timeline)
         self.losses: list[tuple[float, int, float]] = []
         """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
         self._loss: Loss | None = None
+        self._queues: list[Queue] = []
         self.queue: Queue | None = None
+        """The only one, where no `host` has it."""
+        self.host: ServerHost | None = None
+        self.links: Links | None = None
+        self.ring: Ring | None = None
         self.workers: list[Worker] = []
         self.num_active = 0
         """Workers whose program runs now."""
@@ -198,8 +219,7 @@ class Cluster:
         self.updates, self.began_at = training.updates, kernel.time
         if self.updates is not None:
             self.global_step.raise_limit(self.updates)
-        if self._service is not None:
-            self.queue = Queue(kernel, self.streams, self._service, 1, "the server")
+        self._build(self._surroundings)
         delays = self._compute, self._pull, self._push
         self.workers = [Worker(self, index, *delays) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
@@ -210,7 +230,7 @@ class Cluster:
             (worker, failure)
             for worker in self.workers
             for failure in self.failures
-            if failure.concerns(worker.index)
+            if not failure.is_of_server and failure.concerns(worker.index)
         ]
         for worker, failure in hits:
             failure.prepare(worker)
@@ -221,6 +241,11 @@ class Cluster:
             what = f"{type(failure).__name__} of worker {worker.index}"
             playing = self._start_side_task(what, failure.play, self, worker)
             playing.is_daemon = failure.repeats_for_ever
+        for failure in self.failures:
+            if failure.is_of_server:
+                name = f"{type(failure).__name__} of the server"
+                playing = self._start_side_task(name, failure.play_on_server, self)
+                playing.is_daemon = failure.repeats_for_ever
         if training.loss is not None:
             self._loss = training.loss
             self._start_side_task("losses", self._record_losses, training.loss_every)
@@ -237,6 +262,8 @@ class Cluster:
                 self.global_step.set_idle(self._stand_in, True)
         finally:
             self._standstill.end(self)
+            if self.host is not None:
+                self.host.close()
             for worker in self.workers:
                 worker.time.come_up()
             self.ended_at = self.clock()
@@ -247,6 +274,25 @@ class Cluster:
         for task in self._side_tasks:
             await task.wait()
 
+    def _build(self, options: Surroundings) -> None:
+        """Make what surrounds the workers."""
+        kernel, server, streams = self.kernel, self.server, self.streams
+        self._queues = options.queues(kernel, streams)
+        self.host = options.host(
+            kernel, server, streams, self._queues, self.timeline, self._lose_work
+        )
+        if self.host is None and self._queues:
+            (self.queue,) = self._queues
+        self.links = options.links(kernel, streams, server.parameters)
+        self.ring = options.ring(
+            kernel, streams, server, lambda worker: self.workers[worker].link_cuts
+        )
+
+    def _lose_work(self) -> None:
+        """End all computations under way."""
+        for worker in self.workers:
+            worker.lose_computation()
+
     def _end_clock(self) -> None:
         self.ended_at = self.kernel.time
 
@@ -255,6 +301,7 @@ class Cluster:
         self._record_loss()  # `until` may end training between two losses
         secs = self.clock() - self.began_at
         server = self.server
+        links: Links | Ring | None = self.links or self.ring
         return Report(
             protocol=str(server.protocol),
             num_workers=self.num_workers,
@@ -267,7 +314,31 @@ class Cluster:
             losses=list(self.losses),
             undone=server.num_undone,
             timeline=self.timeline if self.timeline.is_kept else None,
+            servers=server_reports(self._queues, self.clock(), secs),
+            settings=self._settings(),
+            bytes_moved=0.0 if links is None else links.bytes_moved,
+            **({} if self.host is None else self.host.figures(self.clock())),
         )
+
+    def _settings(self) -> dict[str, str]:
+        """As text, without what was left out."""
+        options, rate = self._surroundings, self._learning_rate
+        settings = {
+            "seed": self.simulation.seed,
+            "num_workers": self.num_workers,
+            "protocol": self.server.protocol,
+            "updates": self.updates,
+            "compute": self._compute,
+            "pull": self._pull,
+            "push": self._push,
+            "service": options.service,
+            "num_servers": options.num_servers,
+            "network": options.network,
+            "checkpoints": options.checkpoints,
+            "failures": self.failures or None,
+            "learning_rate": getattr(rate, "__qualname__", rate),
+        }
+        return {name: str(value) for name, value in settings.items() if value is not None}
 
     async def _record_losses(self, every: int) -> None:
         """Record the loss now, and after every so many updates."""
@@ -365,6 +436,8 @@ class Cluster:
         worker.time.come_up()
         self.num_unfinished -= 1
         self.server.leave(worker.index)
+        if self.ring is not None:
+            self.ring.begin_if_ready()
         self.set_away(worker, False)
         self._change.wake()
 
@@ -375,6 +448,10 @@ class Cluster:
             DeadlockError: nothing else does, nor will.
         """
         self._standstill.check(worker)
+
+    def check_standstill_of_server(self) -> None:
+        """As `check_standstill`, for failures of the server."""
+        self._standstill.check_server(self.kernel)
 
     def __repr__(self) -> str:
         server = self.server
@@ -409,6 +486,9 @@ class Failure(ABC):
     else happens.
     """
 
+    is_of_server: ClassVar[bool] = False
+    """Whether it is one of the server: then `play_on_server` is called once, and nothing else."""
+
     def check(self, num_workers: int) -> None:
         """Raise TypeError or ValueError if `workers` are not among those of the cluster."""
         if self.workers is None:
@@ -431,6 +511,9 @@ class Failure(ABC):
 
     async def play(self, cluster: Cluster, worker: Worker) -> None:  # noqa: B027
         """Let it happen; a task of its own, which is cancelled at the end of training."""
+
+    async def play_on_server(self, cluster: Cluster) -> None:  # noqa: B027
+        """As `play`, for a failure of the server."""
 
 
 @dataclass(frozen=True)
@@ -487,24 +570,6 @@ def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
         # random numbers depend on the identity: one that is given twice would happen once
         found.append(copy(each) if any(each is other for other in found) else each)
     return found
-
-
-def _or_none(name: str, value: Delay | None, num_workers: int) -> Delay | None:
-    """The delay of each worker; None if it takes no time at all."""
-    delay = None if value is None else _of_each(name, value, num_workers)
-    return None if delay == Constant(0.0) else delay
-
-
-def _of_each(name: str, value: object, num_workers: int) -> Delay:
-    """The delay, if each worker has one; else an error."""
-    delay = checked_delay(name, value)
-    for worker in range(num_workers if isinstance(delay, PerWorker) else 1):
-        try:
-            delay.for_worker(worker)
-        except ValueError as error:
-            error.add_note(f"in {name} of the cluster, which has {num_workers} workers")
-            raise
-    return delay
 
 
 def _zeros_like(parameters: Any) -> Any:

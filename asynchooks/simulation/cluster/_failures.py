@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..._check import number
@@ -58,6 +58,63 @@ class Crashes(Failure):
             await cluster.take_down(worker, loses_work=self.loses_work)
             await kernel.sleep(down.next())
             cluster.bring_back(worker, loses_work=self.loses_work)
+
+
+@dataclass(frozen=True)
+class ServerCrashes(Failure):
+    """The parameter server crashes again and again, and is repaired.
+
+    A crash undoes every update since the last durable checkpoint (see `Checkpoints`), or since
+    the begin where there is none. It also loses what is under way: computations, and gradients on
+    their way, which are discarded. Workers wait until the server is up, and pull again. After the
+    repair it loads the checkpoint. Where crashes come faster than checkpoints, the same updates are
+    made and undone for ever; give `run` an `until` there. `workers` is None, as it hits none of
+    them.
+
+    Args:
+        mtbf: mean time between failures: seconds from its begin, or from the end of a restart, to
+            the next crash, drawn each time.
+        repair: seconds until it loads the checkpoint.
+
+    Raises:
+        TypeError, ValueError: one is no delay, or `mtbf` is Constant(0.0).
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        failures = [ServerCrashes(mtbf=Constant(2.5), repair=Constant(0.5))]
+        checkpoints = Checkpoints(every_updates=2)
+        cluster = simulation.cluster(
+            1, compute=Constant(1.0), checkpoints=checkpoints, failures=failures
+        )
+        assert cluster.run(updates=3).secs_undone == 0.5
+    """
+
+    mtbf: Delay
+    repair: Delay
+    workers: None = field(default=None, init=False, repr=False)
+    repeats_for_ever: ClassVar[bool] = True
+    is_of_server: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if checked_delay("mtbf", self.mtbf) == Constant(0.0):
+            raise ValueError("mtbf is Constant(0.0), with which it never works; give seconds > 0")
+        checked_delay("repair", self.repair)
+
+    async def play_on_server(self, cluster: Cluster) -> None:
+        streams, kernel, host = cluster.streams, cluster.kernel, cluster.host
+        assert host is not None
+        place = next(i for i, each in enumerate(cluster.failures) if each is self)
+        up = streams.delays(0, f"mtbf of server failure {place}", self.mtbf)
+        down = streams.delays(0, f"repair of server failure {place}", self.repair)
+        while True:
+            await kernel.sleep(up.next())
+            if cluster.server.is_over:
+                return
+            cluster.check_standstill_of_server()
+            host.crash()
+            await kernel.sleep(down.next())
+            await kernel.sleep(host.restore_secs())
+            host.come_up()
 
 
 @dataclass(frozen=True)

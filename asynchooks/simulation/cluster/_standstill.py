@@ -30,6 +30,7 @@ class Standstill:
     def __init__(self) -> None:
         self._clusters: list[ClusterView] = []
         self._round: _Round | None = None
+        self._before_crashes: list[Any] = []  # of a server, while nothing else happens
 
     def begin(self, cluster: ClusterView) -> None:
         """Include a cluster, which trains from now on."""
@@ -44,6 +45,9 @@ class Standstill:
     def check(self, worker: Worker) -> None:
         """DeadlockError if nothing but failures happens; for a worker that one is about to hit."""
         kernel, now = worker.cluster.kernel, self._round
+        if _is_any_server_blocked(self._clusters):  # workers wait for its end
+            self._round = None
+            return
         if now is None and not _is_left_to_failures(kernel):
             return
         if now is None or now.num_unfinished != _num_unfinished(self._clusters):
@@ -55,6 +59,27 @@ class Standstill:
                 raise DeadlockError(now.text())
             # states of random numbers are expensive to compare: only now
             self._round = _Round(kernel, self._clusters, counts_draws=True)
+
+    def check_server(self, kernel: Kernel) -> None:
+        """DeadlockError if nothing but crashes of servers happens; before one of them."""
+        workers = [each for cluster in self._clusters for each in cluster.workers]
+        if (
+            not _is_left_to_failures(kernel)
+            or _is_any_server_blocked(self._clusters)
+            or any(each.is_down for each in workers)
+        ):
+            self._before_crashes.clear()
+            return
+        state = (_counts(self._clusters), _draws(self._clusters))
+        if self._before_crashes[-1:] != [state]:
+            self._before_crashes.clear()
+        self._before_crashes.append(state)
+        if len(self._before_crashes) == _NUM_LOOKS:
+            raise DeadlockError(
+                f"up to virtual time {kernel.time!r} nothing happens but crashes of the server:\n"
+                f"{kernel.describe_waits()}\nLet a worker make the update that the others wait "
+                "for, or end training by `updates`, `until` or a stop."
+            )
 
 
 class _Round:
@@ -133,6 +158,7 @@ async def watch_updates(cluster: ClusterView, max_secs: float) -> None:
                 continue
             # a worker that is down may continue
             is_any_down = any(worker.is_down for worker in cluster.workers)
+            is_any_down = is_any_down or _is_any_server_blocked([cluster])
             waits = kernel.is_left_to_daemons() and not is_any_down
             raise (DeadlockError if waits else LivelockError)(
                 f"no update came from virtual time {begun!r} to {kernel.time!r}, for "
@@ -145,6 +171,10 @@ async def watch_updates(cluster: ClusterView, max_secs: float) -> None:
 def _is_left_to_failures(kernel: Kernel) -> bool:
     """Whether only such failures are pending, apart from entries of the current time."""
     return not kernel.may_end_by_time and kernel.is_left_to_daemons(later=True)
+
+
+def _is_any_server_blocked(clusters: list[ClusterView]) -> bool:
+    return any(each.host is not None and each.host.is_blocked for each in clusters)
 
 
 def _num_unfinished(clusters: list[ClusterView]) -> int:

@@ -22,13 +22,18 @@ from ..delays._phases import Slowdowns, stretched, work_done
 from ..delays._streams import DelayStream, Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._timeline import Push, TimeAccount, Timeline
-from ._network import LinkCuts, Queue, arrival
+from ._host import ServerHost
+from ._network import LinkCuts, Links, Queue, arrival
+from ._ring import Ring
 
 _PAUSED = Sentinel("PAUSED")
+_LOST = Sentinel("LOST")
 
 
 class SimulationView(Protocol):
     """What a cluster and the programs of its workers use of their `Simulation`."""
+
+    seed: int
 
     @property
     def now(self) -> float: ...
@@ -53,6 +58,9 @@ class ClusterView(Protocol):
     streams: Streams
     server: ParameterServer
     queue: Queue | None
+    host: ServerHost | None
+    links: Links | None
+    ring: Ring | None
     timeline: Timeline
     nothing: Any
 
@@ -85,9 +93,10 @@ class Worker:
     """
 
     __slots__ = (
-        "_compute", "_epoch", "_is_undone", "_pull", "_push", "_rng", "_slot", "_until", "cluster",
-        "index", "is_away", "is_finished", "is_in_session", "link_cuts", "meets_endless_failures",
-        "num_computed", "num_pauses", "num_stops", "slowdowns", "task", "time", "version",
+        "_compute", "_epoch", "_is_undone", "_life", "_pull", "_push", "_rng", "_slot", "_until",
+        "cluster", "index", "is_away", "is_finished", "is_in_session", "link_cuts",
+        "meets_endless_failures", "num_computed", "num_pauses", "num_stops", "slowdowns", "task",
+        "time", "version",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +118,7 @@ class Worker:
         self.is_in_session = False  # the session waits as the protocol says
         self._epoch = cluster.global_step.epoch  # when the protocol let it pull
         self._is_undone = False  # the server went back between that and the pull
+        self._life = 0  # of the server, at the pull: the number of its crashes
         self._slot: Slot | None = None  # parked in while it computes
         self._until: Slot | None = None  # parked in until its repair
         self.is_finished = False
@@ -149,12 +159,19 @@ class Worker:
                 await self._until_repaired()
         if self.link_cuts:  # the request is a message, too
             await self._transfer("pull", None)
+        if cluster.links is not None:
+            await self._over_link("pull", cluster.links.request(self.index))
+        if cluster.host is not None:
+            await cluster.host.until_up(self)
+            self._life = cluster.host.num_crashes
         snapshot = cluster.server.pull(self.index)
         self.version = snapshot.version
         is_late = self._epoch != cluster.global_step.epoch
         self._is_undone = is_late and cluster.server.waits_before_step
         if self._pull is not None:
             await self._transfer("pull", self._pull)
+        if cluster.links is not None:
+            await self._over_link("pull", cluster.links.download(self.index))
         return snapshot
 
     async def compute(self, secs: float | None = None) -> bool:
@@ -179,6 +196,8 @@ class Worker:
         begun = cluster.clock()
         work = self._compute.next() if secs is None else checked_secs("secs", secs)
         kernel, server, delay = cluster.kernel, cluster.server, self._compute.delay
+        if cluster.host is not None and cluster.host.num_crashes != self._life:
+            self._is_undone = True
         value = _PAUSED
         try:
             while value is _PAUSED and not self._is_undone:
@@ -217,7 +236,15 @@ class Worker:
             await self._until_repaired()
         if self._push is not None or self.link_cuts:
             await self._transfer("push", self._push)
-        if cluster.queue is not None:
+        if cluster.links is not None:
+            await self._over_link("push", cluster.links.upload(self.index))
+        elif cluster.ring is not None:
+            await self._all_reduce(cluster.ring)
+        if cluster.host is not None:
+            await cluster.host.serve(self)
+            if cluster.host.num_crashes != self._life:
+                version = cluster.server.version + 1  # a later one is discarded
+        elif cluster.queue is not None:
             begun = cluster.clock()
             try:
                 await cluster.queue.serve()
@@ -228,6 +255,8 @@ class Worker:
             now, after = cluster.kernel.time, cluster.server.version
             push = Push(self.index, now, pushed.outcome.value, pushed.staleness, after)
             cluster.timeline.pushes.append(push)
+        if cluster.host is not None:
+            cluster.host.has_updated()
         if not self.is_in_session:
             await cluster.server.end_step(self.index)
         return pushed
@@ -318,6 +347,12 @@ class Worker:
         if not (self.num_stops or self.num_pauses):
             self.time.come_up()
 
+    def lose_computation(self) -> None:
+        """End a computation that is under way; for a crash of the server."""
+        if self._slot is not None:
+            self._is_undone = True  # also where it is paused
+            self._slot.wake(_LOST)
+
     async def wait(self, waiting: Awaitable[None]) -> None:
         """Wait, and count the time as waiting; for the server."""
         begun = self.cluster.clock()
@@ -327,6 +362,27 @@ class Worker:
             self._epoch = self.cluster.global_step.epoch
             self.time.spend("wait", begun)
 
+    async def spend(self, kind: str, waiting: Awaitable[Any]) -> Any:
+        """Await, and count the time as this kind of span."""
+        begun = self.cluster.clock()
+        try:
+            return await waiting
+        finally:
+            self.time.spend(kind, begun)
+
+    async def _over_link(self, kind: str, moving: Awaitable[None]) -> None:
+        """Wait until what moves over the network arrives."""
+        sent = self.cluster.kernel.time
+        await self.spend(kind, moving)
+        if self.link_cuts:
+            await self._transfer(kind, None, sent)
+
+    async def _all_reduce(self, ring: Ring) -> None:
+        is_done = False
+        while not is_done:
+            await self.spend("wait", ring.until_all_are_ready(self.index))
+            is_done = await self.spend("push", ring.reduce(self.index))
+
     async def _until_repaired(self) -> None:
         kernel = self.cluster.kernel
         while self.num_pauses:
@@ -334,15 +390,24 @@ class Worker:
             await kernel.park(self._until)
         self._until = None
 
-    async def _transfer(self, what: str, stream: DelayStream | None) -> None:
-        """Wait until a message arrives; without a stream it takes no time itself."""
+    async def _transfer(
+        self, what: str, stream: DelayStream | None, sent: float | None = None
+    ) -> None:
+        """Wait until a message arrives; without a stream it takes no time itself, or has taken it.
+
+        Args:
+            what: kind of span.
+            stream: of the message's seconds.
+            sent: when it was sent; None: now.
+        """
         kernel = self.cluster.kernel
-        sent = arrives = kernel.time
+        arrives = kernel.time
+        sent = arrives if sent is None else sent
         if stream is not None:
             arrives += stream.delay.stretch(sent, stream.next())
         if self.link_cuts:
             arrives = arrival(self.link_cuts, sent, arrives)
-        if arrives <= sent:
+        if arrives <= kernel.time:
             return
         begun = self.cluster.clock()
         try:

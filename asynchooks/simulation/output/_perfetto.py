@@ -7,13 +7,14 @@ Within a lane spans never overlap, or viewers would drop them.
 from __future__ import annotations
 
 import json
+import math
 import os
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
 from ._report import Report
-from ._timeline import Push, Span, Timeline, cut_spans, numbers_at_work
+from ._timeline import Push, Span, Timeline, cut_spans, numbers_at_server, numbers_at_work
 from ._whole_file import whole_file
 
 _TICKS = 8e6
@@ -21,6 +22,7 @@ _TICKS = 8e6
 counts in one or the other, neighbours touch."""
 
 _SERVER = '"pid":1,"tid":1'
+_MACHINE = '"pid":1,"tid":2'
 _WORKERS = 2
 """The process of the workers, and the lane of the first one."""
 _IDLE = ("wait", "down")
@@ -32,7 +34,9 @@ def write_trace(path: str | os.PathLike[str], report: Report) -> None:
 
     There is a lane for each worker (compute, lost, wait, pull, push, served, down; a discarded
     gradient is a mark), one for the server (how long each version was the newest; of versions that
-    were made at one moment the last), and counters of the global step and of active workers.
+    were made at one moment the last), one for its saves and crashes, if there were any, and
+    counters of the global step, of active workers, of the loss, if it was recorded, and of pushes
+    at the server, if service takes time. The cluster's settings are in "otherData".
     Arrows lead from a gradient's last span to the update that it was part of, and from the span
     that made a version to what other workers did with that version. The same seed gives the same
     bytes on every backend.
@@ -63,7 +67,8 @@ def write_trace(path: str | os.PathLike[str], report: Report) -> None:
                 file.write(",\n" + ",\n".join(batch))
                 batch.clear()
         file.write("".join(f",\n{line}" for line in batch))
-        file.write("\n]}\n")
+        settings = json.dumps(report.settings, sort_keys=True)
+        file.write(f'\n],"otherData":{settings}}}\n')
 
 
 def timeline_of(report: Report) -> Timeline:
@@ -93,25 +98,41 @@ def _events(report: Report, timeline: Timeline) -> Iterator[str]:
     yield from writer.end(report.secs)
     for secs, number in numbers_at_work(timeline):
         yield _counter("active workers", _ticks(secs), number)
+    for secs, number in numbers_at_server(timeline):
+        yield _counter("pushes at the server", _ticks(secs), number)
+    for secs, _, loss in report.losses:
+        if math.isfinite(loss):  # JSON has no other numbers
+            yield _counter("loss", _ticks(secs), loss)
+    if timeline.server:
+        yield _name("thread_name", _MACHINE, "name", "saves and crashes")
+    for kind, since, until in timeline.server:
+        begin, end = _ticks(since), _ticks(until)
+        if begin < end:
+            yield _span(kind, _MACHINE, begin, end)
 
 
 def _names(report: Report) -> Iterator[str]:
     """The names of the lanes, and their order."""
-
-    def name(what: str, place: str, key: str, value: Any) -> str:
-        return f'{{"ph":"M","name":"{what}",{place},"args":{{"{key}":{json.dumps(value)}}}}}'
-
     workers = f'"pid":{_WORKERS}'
     for order, (pid, text) in enumerate(
         (('"pid":1', "server"), (workers, f"{report.num_workers} workers, {report.protocol}"))
     ):
-        yield name("process_name", pid, "name", text)
-        yield name("process_sort_index", pid, "sort_index", order)
-    yield name("thread_name", _SERVER, "name", "versions")
+        yield _name("process_name", pid, "name", text)
+        yield _name("process_sort_index", pid, "sort_index", order)
+    yield _name("thread_name", _SERVER, "name", "versions")
     for index in range(report.num_workers):
         lane = f'{workers},"tid":{_WORKERS + index}'
-        yield name("thread_name", lane, "name", f"worker {index}")
-        yield name("thread_sort_index", lane, "sort_index", index)
+        yield _name("thread_name", lane, "name", f"worker {index}")
+        yield _name("thread_sort_index", lane, "sort_index", index)
+
+
+def _name(what: str, place: str, key: str, value: Any) -> str:
+    return f'{{"ph":"M","name":"{what}",{place},"args":{{"{key}":{json.dumps(value)}}}}}'
+
+
+def _span(name: str, place: str, begin: int, end: int) -> str:
+    times = f'"ts":{_micros(begin)},"dur":{_micros(end - begin)}'
+    return f'{{"ph":"X","name":"{name}",{place},{times}}}'
 
 
 def _ticks(secs: float) -> int:
@@ -123,7 +144,7 @@ def _micros(ticks: int) -> str:
     return f"{whole}{('', '.125', '.25', '.375', '.5', '.625', '.75', '.875')[eighths]}"
 
 
-def _counter(name: str, ticks: int, value: int) -> str:
+def _counter(name: str, ticks: int, value: float) -> str:
     args = f'"args":{{"value":{value}}}'
     return f'{{"ph":"C","name":"{name}","pid":1,"ts":{_micros(ticks)},{args}}}'
 
@@ -150,10 +171,7 @@ class _Writer:
         self._last[worker] = (kind, begin, end)
         if kind not in _IDLE:
             self._first.setdefault(worker, (begin, end))
-        yield (
-            f'{{"ph":"X","name":"{kind}","pid":{_WORKERS},"tid":{_WORKERS + worker},'
-            f'"ts":{_micros(begin)},"dur":{_micros(end - begin)}}}'
-        )
+        yield _span(kind, f'"pid":{_WORKERS},"tid":{_WORKERS + worker}', begin, end)
 
     def push(self, push: Push) -> Iterator[str]:
         at, worker = _ticks(push.time), push.worker

@@ -7,7 +7,7 @@ the same report on every version.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ._timeline import Timeline
@@ -51,6 +51,29 @@ class WorkerReport:
 
 
 @dataclass(frozen=True)
+class ServerReport:
+    """The use of one parameter server, where `service` takes time; in virtual seconds.
+
+    `requests` pushes came to it; it served them for `secs_busy`, and they waited for their turn
+    for `secs_queued` together. `busy_share` is the share of the time in which it served, and
+    `mean_queue` the mean number of those that waited. `server` is its number.
+
+    Example:
+        simulation = Simulation(seed=7, backend="turbo")
+        cluster = simulation.cluster(2, compute=Constant(1.0), service=Constant(0.5))
+        (server,) = cluster.run(updates=100).servers
+        assert 0.6 < server.busy_share < 0.7
+    """
+
+    server: int
+    requests: int
+    secs_busy: float
+    secs_queued: float
+    busy_share: float
+    mean_queue: float
+
+
+@dataclass(frozen=True)
 class Report:
     """The results of a simulated training, in virtual seconds. `Cluster.run` makes it.
 
@@ -62,6 +85,13 @@ class Report:
     is what every worker did when, if the cluster kept it. `losses` are those of `Cluster.run`'s
     `loss`: (virtual seconds, updates, loss). `protocol` is the protocol's repr, `num_workers` the
     number of `workers`.
+
+    `servers` has one for each parameter server, where `service` takes time. Of a cluster with
+    checkpoints or `ServerCrashes`: `num_saves` have become durable, saving took `secs_saving`, and
+    the server was down for `secs_server_down` in `num_server_crashes`, repair and restore included.
+    They have undone `undone_updates`, and `secs_undone` of work, from the restored state to the
+    crash; saves that block do not count as work. `bytes_moved` went over a network's links.
+    `settings` are the cluster's, as text.
 
     Example:
         simulation = Simulation(seed=7, backend="turbo")
@@ -81,6 +111,15 @@ class Report:
     workers: list[WorkerReport]
     losses: list[tuple[float, int, float]]
     undone: int = 0
+    servers: list[ServerReport] = field(default_factory=list)
+    num_saves: int = 0
+    secs_saving: float = 0.0
+    num_server_crashes: int = 0
+    secs_server_down: float = 0.0
+    undone_updates: int = 0
+    secs_undone: float = 0.0
+    bytes_moved: float = 0.0
+    settings: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -128,6 +167,10 @@ class Report:
             for secs, updates, loss in self.losses
         ]
 
+    def server_rows(self) -> list[dict[str, Any]]:
+        """A row for each parameter server, where `service` takes time."""
+        return [{"protocol": self.protocol, **asdict(each)} for each in self.servers]
+
     def summary_row(self) -> dict[str, Any]:
         """One row for all, to compare protocols."""
         return {
@@ -138,6 +181,9 @@ class Report:
             "updates_per_second": self.updates_per_second,
             "discarded": self.discarded,
             "undone": self.undone,
+            "undone_updates": self.undone_updates,
+            "secs_undone": self.secs_undone,
+            "bytes_moved": self.bytes_moved,
             "mean_staleness": self.mean_staleness,
             "max_staleness": max(self.staleness, default=0),
             **{f"share_{kind}": self._share(f"secs_{kind}") for kind in (*SPENT, "idle")},

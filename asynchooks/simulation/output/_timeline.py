@@ -77,6 +77,8 @@ class Timeline:
     pushes: list[Push] = field(default_factory=list)
     runs: list[tuple[int, float, float]] = field(default_factory=list)
     """(Worker, begin, end) of each run of its program; a crash begins another one."""
+    server: list[tuple[str, float, float]] = field(default_factory=list)
+    """("save" or "down", begin, end) of the parameter server."""
 
     def __repr__(self) -> str:
         return f"<Timeline of {len(self.spans)} spans and {len(self.pushes)} pushes>"
@@ -167,6 +169,17 @@ def numbers_at_work(timeline: Timeline) -> list[tuple[float, int]]:
         for since, until in without((begin, end), down.get(worker, [])):
             changes[since] += 1
             changes[until] -= 1
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[secs] for secs in times), strict=True))
+
+
+def numbers_at_server(timeline: Timeline) -> list[tuple[float, int]]:
+    """(Virtual seconds, pushes that wait for the server or are served from then on)."""
+    changes: Counter[float] = Counter()
+    for _, kind, begin, end in timeline.spans:
+        if kind == "served":
+            changes[begin] += 1
+            changes[end] -= 1
     times = sorted(changes)
     return list(zip(times, accumulate(changes[secs] for secs in times), strict=True))
 
