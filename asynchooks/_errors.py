@@ -312,6 +312,10 @@ class ClusterError(ValueError):
     """The operator's fault: a process does not fit into its cluster, or cannot reach it."""
 
 
+class TraceError(ValueError):
+    """A file is no trace that can be read, or holds too little, or files do not belong together."""
+
+
 class SimulationError(RuntimeError):
     """A simulation cannot go on, or was asked for what it cannot do."""
 
@@ -337,3 +341,7 @@ class OutsideWorkError(SimulationError):
 
 class DeterminismError(SimulationError):
     """Runs of one simulation with one seed differ."""
+
+
+class PlanError(RuntimeError):
+    """A program cannot be planned, or its plan does not hold for what was recorded."""

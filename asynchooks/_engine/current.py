@@ -36,6 +36,14 @@ def current_engine() -> Engine:
     return engine
 
 
+def engine_if_any() -> Engine | None:
+    """`current_engine`; None in a thread without an event loop."""
+    try:
+        return current_engine()
+    except RuntimeError:
+        return None
+
+
 @contextmanager
 def use_engine(engine: Engine) -> Iterator[None]:
     """Within the block, and in tasks and threads started there, wait through this engine."""

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,10 +30,19 @@ class Kind(Enum):
     """What a hook has put off to the end of a run: an evaluation, a decision, a save."""
     SAVE = "save"
     SIDE_TASK = "side_task"
+    EVALUATION = "evaluation"
     CALL = "call"
     """Of the user's function, by a stage of data."""
     READ = "read"
     WAIT = "wait"
+    WORK = "work"
+    """Timed by the user: what a plan draws in place of calling it."""
+    BLOCK = "block"
+    """A block of the user's code, which a plan runs as it is."""
+    REQUEST = "request"
+    """To a server elsewhere, from the call to its answer."""
+    SERVE = "serve"
+    """What that server does for one request."""
 
 
 class Span(ABC):
@@ -77,10 +86,63 @@ class SessionRecord(ABC):
         """The session was dropped; called by the garbage collector, so it takes no lock."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedWork:
+    """A function that `timed` decorates, and what is known of it.
+
+    Args:
+        name: of this kind of work.
+        returns: in a plan: a function of the call's arguments and `drawn`, or the value itself.
+        output_size: of the function's result; what it gives is drawn together with the seconds.
+        input_size: of the call's arguments; the seconds depend on what it gives.
+        worker: of the call's arguments: whose machine does it; None: a shared service does.
+    """
+
+    name: str
+    returns: Any = None
+    output_size: Callable[[Any], float] | None = None
+    input_size: Callable[..., float] | None = None
+    worker: Callable[..., int] | None = None
+
+
+class StandIn(ABC):
+    """Performs timed work in place of the program, in virtual time."""
+
+    @abstractmethod
+    async def perform(
+        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What an async function returns, after as many seconds as are drawn."""
+
+    @abstractmethod
+    def perform_inline(
+        self, work: TimedWork, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a plain function returns; the seconds pass for all tasks of the event loop.
+
+        In what `call_apart` calls they pass for that call alone.
+        """
+
+    @abstractmethod
+    def call_apart(self, engine: Engine, fn: Callable[[], Any], slot: Slot) -> None:
+        """Call a blocking function as a thread does, and wake the slot with what it returns.
+
+        Args:
+            engine: of the running task.
+            fn: what to call; it must not raise.
+            slot: where the running task waits for it.
+        """
+
+
 class Recorder(ABC):
     """Records what tasks do, of all sessions that it is given."""
 
     _num_makers: int = 0
+
+    @property
+    def stand_in(self) -> StandIn | None:
+        """What performs timed work in place of the program; None: the program does."""
+        return None
 
     def first_ident(self) -> int:
         """The first of 2**32 idents for what one maker makes; below 2**44."""
@@ -114,6 +176,21 @@ class Recorder(ABC):
         """
 
     @abstractmethod
+    def work_span(
+        self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
+    ) -> Span:
+        """Work, or a block of code, of the running task: on its track, or on one of its own.
+
+        Args:
+            engine: of the running task; None in a thread without an event loop.
+            kind: WORK, BLOCK, EVALUATION, SAVE, REQUEST or SERVE.
+            name: of the span, and of the track if a new one is needed.
+            worker: whose machine does it; None: a shared service does, or it is not known.
+
+        What `Span.end` gets as value is its size.
+        """
+
+    @abstractmethod
     def wait(self, engine: Engine, what: str) -> Span | None:
         """A wait of the running task; None if that has no track."""
 
@@ -122,8 +199,11 @@ class Recorder(ABC):
         """The running task takes what a span has made, so many steps after that began."""
 
     @abstractmethod
-    def mark(self, engine: Engine, name: str, value: float) -> None:
+    def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
         """A moment of the running task, with a number, such as a push and its staleness."""
+
+    def describe(self, key: str, value: Any) -> None:  # noqa: B027 - most record no such thing
+        """Something about the run that a reader of the record may want, as JSON can hold it."""
 
     @abstractmethod
     def watch(self, name: str, read: Callable[[], float | None]) -> None:
@@ -137,6 +217,7 @@ class Place:
     recorder: Recorder
     track: Any = None  # the recorder's own
     task: object = None  # whose track it is
+    is_session: bool = False  # whether that task has opened a session
     _outer: Place | None = None
     _is_left: bool = False
 
@@ -178,6 +259,23 @@ def current_recorder() -> Recorder | None:
     """What records the running task, if anything; read once, where something begins."""
     place = recorded_in.get()
     return None if place is None or place.recorder.is_closed else place.recorder
+
+
+def begun_span(engine: Engine, kind: Kind, name: str, worker: int | None = None) -> Span | None:
+    """`Recorder.work_span` of what records the running task; None if nothing does."""
+    recorder = current_recorder()
+    return None if recorder is None else recorder.work_span(engine, kind, name, worker)
+
+
+def current_stand_in() -> StandIn | None:
+    """What performs the timed work of the running task; None: the program does."""
+    recorder = current_recorder()
+    return None if recorder is None else recorder.stand_in
+
+
+def blocks_inline(engine: Engine) -> bool:
+    """Whether blocking calls are made on the event loop: time is simulated, and no plan."""
+    return engine.is_virtual and current_stand_in() is None
 
 
 @contextmanager

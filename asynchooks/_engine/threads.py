@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from .base import STOPPED, TIMED_OUT, Engine, Slot
 from .current import engine_in_use
+from .recording import blocks_inline, current_stand_in
 from .stop import LostPeer
 
 logger = logging.getLogger("asynchooks")
@@ -119,12 +120,12 @@ class WorkThread:
         """
         engine = self._engine
         slot = Slot(engine, self._what)
-        if self._thread is None:
-            args = (self._jobs, engine)
-            self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
-            self._thread.start()
         job = _Job(fn, when_late, slot)
-        self._jobs.put(job)
+        if engine.is_virtual and (stand_in := current_stand_in()) is not None:
+            stand_in.call_apart(engine, functools.partial(job.run, engine), slot)
+        else:
+            self._begin(engine)
+            self._jobs.put(job)
         self._is_busy = True
         if lost_peer is not None:
             lost_peer.add(slot)
@@ -154,6 +155,12 @@ class WorkThread:
             self._abandon(job)
             raise lost_peer.error()
         return outcome.unwrap()
+
+    def _begin(self, engine: Engine) -> None:
+        if self._thread is None:
+            args = (self._jobs, engine)
+            self._thread = threading.Thread(target=_serve, args=args, name=self._name, daemon=True)
+            self._thread.start()
 
     def _abandon(self, job: _Job) -> None:
         thread = self.drop()
@@ -243,7 +250,7 @@ async def run_blocking(
     lost_peer: LostPeer | None = None,
 ) -> Any:
     """Call a blocking function once, off the event loop; inline where time is simulated."""
-    if engine.is_virtual:
+    if blocks_inline(engine):
         return fn()
     thread = WorkThread(engine, name)
     try:
@@ -326,7 +333,7 @@ class StepRunner:
     """Runs a session's blocking steps where they are best run. The session makes and closes it.
 
     Args:
-        engine: the session's engine; a virtual one runs everything inline.
+        engine: the session's engine; a virtual one runs everything inline, except in a plan.
         name: "inline" runs on the event loop, "thread" in a thread of the session's own, "auto"
             chooses for each kind of step: the first call in a thread, the second inline, then in
             a thread if that took more than 2 ms. No step can be bounded beforehand, so the
@@ -338,7 +345,7 @@ class StepRunner:
 
     def __init__(self, engine: Engine, name: StepRunnerName, grace_secs: float) -> None:
         self._engine = engine
-        self._name = "inline" if engine.is_virtual else name
+        self._name = "inline" if blocks_inline(engine) else name
         self.grace_secs = grace_secs
         self._thread: WorkThread | None = None
         self.last_in_thread: Probe | None = None  # the kind that ran last in the thread, if open

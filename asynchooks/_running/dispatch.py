@@ -146,9 +146,9 @@ class HookList:
     """
 
     __slots__ = (
-        "_joined", "_live", "_num_begun", "_num_returned", "_records", "_shared", "_twin",
-        "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "current", "hooks",
-        "needs_graph_entered", "session", "step_in_thread", "stops", "unasked",
+        "_is_planned", "_joined", "_live", "_num_begun", "_num_returned", "_records", "_shared",
+        "_twin", "_watchers", "after_runs", "are_in_runs", "before_runs", "call_plain", "current",
+        "hooks", "needs_graph_entered", "session", "step_in_thread", "stops", "unasked",
     )  # fmt: skip
 
     def __init__(self, hooks: Iterable[AnyHook] | None, stop: Stop) -> None:
@@ -168,6 +168,7 @@ class HookList:
         self.current: HookCall | None = None
         self._watchers: tuple[SessionRunHook, ...] = ()  # called after the hooks, in runs only
         self._records = Records()
+        self._is_planned = False  # hooks that act outside are left out
         self._twin: HookList | None = None
         self._find_runs()
 
@@ -217,7 +218,7 @@ class HookList:
         calls = [
             HookCall(place, hook, moment)
             for place, hook in enumerate((*hooks, *self._watchers))
-            if overrides(hook, moment)
+            if overrides(hook, moment) and not self._leaves_out(hook)
         ]
         if not self._joined or moment not in FURTHER_MOMENTS:
             return calls
@@ -226,6 +227,9 @@ class HookList:
             if is_wrapped and overrides(hook, moment):
                 calls.append(HookCall(place, hook, moment))
         return sorted(calls, key=lambda call: call.place)
+
+    def _leaves_out(self, hook: Any) -> bool:
+        return self._is_planned and bool(getattr(hook, "acts_outside", False))
 
     @property
     def live(self) -> LiveMetrics:
@@ -290,6 +294,7 @@ class HookList:
         self._num_begun = self._num_returned = 0
         self._shared, self._joined = None, ()
         if (recorder := current_recorder()) is not None:
+            self._is_planned = recorder.stand_in is not None
             self.record(recorder)
         checks: list[tuple[HookCall, Callable[[], None]]] = []
         begins = {call.place: call for call in self._calls("begin")}

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._format import Columns, Encoder, Layout
+from . import _format
+from ._format import Columns, Encoder
 
 Table = NDArray[np.float64]
 """A row for each event: (layout, name, track, begun, ended, ident, value), times in seconds."""
@@ -44,7 +45,7 @@ class Spans(NamedTuple):
             "begins": np.ascontiguousarray(self.begun),
             "ends": np.ascontiguousarray(self.ended),
         }
-        return encoder.segment(encoder.span, len(self.begun), columns)
+        return encoder.segment(_format.SPAN, len(self.begun), columns)
 
 
 def in_order(events: Table) -> Table:
@@ -61,15 +62,14 @@ def in_order(events: Table) -> Table:
 
 def encoded(encoder: Encoder, events: Table, *, is_sorted: bool) -> bytes:
     """The events as segments of a chunk; `is_sorted`: they must stay in this order."""
-    layouts = _layouts(encoder)
     codes = _codes(events)
     if is_sorted:
         edges = np.flatnonzero(np.diff(codes)) + 1
         parts = np.split(np.arange(len(events)), edges) if len(events) else []
     else:
-        parts = [np.flatnonzero(codes == code) for code in layouts]
+        parts = [np.flatnonzero(codes == code) for code in _SHAPES]
     return b"".join(
-        encoder.segment(layouts[int(codes[part[0]])], len(part), _columns(events[part]))
+        encoder.segment(_SHAPES[int(codes[part[0]])], len(part), _columns(events[part]))
         for part in parts
         if len(part)
     )
@@ -81,20 +81,22 @@ def _codes(events: Table) -> NDArray[np.int64]:
     return 4 * layout + 2 * has_flow + has_value
 
 
-def _layouts(encoder: Encoder) -> dict[int, Layout]:
-    found = {
-        (SPAN, False, False): encoder.span,
-        (SPAN, True, False): encoder.flow_span,
-        (SPAN, False, True): encoder.value_span,
-        (SPAN, True, True): encoder.flow_value_span,
-        (BEGIN, False, False): encoder.begin,
-        (BEGIN, True, False): encoder.flow_begin,
-        (END, False, False): encoder.end,
-        (END, False, True): encoder.value_end,
-        (USE, True, True): encoder.use,
-        (MARK, False, True): encoder.mark,
-    }
-    return {4 * layout + 2 * flow + value: each for (layout, flow, value), each in found.items()}
+_SHAPES = {
+    4 * layout + 2 * has_flow + has_value: shape
+    for (layout, has_flow, has_value), shape in {
+        (SPAN, False, False): _format.SPAN,
+        (SPAN, True, False): _format.FLOW_SPAN,
+        (SPAN, False, True): _format.VALUE_SPAN,
+        (SPAN, True, True): _format.FLOW_VALUE_SPAN,
+        (BEGIN, False, False): _format.BEGIN,
+        (BEGIN, True, False): _format.FLOW_BEGIN,
+        (END, False, False): _format.END,
+        (END, False, True): _format.VALUE_END,
+        (USE, True, True): _format.USE,
+        (MARK, False, True): _format.MARK,
+    }.items()
+}
+"""By `_codes`."""
 
 
 def _columns(events: Table) -> Columns:

@@ -99,6 +99,12 @@ class TraceFile:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)  # to the last whole chunk
 
+    def close(self) -> None:
+        """Write what is left, and close the file; holds up the thread for a few seconds at most."""
+        self._asked.set()
+        self._thread.join(_GRACE_SECS)
+        self._check_done()
+
     async def aclose(self, engine: Engine) -> None:
         """Write what is left, and close the file; waits for a stuck disk for a few seconds."""
         self._asked.set()
@@ -112,6 +118,9 @@ class TraceFile:
             if not is_done:
                 with engine.shielded(_GRACE_SECS):
                     await engine.park(slot, engine.now() + _GRACE_SECS)
+        self._check_done()
+
+    def _check_done(self) -> None:
         if not self._is_done:
             logger.error(
                 "The trace %s was not written to its end within %g s: its last part is missing",

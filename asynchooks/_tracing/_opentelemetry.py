@@ -150,20 +150,27 @@ class SpanRecorder(Recorder):
         end_span(span, error, now)
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> Span:
+        # it may outlive the run in which it began
+        return self._open(kind, name, ident, contexts.get_value(_SESSION))
+
+    def work_span(
+        self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
+    ) -> Span:
+        return self._open(kind, name, -1, None)
+
+    def _open(self, kind: Kind, name: str, ident: int, parent: Any) -> Span:
         attributes: dict[str, Any] = {f"asynchooks.{kind.value}.name": name}
         if ident >= 0:
             attributes["asynchooks.item.place"] = ident & 0xFFFFFFFF
-        # it may outlive the run in which it began
-        session = contexts.get_value(_SESSION)
         title = f"{kind.value.replace('_', ' ')} {name}"
-        return _OpenSpan(self.tracer, title, attributes, parent=session)
+        return _OpenSpan(self.tracer, title, attributes, parent=parent)
 
     def wait(self, engine: Engine, what: str) -> None:
         return None
 
     def use(self, engine: Engine, ident: int, staleness: float) -> None: ...
 
-    def mark(self, engine: Engine, name: str, value: float) -> None: ...
+    def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None: ...
 
     def watch(self, name: str, read: Callable[[], float | None]) -> None: ...
 

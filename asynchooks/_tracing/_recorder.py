@@ -49,14 +49,14 @@ from ._events import (
 from ._file import TraceFile
 from ._format import Encoder
 from ._runs import Cut, RunTimes
-from ._tracks import Names, Tracks
+from ._tracks import Label, Labels, Tracks
 
 logger = logging.getLogger("asynchooks")
 
 MOST_EVENTS = 200_000
 """Events that wait for a flush: some 30 MB. More are dropped, and counted."""
-CUT = " (cut)"
-"""Behind the name of a span that ended by an error or a cancellation."""
+CUT = Label("cut")
+"""At the end of a span whose begin is in the file already, and which was cut."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -65,13 +65,13 @@ class FileSpan(Span):
 
     __slots__ = (
         "_after", "_before", "_recorder", "_times", "begun", "ident", "is_live", "is_written",
-        "least_secs", "name", "track",
+        "label", "least_secs", "track",
     )  # fmt: skip
 
     def __init__(
         self,
         recorder: FileRecorder,
-        name: str,
+        label: Label,
         track: int,
         *,
         ident: int = -1,
@@ -80,7 +80,7 @@ class FileSpan(Span):
         times: Callable[[], float | None] | None = None,
         after: Callable[[], None] | None = None,
     ) -> None:
-        self._recorder, self.name, self.track, self.ident = recorder, name, track, ident
+        self._recorder, self.label, self.track, self.ident = recorder, label, track, ident
         self.is_live = is_live  # its begin is written at the next flush
         self.is_written = False
         self.least_secs = least_secs  # it is left out if it takes less
@@ -96,27 +96,61 @@ class FileSpan(Span):
             self._after()
 
 
+class WorkSpan(Span):
+    """Work within what a task does, as cheap as it can be: steps of 100 us have some."""
+
+    __slots__ = ("_recorder", "begun", "is_written", "label", "track")
+
+    ident = -1
+    is_live = False
+
+    def __init__(self, recorder: FileRecorder, label: Label, track: int) -> None:
+        self._recorder, self.label, self.track = recorder, label, track
+        self.is_written = False
+        recorder.work_under_way[self] = None
+        self.begun = recorder.clock()
+
+    def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
+        self._recorder.end_work(self, value, is_cut=error is not None)
+
+
 class FileRecorder(Recorder):
-    """Records into one file, from its first session to its last.
+    """Records into one file, from its first session to its last, or until it is closed.
 
     Args:
         path: of the file; an existing one is replaced.
-        engine: whose time is recorded.
+        clock: seconds, one clock for all threads and processes of the machine, or virtual ones.
+        is_virtual: whether it leaps.
+        closes_with_sessions: whether it ends with the last of its sessions.
+        name: of the process, in Perfetto; "": that of the program.
         least_secs: calls of hooks in runs, and waits, that take less are left out.
         flush_secs: between two writes.
     """
 
-    def __init__(self, path: str, engine: Engine, *, least_secs: float, flush_secs: float) -> None:
-        # of real time one clock for all threads and processes of the machine
-        self.clock = engine.now if engine.is_virtual else engine.tick
-        self._is_virtual = engine.is_virtual
+    def __init__(
+        self,
+        path: str,
+        clock: Callable[[], float],
+        *,
+        is_virtual: bool = False,
+        closes_with_sessions: bool = True,
+        name: str = "",
+        least_secs: float = 10e-6,
+        flush_secs: float = 0.5,
+    ) -> None:
+        self.clock = clock
+        self._is_virtual = is_virtual
+        self._closes_with_sessions = closes_with_sessions
         self._least_secs = least_secs
         self._is_closed = False
         # of what follows, up to the steps; the garbage collector may close a coroutine of a span
         # while this thread holds it
         self._lock = threading.RLock()
-        self._tracks, self._names = Tracks(), Names()
+        self._tracks, self._labels = Tracks(), Labels()
+        self._work_labels: dict[tuple[str, int | None, bool], Label] = {}
+        self._mark_tracks: dict[str, int] = {}
         self._open: dict[FileSpan, None] = {}
+        self.work_under_way: dict[WorkSpan, None] = {}
         self._events: list[tuple[float, ...]] = []
         self._num_lost = 0
         self._calls, self._values = Levels(), dict[str, Points]()
@@ -126,7 +160,8 @@ class FileRecorder(Recorder):
         self._flushed_at = self.clock()
         self._has_warned = False
         program = os.path.basename(sys.argv[0]) if sys.argv else ""
-        self._encoder = Encoder(program or "python")
+        self._encoder = Encoder(name or program or "python")
+        self._about: dict[str, Any] = {}
         self._counters = Counters(self._encoder)
         self._opening = self._encoder.opening
         self._path = path
@@ -139,10 +174,24 @@ class FileRecorder(Recorder):
     async def session_ended(self, engine: Engine) -> None:
         """After the last one, record nothing more, and write what is left."""
         with self._lock:
-            is_last = all(each.is_over for each in self._sessions)
+            is_last = self._closes_with_sessions and all(each.is_over for each in self._sessions)
             self._is_closed = self._is_closed or is_last
         if is_last:
-            await self._file.aclose(engine)
+            await self.aclose(engine)
+
+    def describe(self, key: str, value: Any) -> None:
+        with self._lock:
+            self._about[key] = value
+
+    async def aclose(self, engine: Engine) -> None:
+        """Record nothing more, and write what is left."""
+        self._is_closed = True
+        await self._file.aclose(engine)
+
+    def close(self) -> None:
+        """The same, and hold up the thread until then, for a few seconds at most."""
+        self._is_closed = True
+        self._file.close()
 
     # What sessions, stages and side tasks call
 
@@ -172,7 +221,47 @@ class FileRecorder(Recorder):
         if counter:
             with self._lock:
                 self._calls.add(counter, self.clock(), 1)
-        return self.span(name, track, ident=ident, after=after)
+        return self.span(Label(name, kind), track, ident=ident, after=after)
+
+    def work_span(
+        self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
+    ) -> Span:
+        place = recorded_in.get()
+        if place is None or place.track is None:
+            return self._work_on_own_track(engine, kind, name, worker)
+        if (
+            engine is None or engine.is_elsewhere
+        ):  # a thread, in which a session calls its step, or a task a function
+            label = self._label(kind, name, worker, place.is_session)
+            return self.span_on(f"{name}: thread", label)
+        if place.task is not engine.current_task():
+            return self._work_on_own_track(engine, kind, name, worker)
+        return WorkSpan(self, self._label(kind, name, worker, place.is_session), place.track)
+
+    def _label(self, kind: Kind, name: str, worker: int | None, is_on_session: bool) -> Label:
+        if kind is not Kind.WORK:
+            return Label(name, kind, -1 if worker is None else worker, is_on_session)
+        key = (name, worker, is_on_session)
+        label = self._work_labels.get(key)
+        if label is None:
+            label = Label(name, kind, -1 if worker is None else worker, is_on_session)
+            self._work_labels[key] = label
+        return label
+
+    def _work_on_own_track(
+        self, engine: Engine | None, kind: Kind, name: str, worker: int | None
+    ) -> FileSpan:
+        track = self.take_track(name if worker is None else f"worker {worker}")
+        outer = Place.current()
+        place = Place(self if outer is None else outer.recorder, track, _task_of(engine))
+        place.enter()
+
+        def after() -> None:
+            place.leave()
+            with self._lock:
+                self._tracks.give_back(track)
+
+        return self.span(self._label(kind, name, worker, False), track, after=after)
 
     def wait(self, engine: Engine, what: str) -> FileSpan | None:
         track = self._track_of_task(engine)
@@ -180,24 +269,34 @@ class FileRecorder(Recorder):
             return None
         name = f"wait for {_NUMBER.sub('N', what)}"
         times = next((each.last_time for each in self._sessions if each.track == track), None)
-        return self.span(name, track, least_secs=self._least_secs, times=times)
+        label = Label(name, Kind.WAIT)
+        return self.span(label, track, least_secs=self._least_secs, times=times)
 
     def use(self, engine: Engine, ident: int, staleness: float) -> None:
-        self._note(engine, USE, "use", "staleness", staleness, ident)
+        self._note(engine, USE, Label("use"), "staleness", staleness, ident)
 
-    def mark(self, engine: Engine, name: str, value: float) -> None:
-        self._note(engine, MARK, name, f"{name}: {VALUE_OF.get(name, 'value')}", value, NO_IDENT)
+    def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
+        label = Label(name, None, -1 if worker is None else worker)
+        counter = f"{name}: {VALUE_OF.get(name, 'value')}"
+        self._note(engine, MARK, label, counter, value, NO_IDENT)
 
     def _note(
-        self, engine: Engine, layout: int, name: str, counter: str, value: float, ident: float
+        self, engine: Engine, layout: int, label: Label, counter: str, value: float, ident: float
     ) -> None:
         track, now = self._track_of_task(engine), self.clock()
         with self._lock:
-            if track is not None:
-                self._add((layout, self._names.number(name), track, now, now, ident, value))
+            if track is None:  # a task of its own, as in a server
+                track = self._track_of_marks(label.name)
+            self._add((layout, self._labels.number(label), track, now, now, ident, value))
             points = self._values.setdefault(counter, [])
             if len(points) < MOST_EVENTS:
                 points.append((now, value))
+
+    def _track_of_marks(self, name: str) -> int:
+        track = self._mark_tracks.get(name)
+        if track is None:
+            track = self._mark_tracks[name] = self._tracks.take(name)
+        return track
 
     def _track_of_task(self, engine: Engine) -> int | None:
         place = recorded_in.get()
@@ -218,15 +317,15 @@ class FileRecorder(Recorder):
         with self._lock:
             return self._tracks.take(name)
 
-    def span(self, name: str, track: int, **options: Any) -> FileSpan:
+    def span(self, label: Label, track: int, **options: Any) -> FileSpan:
         """One that begins now; options as those of `FileSpan`."""
-        span = FileSpan(self, name, track, **options)
+        span = FileSpan(self, label, track, **options)
         with self._lock:
             if len(self._open) < MOST_EVENTS:
                 self._open[span] = None
         return span
 
-    def span_on(self, track_name: str, name: str) -> FileSpan:
+    def span_on(self, track_name: str, label: Label) -> FileSpan:
         """One on a track of this name on which nothing is under way."""
         track = self.take_track(track_name)
 
@@ -234,27 +333,40 @@ class FileRecorder(Recorder):
             with self._lock:
                 self._tracks.give_back(track)
 
-        return self.span(name, track, after=after)
+        return self.span(label, track, after=after)
+
+    def end_work(self, span: WorkSpan, value: float, *, is_cut: bool) -> None:
+        ended = self.clock()
+        with self._lock:
+            self.work_under_way.pop(span, None)
+            if span.is_written:
+                self._end_written(span.track, ended, value, is_cut=is_cut)
+                return
+            label = span.label._replace(is_cut=True) if is_cut else span.label
+            number = self._labels.number(label)
+            self._add((SPAN, number, span.track, span.begun, ended, NO_IDENT, value))
+
+    def _end_written(self, track: int, ended: float, value: float, *, is_cut: bool) -> None:
+        self._add((END, 0, track, ended, ended, NO_IDENT, value))
+        if is_cut:
+            # it stands at the end of the span, whose name is written
+            event = (SPAN, self._labels.number(CUT), track, ended, ended, NO_IDENT, math.nan)
+            self._events.insert(len(self._events) - 1, event)
 
     def end(self, span: FileSpan, value: float, *, is_cut: bool, is_crossed: bool) -> None:
         ended = self.clock()
         with self._lock:
             self._open.pop(span, None)
             if span.is_written:
-                self._add((END, 0, span.track, ended, ended, NO_IDENT, value))
-                if is_cut:
-                    # it stands at the end of the span, whose name is written
-                    name = self._names.number("cut")
-                    self._events.insert(
-                        len(self._events) - 1,
-                        (SPAN, name, span.track, ended, ended, NO_IDENT, math.nan),
-                    )
+                self._end_written(span.track, ended, value, is_cut=is_cut)
                 return
             if ended - span.begun < span.least_secs:
                 return
             track = self._tracks.take("other tasks") if is_crossed else span.track
-            name = self._names.number(span.name + CUT if is_cut else span.name)
-            self._add((SPAN, name, track, span.begun, ended, span.ident, value))
+            label = span.label._replace(is_cut=True) if is_cut else span.label
+            self._add(
+                (SPAN, self._labels.number(label), track, span.begun, ended, span.ident, value)
+            )
 
     def _add(self, event: tuple[float, ...]) -> None:
         if len(self._events) < MOST_EVENTS:
@@ -269,13 +381,14 @@ class FileRecorder(Recorder):
         now, before = self.clock(), self._flushed_at
         with self._lock:
             sessions, steps, watched = [*self._sessions], [*self._steps], [*self._watched]
-            number = self._names.number
+            number = self._labels.number
             taken = [it.take(number, self._least_secs) for it in sessions]
             begins = []
-            for span in list(self._open):
+            under_way: list[Any] = [*self._open, *self.work_under_way]
+            for span in under_way:
                 if not span.is_written and (span.is_live or span.begun < before):
                     span.is_written = True
-                    name, begun = number(span.name), span.begun
+                    name, begun = number(span.label), span.begun
                     begins.append((BEGIN, name, span.track, begun, begun, span.ident, math.nan))
             events, self._events = self._events, []
             points: list[dict[str, Points]] = [self._calls.take(), self._values]
@@ -289,10 +402,12 @@ class FileRecorder(Recorder):
             self._steps = [
                 step for step in steps if any(step.is_of(each.step) for each in self._sessions)
             ]
-            if not self._sessions and any(each.is_dropped for each in sessions):
+            is_over = not self._sessions and any(each.is_dropped for each in sessions)
+            if is_over and self._closes_with_sessions:
                 self._is_closed = True
                 self._file.drop()
-            new_tracks, new_names = self._tracks.take_new(), self._names.take_new()
+            new_tracks, new_names = self._tracks.take_new(), self._labels.take_new()
+            about, self._about = self._about, {}
             num_lost = self._num_lost + sum(each.num_lost for each in sessions)
         self._flushed_at = now
         of_runs = [each for runs, _ in taken for each in runs]
@@ -310,6 +425,7 @@ class FileRecorder(Recorder):
         return b"".join(
             (
                 opening,
+                self._encoder.about({"about": about}) if about else b"",
                 self._encoder.tracks(new_tracks),
                 self._encoder.names(new_names),
                 *(each.encoded(self._encoder) for each in of_runs),
@@ -358,7 +474,7 @@ class FileSession(SessionRecord):
         self.step = step
         self.track = recorder.take_track(name)
         self._task = engine.current_task()
-        self._place = Place(recorder, self.track, self._task)
+        self._place = Place(recorder, self.track, self._task, is_session=True)
         self._place.enter()
         self._runs: list[RunTimes] = []
         self.ends = np.zeros(0)
@@ -366,7 +482,8 @@ class FileSession(SessionRecord):
         self.is_over = self.is_dropped = False
         self._records_waits = True
         engine.begin_recording(recorded_park)
-        self._span: Span | None = recorder.span(name, self.track, is_live=True)
+        label = Label(name, Kind.SESSION)
+        self._span: Span | None = recorder.span(label, self.track, is_live=True)
 
     def around_runs(
         self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
@@ -390,7 +507,7 @@ class FileSession(SessionRecord):
         """Of a plain method, which is called here or in the thread of the session's steps."""
         if threading.get_ident() == thread:
             return self.span(Kind.HOOK, name)
-        return self._recorder.span_on(f"{self._name}: thread", name)
+        return self._recorder.span_on(f"{self._name}: thread", Label(name, Kind.HOOK))
 
     def cut_run(self, error: BaseException) -> None:
         for each in self._runs:
@@ -405,8 +522,8 @@ class FileSession(SessionRecord):
 
     def span(self, kind: Kind, name: str) -> Span:
         if _task_of(self._engine) is self._task:
-            return self._recorder.span(name, self.track, times=self.last_time)
-        return self._recorder.span_on(f"{self._name}: another task", name)
+            return self._recorder.span(Label(name, kind), self.track, times=self.last_time)
+        return self._recorder.span_on(f"{self._name}: another task", Label(name, kind))
 
     def flight(self) -> Span:
         return self._recorder.task_span(self._engine, Kind.RUN, f"{self._name}: run in flight")
@@ -430,7 +547,7 @@ class FileSession(SessionRecord):
     def drop(self) -> None:
         self.is_dropped = True
 
-    def take(self, number: Callable[[str], int], least_secs: float) -> tuple[list[Spans], Table]:
+    def take(self, number: Callable[[Label], int], least_secs: float) -> tuple[list[Spans], Table]:
         """The spans of runs since the last call, and of those cut; in the thread that writes.
 
         Args:
@@ -444,7 +561,9 @@ class FileSession(SessionRecord):
             rows, cuts = runs.take()
             ends.append(rows[:, -1])
             times = nanoseconds(rows)
-            found.append(Spans(number("run"), self.track, times[:, 0], times[:, -1]))
+            found.append(
+                Spans(number(Label("run", Kind.RUN)), self.track, times[:, 0], times[:, -1])
+            )
             is_long = np.diff(times) >= least_secs * 1e9
             is_long[:, runs.names.index("step")] = True
             has_any: NDArray[np.bool_] = np.any(is_long, axis=0)
@@ -454,20 +573,21 @@ class FileSession(SessionRecord):
                 some = times[:, place : place + 2]
                 if name != "step":
                     some = some[is_long[:, place]]
-                found.append(Spans(number(name), self.track, some[:, 0], some[:, 1]))
+                found.append(Spans(number(_part_of_run(name)), self.track, some[:, 0], some[:, 1]))
             of_cuts += [self._of_cut(each, runs.names, number) for each in cuts]
         self.ends = np.concatenate(ends)
         return found, np.concatenate(of_cuts)
 
-    def _of_cut(self, cut: Cut, names: list[str], number: Callable[[str], int]) -> Table:
+    def _of_cut(self, cut: Cut, names: list[str], number: Callable[[Label], int]) -> Table:
         """A run that failed, what it has done, and what it was cut in."""
         times = [*cut.times, cut.ended]
-        rows = [(SPAN, number("run" + CUT), self.track, times[0], times[-1], NO_IDENT, np.nan)]
+        run = Label("run", Kind.RUN, is_cut=True)
+        rows = [(SPAN, number(run), self.track, times[0], times[-1], NO_IDENT, np.nan)]
         last = len(cut.times) - 1
         for place, name in enumerate(names[: len(cut.times)]):
-            shown = name + CUT if place == last else name
+            label = _part_of_run(name)._replace(is_cut=place == last)
             begun, done = times[place], times[place + 1]
-            rows.append((SPAN, number(shown), self.track, begun, done, NO_IDENT, np.nan))
+            rows.append((SPAN, number(label), self.track, begun, done, NO_IDENT, np.nan))
         return table(rows)
 
     @property
@@ -504,9 +624,13 @@ class _PlainCall(HookCall):
         return recorded
 
 
-def _task_of(engine: Engine) -> object:
+def _part_of_run(name: str) -> Label:
+    return Label(name, Kind.RUN if name == "step" else Kind.HOOK)
+
+
+def _task_of(engine: Engine | None) -> object:
     """The running task; None in a thread that has none."""
-    return None if engine.is_elsewhere else engine.current_task()
+    return None if engine is None or engine.is_elsewhere else engine.current_task()
 
 
 VALUE_OF = {"push": "staleness", "pull": "version"}

@@ -72,6 +72,13 @@ class SeveralRecorders(Recorder):
             [each.task_span(engine, kind, name, ident) for each in self._recorders]
         )
 
+    def work_span(
+        self, engine: Engine | None, kind: Kind, name: str, worker: int | None = None
+    ) -> Span:
+        return _SeveralSpans(
+            [each.work_span(engine, kind, name, worker) for each in self._recorders]
+        )
+
     def _take_place(self, outer: Place | None) -> None:
         place = recorded_in.get()
         if place is not None and place is not outer:
@@ -86,9 +93,13 @@ class SeveralRecorders(Recorder):
         for each in self._recorders:
             each.use(engine, ident, staleness)
 
-    def mark(self, engine: Engine, name: str, value: float) -> None:
+    def mark(self, engine: Engine, name: str, value: float, worker: int | None = None) -> None:
         for each in self._recorders:
-            each.mark(engine, name, value)
+            each.mark(engine, name, value, worker)
+
+    def describe(self, key: str, value: Any) -> None:
+        for each in self._recorders:
+            each.describe(key, value)
 
     def watch(self, name: str, read: Callable[[], float | None]) -> None:
         for each in self._recorders:

@@ -1,8 +1,11 @@
-"""Numbers and names of tracks: one that is given back is used again by the next of its name."""
+"""Numbers of tracks and of labels. A track that is given back is used again by its name."""
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import NamedTuple
+
+from .._engine.recording import Kind
 
 _MOST = (1 << 15) - 1  # the others are counters'
 
@@ -37,26 +40,43 @@ class Tracks:
         return new
 
 
-class Names:
-    """The numbers of names of spans, from 1, of which the format has some thousands."""
+class Label(NamedTuple):
+    """What all spans of one number are: their name, and what only our reader asks for."""
+
+    name: str
+    kind: Kind | None = None
+    """None: of a mark or a use."""
+    worker: int = -1
+    """Whose machine did it; -1 if none was named."""
+    is_on_session: bool = False
+    is_cut: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The name in Perfetto."""
+        return f"{self.name} (cut)" if self.is_cut else self.name
+
+
+class Labels:
+    """The numbers of labels, from 1, of which the format has some thousands."""
 
     _MOST = 10_000
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._new: dict[int, str] = {}
+        self._numbers: dict[Label, int] = {}
+        self._new: dict[int, Label] = {}
 
-    def number(self, name: str) -> int:
-        number = self._numbers.get(name)
+    def number(self, label: Label) -> int:
+        number = self._numbers.get(label)
         if number is None:
             if len(self._numbers) >= self._MOST:
-                name = "other"
-                if name in self._numbers:
-                    return self._numbers[name]
-            number = self._numbers[name] = len(self._numbers) + 1
-            self._new[number] = name
+                label = Label("other")
+                if label in self._numbers:
+                    return self._numbers[label]
+            number = self._numbers[label] = len(self._numbers) + 1
+            self._new[number] = label
         return number
 
-    def take_new(self) -> dict[int, str]:
+    def take_new(self) -> dict[int, Label]:
         new, self._new = self._new, {}
         return new

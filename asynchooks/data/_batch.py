@@ -108,6 +108,7 @@ class Batch(Stage[Any]):
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
         super().__init__(source, args=(batch_size, drop_remainder, collate))
+        self._parameters = {"batch_size": batch_size}
         self._source = source
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from .. import _check as check
 from .._engine.base import Engine, Slot
-from .._engine.recording import Kind, Recorder, awaited
+from .._engine.recording import Kind, Recorder, awaited, blocks_inline
 from .._engine.threads import WorkThread, close_unrun, is_async
 from .._errors import InputStateError, is_input_end, is_thrown_away, note_once
 from ._prefetch import Buffered, Worker
@@ -164,6 +164,8 @@ class Mapped(Buffered):
         self, source: Stage[Any], fn: Callable[[Any], Any], concurrency: int, ordered: bool
     ) -> None:
         super().__init__(source, fn, concurrency, ordered)
+        name = getattr(fn, "__name__", self.kind)
+        self._parameters = {"fn": name, "concurrency": concurrency, "ordered": ordered}
         self._fn = fn
         self._is_async = is_async(fn)
         self._concurrency = concurrency
@@ -275,7 +277,7 @@ class Mapped(Buffered):
 
     async def _call_chunk(self, first: Work, thread: WorkThread, worker: Worker) -> None:
         chunk = Chunk(self._engine, first, self._per_chunk > 1)
-        if self._engine.is_virtual:
+        if blocks_inline(self._engine):
             chunk.call(self._fn, self._left)
         else:
             self._chunks.append(chunk)

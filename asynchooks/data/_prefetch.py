@@ -319,6 +319,7 @@ class Prefetch(Buffered):
 
     def __init__(self, source: Stage[Any], buffer_size: int) -> None:
         super().__init__(source, buffer_size)
+        self._parameters = {"buffer_size": buffer_size}
         self._size = buffer_size
 
     async def _work(self, worker: Worker) -> None:

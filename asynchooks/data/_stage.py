@@ -85,6 +85,7 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._num_out = 0  # items that left it since it was made or its state was loaded
         self._trim_next = TRIM_EVERY
         self._engine: Engine
+        self._parameters: dict[str, Any] = {}  # that a record keeps
         self._recorder: Recorder | None = None  # of its calls, if there is one when it opens
         self._lock = Lock(f"the turn to read {self.kind}")
         self._clocks = Clocks()
@@ -214,6 +215,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
             self._phase = Phase.OPEN
             self._engine = current_engine()
             self._recorder = current_recorder()
+            if self._recorder is not None and self._parameters:
+                self._recorder.describe(f"stage {self.kind}", self._parameters)
             self._start()
         self._num_users += 1
 

@@ -11,6 +11,7 @@ from typing import Any, SupportsFloat
 from .. import _check
 from .._engine.base import STOPPED, Slot
 from .._engine.current import current_engine
+from .._engine.recording import Kind, begun_span, ended
 from .._engine.threads import is_async
 from .._errors import StopTraining, is_input_end, out_of_range_types, shown
 from .._hook import SessionHooks, SessionRunContext, SessionRunValues
@@ -274,7 +275,8 @@ class EvaluationHook(TimedOutputHook):
         begun, step = engine.now(), raw.global_step.value
         self.num_running += 1
         try:
-            numbers = await self._call(raw, step)
+            with ended(begun_span(engine, Kind.EVALUATION, self._name)):
+                numbers = await self._call(raw, step)
         except StopTraining as stop:
             logger.info(
                 "%s at step %d was not finished: %s", self._name, step, stop,

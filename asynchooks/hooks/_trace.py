@@ -42,6 +42,7 @@ class TraceHook(SessionRunHook):
             await session.run("loss")
     """
 
+    acts_outside = True
     uses_default_graph = False
     may_overlap = True
     _shown = (("path", "_path"), ("tracer", "_tracer"), ("name", "_name"))
@@ -89,7 +90,12 @@ class TraceHook(SessionRunHook):
 
             recorders.append(
                 FileRecorder(
-                    self._path, engine, least_secs=self._least_secs, flush_secs=self._flush_secs
+                    self._path,
+                    # of real time one clock for all threads and processes of the machine
+                    engine.now if engine.is_virtual else engine.tick,
+                    is_virtual=engine.is_virtual,
+                    least_secs=self._least_secs,
+                    flush_secs=self._flush_secs,
                 )
             )
         if self._tracer is not None:

@@ -454,6 +454,8 @@ class ParameterServer(Membership):
         self.join(worker)
         if (recorder := current_recorder()) is not None and recorder is not self._recorder:
             self._recorder = recorder
+            about = {"protocol": repr(self.protocol), "num_workers": self.num_workers}
+            recorder.describe("parameter server", about)
             self.push = partial(_recorded_push, self)  # type: ignore[method-assign]
             self.pull = partial(_recorded_pull, self)  # type: ignore[method-assign]
 
@@ -543,12 +545,21 @@ class ParameterServer(Membership):
 def _recorded_push(server: ParameterServer, worker: int, gradient: Any, version: int) -> Pushed:
     pushed = ParameterServer.push(server, worker, gradient, version)
     if (recorder := current_recorder()) is not None:
-        recorder.mark(current_engine(), "push", float(pushed.staleness))
+        record_push(recorder, worker, pushed, server.version)
     return pushed
 
 
 def _recorded_pull(server: ParameterServer, worker: int) -> Snapshot:
     snapshot = ParameterServer.pull(server, worker)
     if (recorder := current_recorder()) is not None:
-        recorder.mark(current_engine(), "pull", float(snapshot.version))
+        recorder.mark(current_engine(), "pull", float(snapshot.version), worker)
     return snapshot
+
+
+def record_push(recorder: Recorder, worker: int, pushed: Pushed, version: int) -> None:
+    """Mark a push, with its staleness, and the update that it has made, with its version."""
+    engine = current_engine()
+    is_used = pushed.is_applied or pushed.is_collected
+    recorder.mark(engine, "push" if is_used else "push (dropped)", float(pushed.staleness), worker)
+    if pushed.is_applied:
+        recorder.mark(engine, "update", float(version), worker)

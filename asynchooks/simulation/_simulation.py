@@ -21,7 +21,9 @@ from .._errors import SimulationError
 from .._step.global_step import GlobalStep
 from ..protocols import Protocol
 from .cluster._cluster import Cluster, Failure
-from .cluster._network import Queue
+from .cluster._host import Checkpoints
+from .cluster._network import Network, Queue
+from .cluster._ring import RingAllReduce
 from .cluster._standstill import Standstill
 from .delays._delay import Delay
 from .delays._streams import Streams
@@ -157,6 +159,11 @@ class Simulation:
             raise SimulationError("the simulation is over; call this in what `run` runs")
         return self._kernel
 
+    @property
+    def kernel_or_none(self) -> Kernel | None:
+        """The engine; None before the run."""
+        return self._kernel
+
     def sleep(self, secs: float) -> Awaitable[None]:
         """Suspend for exactly this many virtual seconds, >= 0. Cancellation safe."""
         return self.kernel.sleep(secs)
@@ -192,6 +199,9 @@ class Simulation:
         pull: Delay | None = None,
         push: Delay | None = None,
         service: Delay | None = None,
+        num_servers: int = 1,
+        network: Network | RingAllReduce | None = None,
+        checkpoints: Checkpoints | None = None,
         failures: Sequence[Failure] = (),
         learning_rate: float | Callable[[int], float] = 0.1,
         update: Callable[[Any, Any, float], Any] | None = None,
@@ -208,7 +218,8 @@ class Simulation:
         try:
             cluster = Cluster(
                 self, num_workers, parameters=parameters, protocol=protocol, compute=compute,
-                pull=pull, push=push, service=service, failures=failures,
+                pull=pull, push=push, service=service, num_servers=num_servers,
+                network=network, checkpoints=checkpoints, failures=failures,
                 learning_rate=learning_rate, update=update, keep_timeline=keep_timeline,
                 streams=streams, standstill=self.standstill,
             )  # fmt: skip

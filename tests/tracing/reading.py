@@ -106,7 +106,10 @@ def parse(data: bytes, *, is_cut: bool = False) -> Read:
     stacks: dict[int, list[Slice]] = defaultdict(list)
     for time, event, name in sorted(events, key=lambda each: each[0]):
         secs, track, stack = time / 1e9, tracks[event.track_uuid].name, stacks[event.track_uuid]
-        value = event.debug_annotations[0].double_value if event.debug_annotations else None
+        value = None
+        if event.debug_annotations:
+            note = event.debug_annotations[0]
+            value = note.double_value if note.HasField("double_value") else float(note.int_value)
         if event.type == BEGIN:
             path = "/".join([*(each.name for each in stack[-1:] and stack), name])
             stack.append(Slice(track, path, secs, flows=tuple(event.flow_ids)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asynchooks._tracing._events import BEGIN, END, MARK, SPAN, USE, Spans, encoded, in_order, table
 from asynchooks._tracing._format import Encoder, varint
-from asynchooks._tracing._tracks import Names, Tracks
+from asynchooks._tracing._tracks import Label, Labels, Tracks
 
 from .reading import parse, whole_packets
 
@@ -35,7 +35,7 @@ def chunks(encoder: Encoder) -> list[bytes]:
     return [
         encoder.opening,
         encoder.tracks({1: "session", 2: "task"})
-        + encoder.names({1: "run", 2: "call", 3: "moment"})
+        + encoder.names({1: Label("run"), 2: Label("call"), 3: Label("moment")})
         + Spans(1, 1, begun, begun + 50_000_000).encoded(encoder),
         encoded(encoder, events, is_sorted=False)
         + encoder.counters({40_000: "under way"})
@@ -99,7 +99,7 @@ def test_the_outer_of_two_spans_at_one_time_comes_first() -> None:
     found = parse(
         encoder.opening
         + encoder.tracks({1: "session"})
-        + encoder.names({1: "outer", 2: "inner"})
+        + encoder.names({1: Label("outer"), 2: Label("inner")})
         + encoded(encoder, in_order(events), is_sorted=True)
     )
     assert found.paths("session") == [
@@ -112,7 +112,11 @@ def test_a_span_that_was_begun_before_ends_before_the_next_at_that_time() -> Non
     before = table([(BEGIN, 1, 1, 1.0, 1.0, -1.0, NAN)])
     after = table([(SPAN, 2, 1, 5.0, 9.0, -1.0, NAN), (END, 0, 1, 5.0, 5.0, -1.0, NAN)])
     parts = [encoded(encoder, in_order(each), is_sorted=True) for each in (before, after)]
-    start = encoder.opening + encoder.tracks({1: "a"}) + encoder.names({1: "one", 2: "two"})
+    start = (
+        encoder.opening
+        + encoder.tracks({1: "a"})
+        + encoder.names({1: Label("one"), 2: Label("two")})
+    )
     found = parse(start + b"".join(parts))
     assert [(each.path, each.ended) for each in found.slices] == [("one", 5.0), ("two", 9.0)]
 
@@ -132,7 +136,7 @@ def test_a_track_that_is_given_back_is_used_again() -> None:
 
 
 def test_names_beyond_the_most_become_one() -> None:
-    names = Names()
-    numbers = [names.number(f"name {number}") for number in range(Names._MOST + 3)]
-    assert numbers[: Names._MOST] == list(range(1, Names._MOST + 1))
-    assert len(set(numbers[Names._MOST :])) == 1
+    labels = Labels()
+    numbers = [labels.number(Label(f"name {number}")) for number in range(Labels._MOST + 3)]
+    assert numbers[: Labels._MOST] == list(range(1, Labels._MOST + 1))
+    assert len(set(numbers[Labels._MOST :])) == 1

@@ -116,7 +116,7 @@ async def test_spans_of_the_program_are_children_of_what_they_are_made_in() -> N
     found = exported.paths()
     assert found["session/run/update"] == 2
     assert found["session/call ask/request"] >= 4
-    assert found["session/side task eval/read"] >= 1
+    assert found["session/side task eval/evaluation eval/read"] >= 1
     places = [each.attributes["asynchooks.item.place"]
               for each in exported.of("call ask") if each.attributes]  # fmt: skip
     assert {0, 1} <= set(places)

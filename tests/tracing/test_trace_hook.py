@@ -36,6 +36,7 @@ from asynchooks import (
 from asynchooks._engine.current import current_engine
 from asynchooks._engine.recording import recorded_in
 from asynchooks._tracing import _recorder, _runs
+from asynchooks._tracing._tracks import Label
 from asynchooks.data import map_concurrent, prefetch, rollouts
 from asynchooks.protocols import Asynchronous, ParameterServer, ProtocolHook
 from asynchooks.simulation import Simulation
@@ -284,7 +285,7 @@ async def test_pushes_and_pulls_of_a_parameter_server_are_marked(tmp_path: Path)
 
     creator = FunctionSessionCreator(step, global_step=server.global_step)
     found = await train(tmp_path, ProtocolHook(server, 0), creator=creator)
-    assert [each.name for each in found.instants] == ["pull", "push"] * 3
+    assert [each.name for each in found.instants] == ["pull", "push", "update"] * 3
     assert [value for _, value in found.counters["pull: version"]] == [0, 1, 2]
     assert [value for _, value in found.counters["push: staleness"]] == [0, 0, 0]
 
@@ -582,7 +583,7 @@ def test_a_span_may_be_ended_while_the_recorder_is_busy_in_the_same_thread(tmp_p
             assert place is not None
             recorder = place.recorder
             assert isinstance(recorder, _recorder.FileRecorder)
-            span = recorder.span_on("task", "call")
+            span = recorder.span_on("task", Label("call"))
             with recorder._lock:
                 span.end(GeneratorExit())
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..._engine.base import EngineTask, Slot
 from ..._engine.current import current_engine
+from ..._engine.recording import Kind, Recorder, current_recorder, ended
 from ..._errors import StepSourceLostError, StepUnreachableError
 from ..._step.global_step import GlobalStep
+from ...planning import record
 from ...protocols import ParameterServer, Protocol
 from .._membership import State
 from ._calls import gone_workers, own_worker
@@ -91,6 +95,49 @@ class StepMirror:
             await self._cluster.aclose()
 
 
+class ServiceRecord:
+    """What the server does for requests, in a file of its own.
+
+    Spans hold what the protocol and the update take. The processor's time of the whole process,
+    which also reads and writes messages, is kept as a total.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._record = record(path, name="parameter server")
+        self._recorder: Recorder | None = None
+        self._processor_secs = self._served_secs = 0.0
+        self._nums: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Begin to record."""
+        self._record.__enter__()
+        self._recorder = current_recorder()
+        self._processor_secs = time.process_time()
+
+    @contextmanager
+    def span(self, function: str) -> Iterator[None]:
+        """The block, as the service of one request."""
+        self._nums[function] = self._nums.get(function, 0) + 1
+        assert self._recorder is not None  # it is open
+        began = time.thread_time()
+        with ended(self._recorder.work_span(current_engine(), Kind.SERVE, function)):
+            yield
+        self._served_secs += time.thread_time() - began
+
+    async def aclose(self) -> None:
+        """Record nothing more."""
+        if self._recorder is not None:
+            self._recorder.describe(
+                "server",
+                {
+                    "processor_secs": time.process_time() - self._processor_secs,
+                    "served_processor_secs": self._served_secs,
+                    "requests": self._nums,
+                },
+            )
+        await self._record.__aexit__(None, None, None)
+
+
 class Host:
     """The actor: `host_parameter_server` makes it and closes it; `RemoteParameterServer` calls it.
 
@@ -106,6 +153,7 @@ class Host:
         lease_secs: float,
         training: str | None,
         options: dict[str, Any],
+        trace: str | None = None,
     ) -> None:
         step = GlobalStep(multi_process=True, published_only=True)
         self._server = ParameterServer(
@@ -118,12 +166,15 @@ class Host:
         self._num_requests = 0
         self._watch: EngineTask | None = None
         self._worker: Any = None  # the Dask worker that it is on
+        self._trace = None if trace is None else ServiceRecord(trace)
 
     async def open(self, scheduler: str) -> None:
         """Call it before anything else; raises as opening a `DaskCluster`."""
         self._worker = own_worker()
         if self._mirror is not None:
             await self._mirror.open(scheduler)
+        if self._trace is not None:
+            self._trace.open()
 
     async def aclose(self) -> None:
         """Call it after everything else: later requests fail."""
@@ -136,6 +187,8 @@ class Host:
             self._watch.cancel()
         if self._mirror is not None:
             await self._mirror.aclose()
+        if self._trace is not None:
+            await self._trace.aclose()
 
     async def connect(self, process: str, place: str | None = None) -> Answer:
         """Register a process, which may be on a Dask worker."""
@@ -187,20 +240,23 @@ class Host:
         """Begin a wait; returns its ending, with the parameters, or None: it comes by `events`."""
         process = self._take_report(report, worker)
         ending = await self._processes.wait(process, Wait(wait, worker, is_begin=True))
-        is_begun = ending is not None and ending.error is None
-        return self._state(), (ending, self._server.pull(worker) if is_begun else None)
+        with self._serves("begin_step"):
+            is_begun = ending is not None and ending.error is None
+            return self._state(), (ending, self._server.pull(worker) if is_begun else None)
 
     async def pull(self, report: Report) -> Answer:
-        self._take_report(report)
-        return self._state(), self._server.pull(0)
+        with self._serves("pull"):
+            self._take_report(report)
+            return self._state(), self._server.pull(0)
 
     async def push(
         self, report: Report, worker: int, gradient: Any, version: int, wait: int
     ) -> Answer:
         """Take a gradient and begin the wait of the protocol; as `begin_step`."""
-        process = self._take_report(report, worker)
-        pushed = self._server.push(worker, gradient, version)
-        self._state()  # so that the other processes are notified before this wait
+        with self._serves("push"):
+            process = self._take_report(report, worker)
+            pushed = self._server.push(worker, gradient, version)
+            self._state()  # so that the other processes are notified before this wait
         ending = await self._processes.wait(process, Wait(wait, worker, is_begin=False))
         return self._state(), (pushed, ending)
 
@@ -243,6 +299,10 @@ class Host:
             applied=server.num_applied,
             discarded=server.num_discarded,
         )
+
+    def _serves(self, function: str) -> AbstractContextManager[None]:
+        """The block, which waits for nothing, is recorded as the service of a request."""
+        return nullcontext() if self._trace is None else self._trace.span(function)
 
     def _take_report(self, report: Report, worker: int | None = None) -> ServedProcess:
         self._num_requests += 1

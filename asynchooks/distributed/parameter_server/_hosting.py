@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from ..._check import number
+from ..._check import number, path
 from ..._engine.base import Engine, async_block
 from ..._engine.current import current_engine
 from ..._engine.threads import run_blocking
@@ -35,6 +36,7 @@ async def host_parameter_server(
     worker: str | None = None,
     training: str | None = None,
     lease_secs: float = 30.0,
+    trace: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[RemoteParameterServer]:
     """Have a Dask worker hold the parameters of a training; at the end of the block it is closed.
 
@@ -54,6 +56,9 @@ async def host_parameter_server(
             train here, such as an evaluator, and whose limit holds here; None: none.
         lease_secs: seconds of silence after which a process's workers count as gone, >= 0.1: more
             than the longest computation on its event loop. Infinite: the others wait.
+        trace: the path of a file, on the worker's machine, into which the server records what it
+            does for each request, as `asynchooks.planning.record` does; None: none. With the files
+            of the processes that train, which record their requests, it makes one trace.
 
     Raises:
         ValueError, TypeError: an argument is not what it should be.
@@ -68,12 +73,13 @@ async def host_parameter_server(
     """
     expected = f"seconds >= {_LEAST_LEASE_SECS}, or math.inf"
     number("lease_secs", lease_secs, least=_LEAST_LEASE_SECS, finite=False, expected=expected)
+    file = None if trace is None else path("trace", trace, "the path of a file, or None")
     engine = current_engine()
     options = {"learning_rate": learning_rate, "update": update}
     where = None if worker is None else [worker]
     actor = client.submit(
         Host, parameters, protocol, num_workers, lease_secs, training, options,
-        actor=True, pure=False, workers=where,
+        file, actor=True, pure=False, workers=where,
     )  # fmt: skip
     try:
         await _result(engine, client, actor.result)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from ..._check import instance, number
 from ..._engine.base import AsyncOnly, Slot
 from ..._engine.current import current_engine
+from ..._engine.recording import Kind, begun_span, current_recorder, ended
 from ..._errors import StopTraining
 from ..._step.global_step import GlobalStep
 from ...protocols import Membership, Pushed, Snapshot
+from ...protocols._server import record_push
 from ...protocols._waits import compute_unless
 from ._calls import ActorCalls
 from ._client import PendingWait, ServerClient
@@ -141,7 +144,10 @@ class RemoteParameterServer(AsyncOnly, Membership):
         server, stop = self._server, self._stop_of(worker)
         self._drop_step(worker)
         wait = server.waits.begin(f"permission to begin a step, as worker {worker}")
-        ending, snapshot = await server.ask("begin_step", worker, wait.number, stop=stop, wait=wait)
+        with _request("begin_step", worker):
+            ending, snapshot = await server.ask(
+                "begin_step", worker, wait.number, stop=stop, wait=wait
+            )
         begun = await server.waits.end_of(wait, ending, snapshot, stop)
         assert begun is not None
         self._begun[worker] = begun
@@ -157,7 +163,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         self.check_worker(worker)
         snapshot = self._begun.pop(worker, None)
         if snapshot is None or snapshot.version != self.version:
-            snapshot = await self._server.ask("pull")
+            with _request("pull", worker):
+                snapshot = await self._server.ask("pull")
         return _frozen(snapshot)
 
     async def push(self, worker: int, gradient: Any, version: int) -> Pushed:
@@ -173,9 +180,14 @@ class RemoteParameterServer(AsyncOnly, Membership):
         server = self._server
         self._drop_step(worker)
         wait = server.waits.begin(f"permission to end a step, as worker {worker}")
-        pushed, ending = await server.ask("push", worker, gradient, version, wait.number, wait=wait)
+        result: Pushed
+        with _request("push", worker):
+            result, ending = await server.ask(
+                "push", worker, gradient, version, wait.number, wait=wait
+            )
         self._ends[worker] = (wait, ending)
-        result: Pushed = pushed
+        if (recorder := current_recorder()) is not None:
+            record_push(recorder, worker, result, self.version)
         return result
 
     async def end_step(self, worker: int) -> None:
@@ -194,7 +206,8 @@ class RemoteParameterServer(AsyncOnly, Membership):
         try:
             if wait is None:
                 wait = server.waits.begin(f"permission to end a step, as worker {worker}")
-                ending = await server.ask("end_step", worker, wait.number, stop=stop, wait=wait)
+                with _request("end_step", worker):
+                    ending = await server.ask("end_step", worker, wait.number, stop=stop, wait=wait)
             await server.waits.end_of(wait, ending, None, stop)
         except StopTraining:
             return
@@ -264,6 +277,11 @@ class RemoteParameterServer(AsyncOnly, Membership):
             f"<RemoteParameterServer {self._server.welcome.protocol} at {self.address.worker}, "
             f"version {self.version}>"
         )
+
+
+def _request(function: str, worker: int) -> AbstractContextManager[None]:
+    """The block, from a request to its answer, is recorded if the task is."""
+    return ended(begun_span(current_engine(), Kind.REQUEST, function, worker))
 
 
 def _frozen(snapshot: Snapshot) -> Snapshot:

@@ -283,6 +283,27 @@ class Kernel(Engine):
         heapq.heappush(self._heap, (self.time, order, call))
         await self.park(slot)
 
+    def hold(self, secs: float) -> None:
+        """Advance the time while the running task goes on, as a call does that blocks the loop.
+
+        What would have fired meanwhile fires afterwards, in the same order.
+        """
+        heap, (now, order, running) = self._heap, self.entry
+        until, late, own = now + secs, [], None
+        while heap and heap[0][0] < until:
+            entry = heapq.heappop(heap)
+            if entry[1] == order and entry[2] is running:
+                own = entry  # the turbo kernel takes it out later
+            elif entry[2].due == entry[1]:
+                late.append(entry[2])
+            else:
+                self._num_stale -= 1
+        for target in late:
+            self.push(until, target)
+        if own is not None:
+            heapq.heappush(heap, own)
+        self.entry = (until, order, running)
+
     @abstractmethod
     def sleep(self, secs: float) -> Awaitable[None]:
         """Suspend for exactly that many virtual seconds, >= 0. Cancellation safe."""
