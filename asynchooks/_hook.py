@@ -459,6 +459,11 @@ class SessionRunHook:
     `FunctionSessionCreator`): it keeps nothing between the two, or keeps it by `run_context`. It
     counts for the class that sets it, and for subclasses that leave both methods alone.
     """
+    acts_outside: bool = False
+    """Whether it writes files, prints, or uses signals, threads or real time.
+
+    A plan (`asynchooks.planning`) leaves such a hook out. A hook that calls such a one sets it too.
+    """
 
     @may_be_plain
     async def begin(self) -> None:

@@ -37,6 +37,7 @@ class DataWaitHook(TimedOutputHook):
         hooks = [FeedHook(source, "images"), DataWaitHook(source, output_dir="logs")]
     """
 
+    acts_outside = True
     uses_default_graph = False
     _shown = (("source", "_consumers.stage"),)
 

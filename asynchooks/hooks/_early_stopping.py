@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _check
+from .._engine.recording import current_stand_in
 from .._engine.stop import StopReason
 from .._hook import (
     FinishPhase,
@@ -110,6 +111,8 @@ class EarlyStoppingHook(SessionRunHook):
     def _find_saver(self, hooks: Sequence[Any]) -> None:
         """Find what this hook needs among the session's hooks, each of which has begun."""
         self._reader.check_is_taken(hooks, "EarlyStoppingHook")
+        if current_stand_in() is not None:  # a plan saves nothing that could be restored
+            return
         savers = [each for each in hooks if isinstance(each, CheckpointSaverHook)]
         self._saver = next((each for each in savers if each.best_mode is not None), None)
         if not self._restores_best:

@@ -51,6 +51,7 @@ class LoggingTensorHook(SessionRunHook):
         hooks = [LoggingTensorHook({"loss": "loss"}, every_n_iter=100)]
     """
 
+    acts_outside = True
     uses_default_graph = False
     may_overlap = True
     needs_session_in_begin = False

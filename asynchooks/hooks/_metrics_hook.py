@@ -62,6 +62,7 @@ class MetricsHook(KeepsValues):
         hooks = [MetricsHook(TensorBoardSink("logs"), values, every_n_steps=100)]
     """
 
+    acts_outside = True
     uses_default_graph = False
     _shown = (("sink", "sinks"), ("values", "_wanted"))
 

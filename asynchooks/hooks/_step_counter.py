@@ -39,6 +39,7 @@ class StepCounterHook(TimedOutputHook):
         hooks = [StepCounterHook(every_n_steps=50, output_dir="logs")]
     """
 
+    acts_outside = True
     uses_default_graph = False
     needs_session_in_begin = False
     _shown = (("every_n_steps", "_timer._every_steps"), ("every_n_secs", "_timer._every_secs"))

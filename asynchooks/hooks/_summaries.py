@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from .._engine.current import current_engine
+from .._engine.recording import current_stand_in
 from .._engine.threads import run_blocking
 from .._hook import SessionRunHook, begin_graph
 from .._running.hook_state import TimerState
@@ -76,6 +77,7 @@ class Output:
         self._directory = directory
         self.writer: Any = writer
         self._own: EventFileWriter | None = None
+        self._is_muted = False
         self._serializes = False  # the writer is TensorFlow's, and messages are TensorBoard's
 
     def open(self) -> None:
@@ -86,7 +88,8 @@ class Output:
         unless TensorFlow's cache has a writer of the directory. Hooks of one directory share it.
         ImportError: TensorBoard is not installed (says what to install).
         """
-        if self.writer is not None or not self._directory:
+        self._is_muted = current_stand_in() is not None  # a plan writes nothing
+        if self.writer is not None or not self._directory or self._is_muted:
             return
         if begin_graph.get() is not None:
             self.writer = tensorflows_writer(self._directory)
@@ -103,7 +106,7 @@ class Output:
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one scalar of the step, where there is a writer."""
-        if self.writer is not None:
+        if self.writer is not None and not self._is_muted:
             self.add_summary(scalar_summary(tag, value), step)
 
     def add_start(self, step: int) -> None:
@@ -117,7 +120,7 @@ class Output:
 
     async def finish(self) -> None:
         """At any end of the session; waits for the disk off the event loop."""
-        if self.writer is not None:
+        if self.writer is not None and not self._is_muted:
             name = "asynchooks-flush"
             await run_blocking(current_engine(), self._flush, _GRACE_SECS, name)
 

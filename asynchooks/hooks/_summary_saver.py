@@ -37,6 +37,7 @@ class SummarySaverHook(TimedOutputHook):
         hooks = [SummarySaverHook(save_steps=100, output_dir="logs", summary_op="summary")]
     """
 
+    acts_outside = True
     uses_default_graph = False
     may_overlap = True
     needs_session_in_begin = False

@@ -48,6 +48,7 @@ class ProfilerHook(SessionRunHook):
         hooks = [ProfilerHook(save_steps=1000, output_dir="profile")]
     """
 
+    acts_outside = True
     needs_global_step = True
     uses_default_graph = False
     _shown = (

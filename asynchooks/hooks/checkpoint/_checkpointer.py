@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ..._engine.base import Sentinel
 from ..._engine.current import current_engine
+from ..._engine.recording import Kind, begun_span, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
@@ -256,7 +257,8 @@ class Checkpointer:
                         self.writer.submit(partial(self._write_in_background, write, may_stop))
                         return False
                     try:
-                        return await write()
+                        with ended(begun_span(self._engine, Kind.SAVE, "write a checkpoint")):
+                            return await write()
                     except BaseException:
                         self.saved_step = None
                         raise

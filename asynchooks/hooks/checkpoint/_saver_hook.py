@@ -105,6 +105,7 @@ class CheckpointSaverHook(SessionRunHook):
         hooks = [CheckpointSaverHook("model", save_steps=1000, saver=saver, background=True)]
     """
 
+    acts_outside = True
     needs_global_step = True
     uses_default_graph = False
     may_overlap = True

@@ -92,6 +92,7 @@ class LoopLagHook(SessionRunHook):
             print(lag)
     """
 
+    acts_outside = True
     uses_default_graph = False
     needs_session_in_begin = False
     _shown = (("max_lag_secs", "_max_lag_secs"),)

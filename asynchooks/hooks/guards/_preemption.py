@@ -77,6 +77,7 @@ class PreemptionHook(SessionRunHook):
         hooks = [PreemptionHook(deadline_secs=20), StopAtStepHook(last_step=100)]
     """
 
+    acts_outside = True
     uses_default_graph = False
     _shown = (("signals", "_signals"),)
 

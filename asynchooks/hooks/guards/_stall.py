@@ -79,6 +79,7 @@ class StallHook(SessionRunHook):
             await session.run("loss")
     """
 
+    acts_outside = True
     uses_default_graph = False
     _shown = (("secs", "_secs"),)
 

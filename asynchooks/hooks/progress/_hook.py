@@ -68,6 +68,7 @@ class ProgressHook(SessionRunHook):
                 await session.run([])
     """
 
+    acts_outside = True
     uses_default_graph = False
     may_overlap = True
     needs_global_step = True
