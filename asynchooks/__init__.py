@@ -6,6 +6,7 @@ The rooms of the package; each imports only from rooms below it, or to the right
     launch                          processes of a cluster on this machine
     tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
     distributed                     steps counted in other processes, through Dask
+    planning                        records of runs, and plans of others in virtual time
     simulation                      thousands of workers in virtual time
     hooks protocols _tracing        one hook per file; asynchronous protocols; recorders of runs
     _session _running               MonitoredSession, where a reader starts; one run and its hooks
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from . import distributed as distributed
     from . import hooks as hooks
     from . import metrics as metrics
+    from . import planning as planning
     from . import protocols as protocols
     from . import simulation as simulation
     from . import testing as testing
@@ -135,6 +137,7 @@ else:  # type checkers shall see the names above, and no others
             "hooks": "hooks",
             **dict.fromkeys(_hook_names, "hooks"),
             "metrics": "metrics",
+            "planning": "planning",
             "protocols": "protocols",
             "simulation": "simulation",
             "testing": "testing",

@@ -34,7 +34,8 @@ FOREIGN = {
     "time": [
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",
         "_tracing/_opentelemetry.py", "metrics/_event_files.py", "metrics/_outlet.py",
-        "metrics/_tensorboard.py",
+        "metrics/_tensorboard.py", "planning/_outside.py", "planning/_record.py",
+        "distributed/parameter_server/_host.py",  # processor time
     ],
 }  # fmt: skip
 """Where other libraries may be imported: event loops and clocks behind the engine alone."""
@@ -116,7 +117,8 @@ def test_importing_loads_neither_tensorflow_nor_trio_nor_numpy(module: str) -> N
 
 
 PACKAGES = [
-    "checkpoints", "data", "distributed", "hooks", "metrics", "protocols", "simulation", "testing",
+    "checkpoints", "data", "distributed", "hooks", "metrics", "planning", "protocols", "simulation",
+    "testing",
 ]  # fmt: skip
 
 

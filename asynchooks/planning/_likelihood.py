@@ -1,0 +1,225 @@
+"""How likely durations are: densities of work, and what the load says of a slowdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from ._spans import Floats
+
+_LEAST_SPREAD = 5e-3
+"""Relative: clocks and event loops make durations differ by as much where work does not."""
+_LEAST_WORK = 1e-3
+"""Of the median: less is within the resolution of clocks, and must not outweigh all else."""
+_COARSE = np.array([0.0, 0.002, 0.005, *np.arange(1, 6) / 100, *np.arange(7, 20, 4) / 100,
+                    *np.arange(2, 11) / 10, 0.25])  # fmt: skip
+_NUM_SIZES = 5
+"""From more sizes on, the density depends on them."""
+_NONE = np.zeros(0)
+_MOST_ROUNDS, _CONVERGED = 30, 1e-4
+_TAIL = (
+    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
+    1.48851587, -0.82215223, 0.17087277,
+)  # fmt: skip
+
+
+class WorkDensity:
+    """The density of work given its size: log-normal or gamma, whichever fits better.
+
+    The gamma family has exponential work, which a log-normal density alone takes for other work:
+    its shortest samples would outweigh all others.
+
+    Args:
+        sizes: float64, shape (n,), of the samples; not used if some are NaN or few differ.
+    """
+
+    def __init__(self, sizes: Floats) -> None:
+        columns = [np.ones(len(sizes))]
+        if np.isfinite(sizes).all() and len(np.unique(sizes)) > _NUM_SIZES:
+            # a parabola in this is close to the logarithm of an affine law
+            scale = float(np.median(sizes)) or float(sizes.mean()) or 1.0
+            column = np.log1p(sizes / scale)
+            columns += [column, column * column]
+        self._basis = np.linalg.qr(np.stack(columns, 1))[0]
+
+    def residuals(self, works: Floats) -> Floats:
+        """The logarithm of each to what is usual for its size."""
+        return self._split(works)[1]
+
+    def log_likelihood(self, works: Floats, cut: Floats = _NONE) -> float:
+        """Of all works, and of others that were at least so long when they were cut, in seconds.
+
+        Without those that were cut, the longest would be missing, and more so the more were under
+        way as a recording ended: that alone looks like a dependence on the load.
+        """
+        logs, residuals = self._split(works)
+        usual = logs - residuals
+        least = max(_LEAST_WORK * float(np.median(works)), 1e-9)
+        # their size is not known, so the usual work is as uncertain as sizes are
+        censored = np.log(np.maximum(cut, least)) - float(usual.mean())
+        return max(
+            _normal(residuals, censored, float(usual.var())), _gamma(residuals, censored)
+        ) - float(logs.sum())
+
+    def _split(self, works: Floats) -> tuple[Floats, Floats]:
+        least = max(_LEAST_WORK * float(np.median(works)), 1e-9)
+        logs = np.log(np.maximum(works, least))
+        return logs, logs - self._basis @ (self._basis.T @ logs)
+
+
+def _normal(residuals: Floats, cut: Floats, variance_of_sizes: float) -> float:
+    """The greatest normal log-likelihood: by expectation and maximisation for those cut."""
+    num, every = len(residuals), len(residuals) + len(cut)
+    total = float(residuals @ residuals)  # their mean is zero
+    mean, spread = 0.0, max(math.sqrt(total / num), _LEAST_SPREAD)
+    excess = _NONE
+    for _ in range(_MOST_ROUNDS if len(cut) else 0):
+        wide = math.sqrt(spread**2 + variance_of_sizes)
+        excess = (cut - mean) / wide
+        hazard = _hazard(excess)
+        before = mean, spread
+        mean = float((mean + wide * hazard).sum()) / every
+        squares = float((1.0 + excess * hazard).sum()) * spread**2
+        variance = (total + num * mean**2 + squares) / every
+        spread = max(math.sqrt(variance), _LEAST_SPREAD)
+        if math.dist(before, (mean, spread)) < _CONVERGED * spread:
+            break
+    squares = total + num * mean**2
+    known = -num * (math.log(spread) + 0.5 * math.log(2 * math.pi)) - 0.5 * squares / spread**2
+    wide = math.sqrt(spread**2 + variance_of_sizes)
+    return known + float(_log_survival((cut - mean) / wide).sum())
+
+
+def _gamma(residuals: Floats, cut: Floats) -> float:
+    """The greatest gamma log-likelihood of what residuals are the logarithms of, and of those cut.
+
+    The shape is Minka's (2002) of mean and mean logarithm, to 1.5 %; of what was cut the cube root
+    is taken to be normal, as Wilson and Hilferty (1931) do.
+    """
+    num, every = len(residuals), len(residuals) + len(cut)
+    total = float(np.exp(residuals).sum())
+    mean, log_mean = total / num, 0.0
+    shape = _shape(mean, log_mean)
+    for _ in range(_MOST_ROUNDS if len(cut) else 0):
+        middle, spread = 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape))
+        excess = (np.exp((cut - math.log(mean)) / 3.0) - middle) / spread
+        hazard = _hazard(excess)
+        first = middle + spread * hazard
+        second = 1.0 + excess * hazard
+        cubes = (
+            middle**3
+            + 3.0 * middle * spread * (middle * hazard + spread * second)
+            + spread**3 * (excess**2 + 2.0) * hazard
+        )
+        roots = np.maximum(first, 1e-3)
+        logs = np.log(roots) - 0.5 * spread**2 * np.maximum(second - hazard**2, 0.0) / roots**2
+        before = mean, shape
+        log_mean = float((math.log(mean) + 3.0 * logs).sum()) / every
+        mean = (total + mean * float(np.maximum(cubes, 0.0).sum())) / every
+        shape = _shape(mean, log_mean)
+        if math.dist(before, (mean, shape)) < _CONVERGED * shape:
+            break
+    known = num * (shape * math.log(shape / mean) - math.lgamma(shape)) - shape / mean * total
+    middle, spread = 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape))
+    excess = (np.exp((cut - math.log(mean)) / 3.0) - middle) / spread
+    return known + float(_log_survival(excess).sum())
+
+
+def _shape(mean: float, log_mean: float) -> float:
+    gap = max(math.log(mean) - log_mean, 0.5 * _LEAST_SPREAD**2)
+    return (3.0 - gap + math.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
+
+
+def _log_survival(excess: Floats) -> Floats:
+    """The logarithm of how probable it is that a standard normal number is greater."""
+    far = np.abs(excess) / math.sqrt(2.0)
+    near = 1.0 / (1.0 + 0.5 * far)
+    # Chebyshev's fit to the complementary error function, to 1.2e-7 relative
+    log_tail = np.polynomial.polynomial.polyval(near, _TAIL) - far * far + np.log(0.5 * near)
+    return np.where(excess >= 0.0, log_tail, np.log1p(-np.exp(np.minimum(log_tail, -0.5))))
+
+
+def _hazard(excess: Floats) -> Floats:
+    """The density of a standard normal number over how probable it is that it is greater."""
+    log_density = -0.5 * excess * excess - 0.5 * math.log(2 * math.pi)
+    return np.exp(log_density - _log_survival(excess))
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """How probable each slowdown is after a recording; 0.0 has half of the weight before it."""
+
+    slowdowns: Floats
+    """float64, shape (k,), increasing; the first is 0.0."""
+    weights: Floats
+    """float64, shape (k,), of sum 1.0."""
+    best: float
+    """The most likely slowdown."""
+    log_likelihood: float
+    """Of the best."""
+    log_likelihood_free: float
+    """Of no slowdown."""
+
+    @property
+    def free(self) -> float:
+        """How probable it is that work does not depend on the load."""
+        return float(self.weights[0])
+
+    @property
+    def mean(self) -> float:
+        return float(self.slowdowns @ self.weights)
+
+    def quantile(self, share: float) -> float:
+        sums = np.cumsum(self.weights)
+        return float(np.interp(share, sums, self.slowdowns))
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(rng.choice(self.slowdowns, p=self.weights))
+
+
+def posterior_of(
+    log_likelihood: Callable[[float], float], tempering: Callable[[float], float]
+) -> Posterior:
+    """The posterior of a slowdown, on a grid that is fine where it has its weight.
+
+    Args:
+        log_likelihood: of a slowdown in [0, 1].
+        tempering: of the best slowdown: the share of the log-likelihood that counts, in (0, 1].
+    """
+    known: dict[float, float] = {}
+
+    def evaluate(places: Floats) -> tuple[Floats, Floats]:
+        for each in places.tolist():
+            if each not in known:
+                known[each] = log_likelihood(each)
+        found = np.array(sorted(known))
+        return found, np.array([known[each] for each in found.tolist()])
+
+    places, values = evaluate(np.sort(_COARSE))
+    for _ in range(2):
+        top = int(values.argmax())
+        low, high = places[max(top - 1, 0)], places[min(top + 1, len(places) - 1)]
+        places, values = evaluate(np.linspace(low, high, 7))
+    best = float(places[values.argmax()])
+    share = tempering(best)
+    for _ in range(2):  # the second one where the first one has found most of the weight
+        near = np.flatnonzero(share * (values - values.max()) > -12.0)
+        low = places[max(int(near[0]) - 1, 0)]
+        high = places[min(int(near[-1]) + 1, len(places) - 1)]
+        places, values = evaluate(np.linspace(low, high, 17))
+    best = float(places[values.argmax()])
+    # every slowdown is as probable before; each place stands for what is nearest to it
+    scaled = np.exp(share * (values - values.max()))
+    weights = scaled * np.gradient(places)
+    weights[0] += scaled[0]  # none is as probable before as all others together
+    return Posterior(
+        places,
+        cast(Floats, weights / weights.sum()),
+        best,
+        float(values.max()),
+        float(values[0]),
+    )

@@ -1,0 +1,135 @@
+"""What a reader of a fit must know: tests of its residuals for what the law leaves out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._spans import Floats
+
+FEW = 10
+"""From as many samples on, how work depends on the load can be fitted."""
+COMMON = 2.5
+"""The variance between times over that within them, from which on all are slow together."""
+_SURE = 4.0
+"""Standard deviations, from which on a deviation is no chance."""
+_LEAST_SPREAD = 5e-3
+"""Relative: where work differs by less, what is left are the rounding errors of clocks."""
+_HEAVY = 2.5
+"""Below this tail index, the variance of a recording says little about that of the next one."""
+_PER_PLACE = 15
+"""Samples for each of P, so that the mean of the longest of P is known to some percent."""
+
+
+def autocorrelation(residuals: Sequence[Floats]) -> float:
+    """Of each with the one before it, in [-0.9, 0.9]; 0.0 if there are few."""
+    num = sum(len(each) for each in residuals)
+    total = sum(float(each @ each) for each in residuals)
+    if num <= 30 or total <= 0.0:
+        return 0.0
+    lagged = sum(float(each[1:] @ each[:-1]) for each in residuals)
+    return min(max(lagged / total, -0.9), 0.9)
+
+
+def inflation(correlation: float) -> float:
+    """How much greater the variance of a mean is than that of independent samples, >= 1."""
+    positive = min(max(correlation, 0.0), 0.9)
+    return (1.0 + positive) / (1.0 - positive)
+
+
+def block_length(correlation: float, num: int) -> int:
+    """How many samples in a row a bootstrap draws: Politis and White's rule for such a process."""
+    if num <= 30 or correlation <= 3.0 / math.sqrt(num):
+        return 1
+    persistence = 2.0 * correlation / (1.0 - correlation * correlation)
+    return max(2, round(1.1 * math.cbrt(num) * math.cbrt(persistence) ** 2))
+
+
+def drift(residuals: Sequence[Floats], correlation: float) -> str | None:
+    """A note if the second half of a recording differs from the first beyond chance."""
+    for each in residuals:
+        half = len(each) // 2
+        if half < 15:
+            continue
+        first, second = each[:half], each[half:]
+        error = math.sqrt(
+            inflation(correlation) * (first.var() / len(first) + second.var() / len(second))
+        )
+        change = float(second.mean() - first.mean())
+        if error > 0.0 and abs(change) > _SURE * error and abs(change) > 0.01:
+            return (
+                f"the second half of a recording takes {100 * math.expm1(change):+.0f} % of the "
+                "first: it drifts, so what comes later may differ from all that was recorded"
+            )
+    return None
+
+
+def variance_ratio(groups: Sequence[Floats]) -> tuple[float, float]:
+    """(The variance between groups over that within, 1 if they are alike; by how many sigma)."""
+    num, total = len(groups), sum(len(each) for each in groups)
+    if num < 2 or total <= num:
+        return 1.0, 0.0
+    mean = sum(float(each.sum()) for each in groups) / total
+    between = sum(len(each) * (float(each.mean()) - mean) ** 2 for each in groups) / (num - 1)
+    within = sum(float(((each - each.mean()) ** 2).sum()) for each in groups) / (total - num)
+    if within <= 0.0:
+        return (math.inf, math.inf) if between > 0.0 else (1.0, 0.0)
+    ratio = between / within
+    # Paulson's normal approximation of the F distribution
+    top, bottom = 2 / (9 * (num - 1)), 2 / (9 * (total - num))
+    root = ratio ** (1 / 3)
+    return ratio, ((1 - bottom) * root - (1 - top)) / math.sqrt(bottom * root * root + top)
+
+
+def common_slowness(begun: Floats, residuals: Floats) -> float:
+    """The greatest variance between bins of time over that within them, if it is no chance."""
+    found = 1.0
+    secs = float(begun[-1] - begun[0])
+    if len(begun) <= 60 or secs <= 0.0 or float(residuals.std()) < _LEAST_SPREAD:
+        return found
+    for num_bins in (100, 40, 16):
+        bins = np.minimum(((begun - begun[0]) / secs * num_bins).astype(int), num_bins - 1)
+        parts = np.split(residuals, np.flatnonzero(np.diff(bins)) + 1)
+        groups = [each for each in parts if len(each) >= 5]
+        if len(groups) >= 5:
+            ratio, sigmas = variance_ratio(groups)
+            if sigmas > _SURE:
+                found = max(found, ratio)
+    return found
+
+
+def do_workers_differ(residuals: Floats, workers: NDArray[np.int64]) -> bool:
+    """Whether workers differ in speed, beyond chance."""
+    known = np.unique(workers)
+    if len(known) < 2 or len(residuals) <= 4 * len(known):
+        return False
+    groups = [residuals[workers == each] for each in known]
+    return variance_ratio(groups)[1] > 3.5
+
+
+def tails(samples: Floats, num_together: int, correlation: float) -> list[str]:
+    """Notes if so few samples do not determine the mean, or the longest of those together."""
+    num, mean = len(samples), float(samples.mean())
+    notes: list[str] = []
+    if num < FEW or mean <= 0.0:
+        return notes
+    error = float(samples.std()) / mean * math.sqrt(inflation(correlation) / num)
+    top = np.sort(samples)[-max(10, num // 50) - 1 :]
+    excess = float(np.log(top[1:] / top[0]).mean()) if top[0] > 0 and num >= 100 else 0.0
+    index = 1.0 / excess if excess > 0.0 else math.inf
+    if index < _HEAVY:
+        notes.append(
+            f"its tail is heavy (index {index:.1f}): work longer than the longest that was "
+            f"recorded, {samples.max():.3g} s, must be expected"
+        )
+    if error > 0.04:
+        notes.append(f"its mean is known to {100 * 1.645 * error:.0f} % at 90 %; record for longer")
+    if num_together > 1 and num < _PER_PLACE * num_together and error > 0.01:
+        notes.append(
+            f"{num} samples do not determine the longest of {num_together} at a time; "
+            f"{_PER_PLACE * num_together} do"
+        )
+    return notes

@@ -1,0 +1,76 @@
+"""The times of service that a queue implies, first come first served by so many servers."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._spans import Floats, Spans
+
+MAX_SERVERS = 16
+_PLAUSIBLE = 0.97
+"""At least; a handful out of order is what the jitter of an event loop makes."""
+_JITTER_SECS = 5e-4
+"""How late an event loop may see a beginning or an end, in seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What a queue would have done with the spans of a recording."""
+
+    secs: Floats
+    """float64, shape (n,): of service; below 0 where the spans contradict the queue."""
+    is_served: NDArray[np.bool_]
+    """bool, shape (n,): False of spans that were cut before a server was free for them."""
+    contradicts: NDArray[np.bool_]
+    """bool, shape (n,): it ended before those that it had to wait for, beyond jitter."""
+    num_waited: int
+    """Of those that ended: how many found all servers busy."""
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether hardly a span of those that had to wait contradicts the queue."""
+        return float(self.contradicts.sum()) <= (1.0 - _PLAUSIBLE) * self.num_waited
+
+
+def log_num_orders(spans: Spans) -> float:
+    """The logarithm of the number of orders that spans with equal beginnings may have come in.
+
+    `serve` takes the one that suits a queue best, which by chance is one of as many.
+    """
+    nums = np.unique(spans.begun, return_counts=True)[1]
+    return sum(math.lgamma(num + 1.0) for num in nums[nums > 1].tolist())
+
+
+def serve(spans: Spans, num_servers: int) -> Served:
+    """The times of service of spans, if so many servers have done them in order."""
+    ended = np.maximum(spans.ended, spans.begun)
+    order = np.lexsort((ended, spans.begun))  # of equal beginnings the first to end came first
+    begun, ends, is_cut = spans.begun[order], ended[order], spans.is_cut[order]
+    starts = np.empty(len(order))
+    is_served = np.ones(len(order), np.bool_)
+    if num_servers == 1 and not is_cut.any():
+        starts[0] = begun[0]
+        starts[1:] = np.maximum(begun[1:], np.maximum.accumulate(ends)[:-1])
+    else:
+        free_at = [-math.inf] * num_servers
+        for place, (came, left, was_cut) in enumerate(
+            zip(begun.tolist(), ends.tolist(), is_cut.tolist(), strict=True)
+        ):
+            start = max(came, free_at[0])
+            starts[place] = start
+            if was_cut and start >= left:
+                is_served[place] = False  # it left the queue
+            else:
+                heapq.heapreplace(free_at, left)
+    secs, served = np.empty(len(order)), np.empty(len(order), np.bool_)
+    secs[order] = ends - starts
+    served[order] = is_served
+    waited = ended - secs > spans.begun
+    waited &= ~spans.is_cut
+    slack = min(_JITTER_SECS, 0.2 * float(np.median(np.abs(secs))))
+    return Served(secs, served, waited & (secs < -slack), int(np.count_nonzero(waited)))

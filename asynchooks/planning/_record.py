@@ -1,0 +1,171 @@
+"""record: write down a run, so that others can be planned."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from .. import _check
+from .._engine.current import current_engine, system_now
+from .._engine.recording import Place, current_recorder
+from .._errors import shown
+from .._tracing._recorder import FileRecorder
+from .._version import __version__
+
+
+class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
+    """Record what runs in the block, and in tasks that it starts, into one file.
+
+    Recorded are sessions with their runs, hooks and waits, stages of data, rollouts, saves,
+    evaluations, pushes and pulls, and what `timed` and `span` name. The file is a trace in
+    Perfetto's format, as `TraceHook` writes it: open it at https://ui.perfetto.dev, and read it
+    with `Trace.read` or `Plan.read`. After a kill it lacks the last half second. Processes of one
+    run write a file each.
+
+    Works around `anyio.run` and within it; `with` and `async with` do the same, but the latter
+    does not hold up the event loop while the last part is written. In a plan or where nothing is
+    to be written it does nothing.
+
+    Args:
+        path: of the file; its directory is made. An existing file is replaced.
+        settings: the arguments of the program, which a plan predicts first and lets others
+            override: what JSON can hold, by name.
+        name: of the process, in Perfetto; "": the program's.
+        flush_secs: between two writes, > 0.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type or out of range.
+        IsADirectoryError: the path is a directory's.
+        RuntimeError: what runs here is recorded already, or this block was entered before.
+
+    Example:
+        with record("run.pftrace", settings={"concurrency": 16}):
+            anyio.run(main, 16)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        name: str = "",
+        flush_secs: float = 0.5,
+    ) -> None:
+        self._path = _check.path("path", path, "the path of a file")
+        self._settings = _checked_settings({} if settings is None else settings)
+        self._name = _check.instance("name", name, str, "a text, such as 'worker 3'")
+        self._flush_secs = _check.seconds("flush_secs", flush_secs)
+        if os.path.isdir(self._path):
+            raise IsADirectoryError(
+                f"path is the directory {self._path!r}; give the path of a file, such as "
+                f"{os.path.join(self._path, 'run.pftrace')!r}"
+            )
+        self._recorder: FileRecorder | None = None
+        self._place: Place | None = None
+        self._is_used = False
+
+    def __enter__(self) -> None:
+        if self._is_used:
+            raise RuntimeError(
+                f"record({self._path!r}) was entered before; make another one for another run"
+            )
+        self._is_used = True
+        if (outer := current_recorder()) is not None:
+            if outer.stand_in is not None:
+                return  # a plan writes nothing
+            raise RuntimeError(
+                f"record({self._path!r}) is within another record; one run has one file a process"
+            )
+        clock, is_virtual = _clock()
+        self._recorder = recorder = FileRecorder(
+            self._path, clock, is_virtual=is_virtual, closes_with_sessions=False, name=self._name,
+            flush_secs=self._flush_secs,
+        )  # fmt: skip
+        recorder.describe("settings", self._settings)
+        recorder.describe("machine", _machine())
+        recorder.describe("began", clock())
+        self._place = Place(recorder)
+        self._place.enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if (recorder := self._left()) is not None:
+            recorder.close()
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if (recorder := self._left()) is not None:
+            await recorder.aclose(current_engine())
+
+    def _left(self) -> FileRecorder | None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None or self._place is None:
+            return None
+        self._place.leave()
+        recorder.describe("machine_at_end", _load())
+        recorder.describe("ended", recorder.clock())
+        return recorder
+
+    def __repr__(self) -> str:
+        return f"record({self._path!r}, settings={self._settings!r})"
+
+
+def _clock() -> tuple[Any, bool]:
+    """The clock of what runs here, and whether it is virtual."""
+    try:
+        engine = current_engine()
+    except RuntimeError:  # no event loop runs yet
+        return system_now, False
+    return (engine.now, True) if engine.is_virtual else (system_now, False)
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processors": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        "host_time": time.time() - system_now(),
+        "python": platform.python_version(),
+        "asynchooks": __version__,
+        **_load(),
+    }
+
+
+def _load() -> dict[str, Any]:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"load": load, "processor_secs": time.process_time()}
+
+
+def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    _check.instance("settings", settings, Mapping, "a dict of the program's arguments, by name")
+    for name, value in settings.items():
+        _check.instance("a name in settings", name, str, "the name of an argument")
+        try:
+            same = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"settings[{name!r}] is {shown(value)}, which JSON cannot hold; give numbers, "
+                "texts, booleans, None, lists and dicts"
+            ) from error
+        if same != value and not isinstance(value, tuple):
+            raise TypeError(
+                f"settings[{name!r}] is {shown(value)}, which JSON would change to {shown(same)}; "
+                "give what JSON holds as it is"
+            )
+    return dict(settings)

@@ -1,0 +1,322 @@
+"""Service: how long work of one kind takes, as fitted to its spans. `_fit.py` makes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._likelihood import Posterior
+from ._load import LoadPath
+from ._spans import Floats
+
+
+class Dependence(Enum):
+    """On what else the duration of work depends.
+
+    Example:
+        slow = [each for each in plan.services.values() if each.dependence is Dependence.SHARED]
+        print([each.name for each in slow])
+    """
+
+    FREE = "free"
+    """On nothing: each takes as long alone as among others, or has a machine of its own."""
+    SHARED = "shared"
+    """On the load: n under way share the speed of the service."""
+    QUEUE = "queue"
+    """It waits for one of so many servers, first come first served."""
+
+    @property
+    def is_queue(self) -> bool:
+        return self is Dependence.QUEUE
+
+
+class Beyond(Enum):
+    """What is assumed of a shared service at a load that was not recorded.
+
+    More work at a time never makes less come out, and each further piece adds no more than the one
+    before it. So what comes out lies between two lines that begin where the recorded load ends.
+    """
+
+    LAW = "law"
+    """What was fitted goes on."""
+    BEST = "best"
+    """Above the recorded load each piece adds as much as the last one that was seen."""
+    WORST = "worst"
+    """Above the recorded load no more comes out; below it, in proportion to the load."""
+
+
+@dataclass(frozen=True, eq=False)
+class SizeLaw:
+    """The work of an input: `(base_secs + secs_per_unit * size)` times a ratio that is drawn.
+
+    Example:
+        law = SizeLaw.of(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0]))
+        print(law.secs(40.0))
+    """
+
+    base_secs: float
+    """Of an input of size 0, >= 0."""
+    secs_per_unit: float
+    """For each unit of size, >= 0."""
+    ratios: Floats
+    """float64, shape (n,): of each sample to the line."""
+    low: float
+    """The least size that was recorded, but for 1 %."""
+    high: float
+    """The greatest: between which sizes were recorded: 1 % and 99 %."""
+
+    @classmethod
+    def of(cls, works: Floats, sizes: Floats) -> SizeLaw | None:
+        """The line through samples; None if less than two sizes are known, so there is none.
+
+        The spread of work grows with its mean as a rule, so deviations count relative to the line.
+        Both coefficients are >= 0. A sample without a size counts as one of the median size.
+        """
+        is_known = np.isfinite(sizes)
+        known, secs = sizes[is_known], works[is_known]
+        if not len(known) or known.min() == known.max():
+            return None
+        scale = float(known.max())  # so that both coefficients are of one magnitude
+        columns = np.stack([np.ones(len(known)), known / scale], 1)
+        weights = np.ones(len(known))
+        base = slope = 0.0
+        for _ in range(3):
+            base, slope = _line(columns, secs, weights)
+            fitted = base + slope * columns[:, 1]
+            weights = 1.0 / np.maximum(fitted, 0.02 * float(fitted.max()) or 1.0)
+        line = base + slope * np.where(is_known, sizes, np.median(known)) / scale
+        ratios = np.divide(works, line, out=np.ones(len(works)), where=line > 1e-12)
+        low, high = np.quantile(known, (0.01, 0.99))
+        return cls(base, slope / scale, ratios, float(low), float(high))
+
+    def secs(self, size: float) -> float:
+        """The mean work of this size, in seconds."""
+        return self.base_secs + self.secs_per_unit * size
+
+
+def _line(columns: Floats, values: Floats, weights: Floats) -> tuple[float, float]:
+    """(Base, slope), both >= 0, of least weighted squares."""
+    scaled, target = columns * weights[:, None], values * weights
+    both = np.linalg.lstsq(scaled, target, rcond=None)[0]
+    if both.min() >= 0.0:
+        return float(both[0]), float(both[1])
+    # else the best has one of them at zero
+    alone = np.maximum(scaled.T @ target, 0.0) / np.maximum((scaled * scaled).sum(0), 1e-300)
+    losses = [float(((target - scaled[:, k] * alone[k]) ** 2).sum()) for k in (0, 1)]
+    return (float(alone[0]), 0.0) if losses[0] <= losses[1] else (0.0, float(alone[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What samples were made of, so that other samples can be made that are as likely."""
+
+    kept: NDArray[np.int64]
+    """int64, shape (n,): the place of each sample among all spans that ended; weights are in it."""
+    whole: NDArray[np.bool_]
+    """Of all spans of all recordings: those that were not cut."""
+    paths: Sequence[LoadPath] = ()
+    posterior: Posterior | None = None
+    """Of the slowdown; None where it cannot be known, or does not matter."""
+    block: int = 1
+    """How many samples in a row depend on each other."""
+
+    def works(self, slowdown: float) -> Floats:
+        """The samples, by another slowdown."""
+        every = np.concatenate([each.work(slowdown) for each in self.paths])
+        return cast(Floats, every[self.whole][self.kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """What a plan draws work from. Work is seconds at the speed of one alone, without a queue.
+
+    Example:
+        for service in plan.services.values():
+            print(service, *service.notes, sep="\\n")
+    """
+
+    name: str
+    """Of the kind of work."""
+    dependence: Dependence
+    """On what else its duration depends."""
+    samples: Floats
+    """float64, shape (n,): work."""
+    sizes: Floats
+    """float64, shape (n,): sizes, of the output drawn with the samples; NaN if there are none."""
+    workers: NDArray[np.int64]
+    """int64, shape (n,): whose each sample is; -1 if workers are alike, or not named."""
+    slowdown: float = 0.0
+    """Of SHARED: each of n goes at speed 1 / (1 + slowdown * (n - 1)); 1: one processor."""
+    num_servers: int = 1
+    """Of QUEUE."""
+    is_own: bool = False
+    """Whether each worker does it on a machine of its own."""
+    load_low: float = 1.0
+    """How many were under way as work began, at least, but for 1 % of the spans."""
+    load_high: float = 1.0
+    """The load that was seen when work began: 1 % and 99 % of the spans."""
+    size_law: SizeLaw | None = None
+    """Of the input; None if that has no size, or only one was recorded: see `size_range`."""
+    slowdown_low: float = 0.0
+    """The least slowdown that the spans allow."""
+    slowdown_high: float = 1.0
+    """Unless QUEUE: between which slowdowns the truth is at 90 %, as far as the load says."""
+    starts: Floats | None = None
+    """float64, shape (n,), or None: when each sample began, in seconds since the recording did.
+
+    Given where all work was slow at the same times: it is then drawn by blocks of time.
+    """
+    num_cut: int = 0
+    """Spans that were cut, whose weight the longer samples have."""
+    notes: tuple[str, ...] = field(default=())
+    """What a reader must know: drift, cuts, few samples, common slowness, heavy tails."""
+    evidence: Evidence | None = field(default=None, repr=False)
+    """What the samples were made of, for `resampled`."""
+
+    def speed(self, num: float, *, assume: Beyond = Beyond.LAW) -> float:
+        """Of each of so many that are under way, relative to one alone.
+
+        Args:
+            num: how many are under way, >= 1.
+            assume: what holds outside of the load that was recorded; a queue, and workers with
+                machines of their own, need no assumption.
+        """
+        is_above = num > self.load_high
+        if (
+            assume is Beyond.LAW
+            or self.is_own
+            or self.dependence.is_queue
+            or (self.load_low <= num and not is_above)
+        ):
+            return self._law(num)
+        edge = max(1.0, self.load_high if is_above else self.load_low)
+        if assume is Beyond.WORST:
+            gain = 0.0 if is_above else 1.0 / edge
+        else:
+            slowdown = min(1.0, self.slowdown_low if is_above else self.slowdown_high)
+            gain = (1.0 - slowdown) / (edge * (1.0 + slowdown * (edge - 1.0)))
+        return edge * self._law(edge) * max(0.0, 1.0 + gain * (num - edge)) / num
+
+    def _law(self, num: float) -> float:
+        if self.dependence is not Dependence.SHARED:
+            return 1.0
+        return 1.0 / (1.0 + self.slowdown * (max(num, 1.0) - 1.0))
+
+    def size_range(self) -> tuple[float, float]:
+        """Between which sizes were recorded, 1 % and 99 % of them; NaN if none was."""
+        known = self.sizes[np.isfinite(self.sizes)]
+        if not len(known):
+            return math.nan, math.nan
+        low, high = np.quantile(known, (0.01, 0.99))
+        return float(low), float(high)
+
+    def resampled(self, rng: np.random.Generator) -> Service:
+        """What another recording of as many spans might have given: a bootstrap.
+
+        The slowdown is drawn from its posterior, samples are drawn again (in blocks, where they
+        depend on those before them; of each worker its own, where workers differ), and the law of
+        sizes is fitted anew.
+        """
+        evidence = self.evidence
+        if not len(self.samples):
+            return self
+        dependence, slowdown, samples = self.dependence, self.slowdown, self.samples
+        if evidence is not None and evidence.posterior is not None:
+            slowdown = evidence.posterior.draw(rng)
+            dependence = Dependence.SHARED if slowdown > 0.0 else Dependence.FREE
+            samples = evidence.works(slowdown)
+        # by time, what is drawn must stay where it was; blocks of time are drawn as the plan runs
+        places = np.arange(len(samples)) if self.starts is not None else self._places(rng)
+        samples, sizes = samples[places], self.sizes[places]
+        law = None if self.size_law is None else SizeLaw.of(samples, sizes)
+        if self.size_law is not None and law is None:  # only one size was drawn
+            law = replace(self.size_law, ratios=self.size_law.ratios[places])
+        return replace(
+            self,
+            dependence=dependence,
+            slowdown=slowdown,
+            samples=samples,
+            sizes=sizes,
+            workers=self.workers[places],
+            size_law=law,
+            evidence=None,
+        )
+
+    def _places(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Places of samples that are drawn again, of each worker as many as it has."""
+        block = 1 if self.evidence is None else self.evidence.block
+        drawn = np.empty(len(self.samples), np.int64)
+        for worker in np.unique(self.workers):
+            own = np.flatnonzero(self.workers == worker)
+            num = len(own)
+            firsts = rng.integers(num, size=-(-num // block))
+            chosen = (firsts[:, None] + np.arange(block)).ravel()[:num] % num
+            drawn[own] = own[chosen]
+        return drawn
+
+    def describe(self) -> dict[str, Any]:
+        """What was fitted, for JSON: seconds, and None for what there is none of."""
+        law, (low, high) = self.size_law, self.size_range()
+        is_shared = self.dependence is Dependence.SHARED
+        return {
+            "name": self.name,
+            "dependence": self.dependence.value,
+            "num": len(self.samples),
+            "num_cut": self.num_cut,
+            "mean_secs": float(self.samples.mean()),
+            "p99_secs": float(np.quantile(self.samples, 0.99)),
+            "max_secs": float(self.samples.max()),
+            "slowdown": self.slowdown if is_shared else None,
+            "slowdown_interval": None
+            if self.dependence.is_queue or self.is_own
+            else [self.slowdown_low, self.slowdown_high],
+            "num_servers": self.num_servers if self.dependence.is_queue else None,
+            "is_own": self.is_own,
+            "num_workers": len(np.unique(self.workers[self.workers >= 0])) or None,
+            "load": [self.load_low, self.load_high],
+            "sizes": None if math.isnan(low) else [low, high],
+            "base_secs": None if law is None else law.base_secs,
+            "secs_per_unit": None if law is None else law.secs_per_unit,
+            "is_drawn_by_time": self.starts is not None,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        cut = f", {self.num_cut} cut" if self.num_cut else ""
+        parts = [
+            f"{self.name}: {len(self.samples):,} spans{cut}",
+            f"mean {_secs(float(self.samples.mean()))}",
+            f"99 % below {_secs(float(np.quantile(self.samples, 0.99)))}",
+            self.law_words(),
+        ]
+        if self.size_law is not None:
+            law = self.size_law
+            parts.append(
+                f"{_secs(law.base_secs)} + {law.secs_per_unit:.3g} s for each unit of size, "
+                f"recorded {law.low:g} to {law.high:g}"
+            )
+        parts.append(f"load {self.load_low:.0f} to {self.load_high:.0f}")
+        return "; ".join(parts)
+
+    def law_words(self) -> str:
+        """Its dependence, in words."""
+        interval = f"[{self.slowdown_low:.2g}, {self.slowdown_high:.2g}]"
+        if self.dependence.is_queue:
+            many = "s" if self.num_servers > 1 else ""
+            return f"queue for {self.num_servers} server{many}, first come first served"
+        if self.is_own:
+            num = len(np.unique(self.workers[self.workers >= 0]))
+            return f"own machines, of {num} speeds" if num else "own machines, all alike"
+        if self.dependence is Dependence.SHARED:
+            return f"shared, slowdown {self.slowdown:.3g} {interval} for each further one"
+        return f"free of the load, slowdown 0 {interval}"
+
+
+def _secs(secs: float) -> str:
+    return f"{secs:.3g} s" if secs >= 0.1 or secs == 0.0 else f"{1e3 * secs:.3g} ms"

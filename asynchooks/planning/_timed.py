@@ -1,0 +1,183 @@
+"""timed and span: what of a program is recorded, and what of it a plan draws."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .. import _check
+from .._engine.current import engine_if_any
+from .._engine.recording import Kind, Recorder, Span, TimedWork, current_recorder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def timed(
+    name: str,
+    *,
+    returns: Any = None,
+    output_size: Callable[[Any], float] | None = None,
+    input_size: Callable[..., float] | None = None,
+    worker: Callable[..., int] | None = None,
+) -> Callable[[F], F]:
+    """Time the calls of a function whose work is done outside of the program, or computed.
+
+    While `record` or `TraceHook` records, each call is a span of this name. In a plan the function
+    is not called: a duration is drawn from what was recorded, as much virtual time passes, and
+    `returns` says what the call returns. Otherwise the function is called, and nothing else.
+
+    An async function waits in a plan; a plain one holds up the event loop, as it does in reality,
+    or the thread that a session runs its step in.
+
+    Args:
+        name: of this kind of work, such as "rollout"; functions of one name are one kind.
+        returns: a function of the call's arguments and of the keyword `drawn` (`secs`, `size`), or
+            the value that the call returns in a plan.
+        output_size: of the function's result, such as its number of tokens; in a plan it is drawn
+            together with the duration, as `drawn.size`.
+        input_size: of the call's arguments, such as the tokens of a batch; the duration is fitted
+            as a function of it. A call has one size: give this or `output_size`. It gets
+            the arguments as the call does, by keyword where that gives them by keyword.
+        worker: of the call's arguments: the number of the worker whose own machine does the work,
+            >= 0. Without it a shared service does the work, whose load may slow down all.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type, or both sizes are given.
+
+    Example:
+        @timed("rollout", output_size=len, returns=lambda prompt, drawn: "x" * int(drawn.size))
+        async def rollout(prompt):
+            return await client.generate(prompt)
+    """
+    if callable(name):
+        raise TypeError(
+            "timed got a function; name the kind of work: @timed('rollout') in place of @timed"
+        )
+    _check.instance("name", name, str, "the name of this kind of work, such as 'rollout'")
+    if not name:
+        raise ValueError("name is ''; give the name of this kind of work, such as 'rollout'")
+    for which, fn in (("output_size", output_size), ("input_size", input_size), ("worker", worker)):
+        if fn is not None:
+            _check.function(which, fn, "a function that returns a number, or None")
+    if output_size is not None and input_size is not None:
+        raise ValueError(
+            f"timed({name!r}) got both input_size and output_size; give the one that its duration "
+            "depends on"
+        )
+    work = TimedWork(name, returns, output_size, input_size, worker)
+
+    def decorate(fn: F) -> F:
+        _check.function("the decorated function", fn, "a function")
+        if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+            raise TypeError(
+                f"timed({name!r}) decorates the generator {fn.__qualname__}; decorate the function "
+                "that makes one item"
+            )
+        made: Any = _async_call(work, fn) if inspect.iscoroutinefunction(fn) else _call(work, fn)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = current_recorder()
+        if recorder is None:
+            return await fn(*args, **kwargs)
+        if (stand_in := recorder.stand_in) is not None:
+            return await stand_in.perform(work, args, kwargs)
+        span = _begin(recorder, work, args, kwargs)
+        try:
+            result = await fn(*args, **kwargs)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end(None, _size(work, result, args, kwargs))
+        return result
+
+    return call
+
+
+def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = current_recorder()
+        if recorder is None:
+            return fn(*args, **kwargs)
+        if (stand_in := recorder.stand_in) is not None:
+            return stand_in.perform_inline(work, args, kwargs)
+        span = _begin(recorder, work, args, kwargs)
+        try:
+            result = fn(*args, **kwargs)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end(None, _size(work, result, args, kwargs))
+        return result
+
+    return call
+
+
+def _begin(recorder: Recorder, work: TimedWork, args: Any, kwargs: Any) -> Span:
+    worker = None if work.worker is None else worker_of(work, args, kwargs)
+    return recorder.work_span(engine_if_any(), Kind.WORK, work.name, worker)
+
+
+def worker_of(work: TimedWork, args: Any, kwargs: Any) -> int:
+    """Which worker's machine does a call."""
+    assert work.worker is not None
+    return _check.integer(f"worker of {work.name!r}", work.worker(*args, **kwargs), least=0)
+
+
+def _size(work: TimedWork, result: Any, args: Any, kwargs: Any) -> float:
+    if work.input_size is not None:
+        return input_size_of(work, args, kwargs)
+    if work.output_size is not None:
+        return _check.number(f"output_size of {work.name!r}", work.output_size(result), least=0.0)
+    return math.nan
+
+
+def input_size_of(work: TimedWork, args: Any, kwargs: Any) -> float:
+    """The size of what a call is given, >= 0."""
+    assert work.input_size is not None
+    return _check.number(f"input_size of {work.name!r}", work.input_size(*args, **kwargs), least=0)
+
+
+class span:  # noqa: N801 - read as a statement: `async with span("reward"):`
+    """Record a block of code, of the running task, as a span of this name.
+
+    A plan runs the block as it is: what takes time in it must be `timed`. Both `with` and `async
+    with` work, and none of them waits. Without a recorder it does nothing.
+
+    Example:
+        with span("reward"):
+            scores = [len(each) for each in ("one", "two")]
+    """
+
+    __slots__ = ("_name", "_open")
+
+    def __init__(self, name: str) -> None:
+        self._name = _check.instance("name", name, str, "the name of the block, such as 'reward'")
+        self._open: list[Span | None] = []
+
+    def __enter__(self) -> None:
+        recorder = current_recorder()
+        self._open.append(
+            None
+            if recorder is None
+            else recorder.work_span(engine_if_any(), Kind.BLOCK, self._name)
+        )
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if (open_span := self._open.pop()) is not None:
+            open_span.end(error)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.__exit__(kind, error, traceback)

@@ -1,0 +1,103 @@
+"""Programs with timed work, and services to plan them from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks.data import rollouts
+from asynchooks.planning import Dependence, Plan, Service, timed
+from asynchooks.planning._spans import Floats
+from asynchooks.protocols import ParameterServer, ProtocolHook, parse_protocol
+from asynchooks.simulation import Simulation, current_simulation
+
+BACKENDS = ("asyncio", "trio", "turbo")
+
+
+def service_of(name: str, samples: Floats | list[float], **options: Any) -> Service:
+    """A service of these samples, which has no sizes, and whose workers are alike."""
+    work = np.asarray(samples, np.float64)
+    options.setdefault("dependence", Dependence.FREE)
+    options.setdefault("sizes", np.full(len(work), math.nan))
+    options.setdefault("workers", np.full(len(work), -1))
+    options.setdefault("load_high", 1e9)
+    return Service(name, samples=work, **options)
+
+
+def plan_of(*services: Service) -> Plan:
+    return Plan([], services={each.name: each for each in services})
+
+
+def run_in_virtual_time(
+    main: Callable[[], Awaitable[Any]], backend: str = "turbo", seed: int = 0
+) -> Any:
+    simulation = Simulation(seed=seed, backend=backend)  # type: ignore[arg-type]
+    return simulation.run(main)
+
+
+@timed("rollout", returns=lambda prompt, drawn: prompt)
+async def rollout(prompt: int) -> int:
+    await current_simulation().sleep(0.5)
+    return prompt
+
+
+@timed("learn", returns={"loss": 0.0})
+async def learn(groups: Any) -> dict[str, float]:
+    await current_simulation().sleep(0.25)
+    return {"loss": 0.0}
+
+
+async def train_on_rollouts(concurrency: int = 16, size: int = 8, steps: int = 100) -> None:
+    """A learner that takes batches of rollouts, which take their time elsewhere."""
+
+    async def step(groups: Any) -> dict[str, float]:
+        return await learn(groups)
+
+    async with (
+        rollouts(
+            rollout, range(10**6), size, concurrency=concurrency, max_staleness=10**6
+        ) as source,
+        MonitoredSession(
+            [FeedHook(source, "groups"), StopAtStepHook(last_step=steps)],
+            FunctionSessionCreator(step),
+        ) as session,
+    ):
+        while not session.should_stop():
+            await session.run("loss")
+
+
+@timed("compute", worker=lambda worker: worker)
+async def compute(worker: int) -> None:
+    await current_simulation().sleep(0.08)
+
+
+@timed("service")
+async def serve() -> None:
+    await current_simulation().sleep(0.006)
+
+
+async def train_with_server(workers: int = 8, protocol: str = "async", updates: int = 400) -> None:
+    """Workers around a parameter server; only the turbo kernel's own tasks."""
+    server = ParameterServer(np.zeros(2), parse_protocol(protocol, workers), num_workers=workers)
+
+    async def work(worker: int) -> None:
+        async def step() -> dict[str, float]:
+            version = server.pull(worker).version
+            await compute(worker)
+            await serve()
+            server.push(worker, np.zeros(2), version)
+            return {"loss": 0.0}
+
+        creator = FunctionSessionCreator(step, global_step=server.global_step)
+        hooks = [ProtocolHook(server, worker), StopAtStepHook(last_step=updates)]
+        async with MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    simulation = current_simulation()
+    for task in [simulation.start(work, worker) for worker in range(workers)]:
+        await task.wait()
