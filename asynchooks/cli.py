@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
-from ._cli import HelpFormatter, launch, simulate
-from ._errors import SimulationError
+from ._cli import HelpFormatter, launch, plan, simulate
+from ._errors import PlanError, SimulationError
 from ._version import __version__
 
 INTERRUPTED = 130
 """A shell's exit code of a process that Ctrl-C ended: 128 and the number of the signal."""
 
-DESCRIPTION = "Train in virtual time, or run a script as a cluster of processes."
+DESCRIPTION = "Train in virtual time, plan runs, or run a script as a cluster of processes."
 EPILOG = """examples:
   asynchooks simulate --workers 64 --compare async,sync
+  asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64
   asynchooks launch --workers 3 train.py
 
 Run `asynchooks COMMAND --help` for the options of a command, with more examples."""
@@ -36,7 +37,7 @@ class Command(Protocol):
         """The function to run, which returns the exit code."""
 
 
-COMMANDS: dict[str, Command] = {"simulate": simulate, "launch": launch}
+COMMANDS: dict[str, Command] = {"simulate": simulate, "plan": plan, "launch": launch}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(prog, error, 2)
         try:
             return run()
-        except (SimulationError, OSError) as error:
+        except (SimulationError, PlanError, OSError) as error:
             return _fail(prog, error, 1)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
