@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
 import re
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ import numpy as np
 import pytest
 
 import asynchooks
-from asynchooks import checkpoints, data, metrics, protocols, simulation, testing
+from asynchooks import checkpoints, data, metrics, planning, protocols, simulation, testing
 from asynchooks.backends._raw_session import RawSession
+
+from .planning import program_of_sleeps
 
 pytestmark = pytest.mark.anyio
 
-MODULES = (asynchooks, testing, checkpoints, data, metrics, protocols, simulation)
+MODULES = (asynchooks, testing, checkpoints, data, metrics, protocols, simulation, planning)
 NAMES: dict[str, Any] = {
     name: getattr(module, name) for module in MODULES for name in module.__all__
 }
@@ -107,9 +111,11 @@ class Echo(RawSession):
 
 WITH_EXAMPLE = [name for name in PUBLIC if example_of(PUBLIC[name])]
 IN_VIRTUAL_TIME = [name for name in WITH_EXAMPLE if name in simulation.__all__]
+OF_PLANS = [name for name in WITH_EXAMPLE if name in planning.__all__]
+IN_A_LOOP = [name for name in WITH_EXAMPLE if name not in {*IN_VIRTUAL_TIME, *OF_PLANS}]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_EXAMPLE if name not in IN_VIRTUAL_TIME])
+@pytest.mark.parametrize("name", IN_A_LOOP)
 async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     public = PUBLIC[name]
     monkeypatch.chdir(tmp_path)
@@ -171,6 +177,42 @@ def test_the_example_in_virtual_time_runs(
     monkeypatch.chdir(tmp_path)
     names = {"simulation": asynchooks.simulation.Simulation(backend="turbo")}
     exec(example, {**NAMES, "math": math, "np": np, **names})
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "run.pftrace"
+    with planning.record(path, settings={"concurrency": 4}):
+        anyio.run(program_of_sleeps.main, 4)
+    return path
+
+
+@pytest.mark.parametrize("name", OF_PLANS)
+def test_the_example_of_a_plan_runs(
+    name: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "plot" in name:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(recorded, "run.pftrace")
+    for each in ("server", "0", "1", "2"):  # of one run
+        shutil.copy(recorded, f"{each}.pftrace")
+
+    async def train(server: Any, workers: range) -> None:
+        creator = asynchooks.FunctionSessionCreator(program_of_sleeps.learn)
+        hooks = [asynchooks.StopAtStepHook(20)]
+        async with asynchooks.MonitoredSession(hooks, creator) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    plan = planning.Plan.read("run.pftrace")
+    # what it measured is not what this is about
+    plan.predict = functools.partial(plan.predict, allow_mismatch=True)  # type: ignore[method-assign]
+    names = {
+        **NAMES, "anyio": anyio, "math": math, "np": np, "plan": plan, "train": train,
+        "main": program_of_sleeps.main, "client": None,
+    }  # fmt: skip
+    exec(example_of(PUBLIC[name]), names)
 
 
 def test_the_example_of_the_tensorflow_creator_is_there() -> None:

@@ -210,6 +210,16 @@ def test_a_tf_data_pipeline_feeds_a_graph_and_resumes(backend: str, tmp_path: Pa
     assert float(end[1]) >= 0.9
 
 
+def test_a_planned_run_is_as_it_is_measured() -> None:
+    printed = run_example("plan_rollouts.py", "--secs", "2")
+    plans = re.findall(r"^concurrency=(\d+), secs=2.0: ([\d.]+) ", printed, re.M)
+    assert [num for num, _ in plans] == ["4", "16", "32", "64"]
+    assert float(plans[0][1]) < float(plans[1][1])
+    end = re.search(r"measured: ([\d.]+) updates/s, planned: ([\d.]+) ", printed)
+    assert end is not None, printed
+    assert float(end[2]) == pytest.approx(float(end[1]), rel=0.3)  # tests run beside it
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_rollouts_teach_the_policy_and_a_crash_of_an_actor_leaves_at_once(backend: str) -> None:
     printed = run_example("rollouts.py", "--backend", backend)

@@ -22,6 +22,7 @@ MODULES = (
     "asynchooks.data",
     "asynchooks.distributed",
     "asynchooks.metrics",
+    "asynchooks.planning",
     "asynchooks.protocols",
     "asynchooks.simulation",
     "asynchooks.testing",

@@ -20,6 +20,7 @@ PUBLIC_MODULES = (
     "asynchooks",
     "asynchooks.checkpoints",
     "asynchooks.data",
+    "asynchooks.planning",
     "asynchooks.protocols",
     "asynchooks.simulation",
     "asynchooks.distributed",
@@ -63,8 +64,8 @@ FOREIGN = {
 
 # Objects that the library makes for its users: their constructors are no part of the interface.
 MADE_BY_THE_LIBRARY = {
-    "Batches", "Cluster", "Queue", "Recording", "Report", "SessionRunValues", "Stage",
-    "Status", "StepContext", "Subscription", "Timeline", "Worker", "WorkerReport",
+    "Batches", "Cluster", "Queue", "Recording", "Report", "ServerReport", "SessionRunValues",
+    "Stage", "Status", "StepContext", "Subscription", "Timeline", "Worker", "WorkerReport",
 }  # fmt: skip
 
 
