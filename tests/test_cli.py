@@ -191,6 +191,20 @@ def test_the_loss_is_that_of_the_last_of_few_updates(capsys: pytest.CaptureFixtu
     assert row["loss"] == same["loss"]
 
 
+@pytest.mark.faults
+def test_several_seeds_have_means_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--workers 4 --compare async,sync --updates 100 --seed 3"
+    alone = [reports(capsys, f"{line} --seed {seed}")[0] for seed in (3, 4, 5)]
+    first, second = reports(capsys, f"{line} --seeds 3")
+    rates = [each["updates_per_second"] for each in alone]
+    assert first["num_seeds"] == second["num_seeds"] == 3
+    means = first["means"]["updates_per_second"]
+    assert means["mean"] == pytest.approx(sum(rates) / 3)
+    assert means["low"] < means["mean"] < means["high"]
+    assert first["updates_per_second"] == rates[0]
+    assert f"({means['low']:.4g} to {means['high']:.4g})" in run(capsys, f"{line} --seeds 3")
+
+
 def test_crashes_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--workers 4 --updates 400 --mtbf exponential:10 --repair constant:2"
     (row,) = reports(capsys, line)

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -86,6 +86,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     training.add_argument("--seed", type=_count, default=0, metavar="N",
         help="Draw all random numbers from this seed (default: 0).")  # fmt: skip
+    training.add_argument("--seeds", type=positive, default=1, metavar="N",
+        help="Train with N seeds, from --seed on, in parallel, and print means with 90 %% "
+        "intervals (default: 1).")  # fmt: skip
     training.add_argument("--backend", choices=("asyncio", "trio", "turbo"), default="turbo",
         help="Run on this backend (default: turbo, the fastest). All give the same "
         "results.")  # fmt: skip
@@ -151,6 +154,13 @@ class Result:
     learning_rate: float
     tried: Mapping[float, float]
     """The last loss by learning rate, of all learning rates that were tried."""
+    more: Sequence[Report] = ()
+    """Of further seeds, with that rate."""
+
+    @property
+    def reports(self) -> list[Report]:
+        """Of all seeds."""
+        return [self.labelled_report(), *self.more]
 
     def labelled_report(self) -> Report:
         """The report with the rate in its protocol's name, if it was given for it."""
@@ -166,10 +176,12 @@ def _simulate(
     from ..simulation import plot_reports, write_trace
 
     results = [_best(options, each, failures) for each in contenders]
+    if options.seeds > 1:
+        results = _with_seeds(options, results, failures)
     if options.trace is not None:
         write_trace(options.trace, results[0].report)
     if options.plot is not None:
-        plot_reports(options.plot, [each.labelled_report() for each in results])
+        plot_reports(options.plot, [each.reports for each in results])
     if options.json:
         _print_json(options.seed, options.backend, results)
     else:
@@ -188,8 +200,38 @@ def _best(options: argparse.Namespace, contender: Contender, failures: list[Fail
     return Result(contender, reports[best], contender.rates[best], tried)
 
 
+def _with_seeds(
+    options: argparse.Namespace, results: Sequence[Result], failures: list[Failure]
+) -> list[Result]:
+    """The results with the reports of further seeds, each with its best rate."""
+    from ..simulation._pool import in_processes
+
+    seeds = range(options.seed + 1, options.seed + options.seeds)
+    runs = [(place, seed) for place in range(len(results)) for seed in seeds]
+
+    def train(run: tuple[int, int]) -> Report:
+        result = results[run[0]]
+        report = _train(
+            options, result.contender, result.learning_rate, failures, seed=run[1], is_shown=False
+        )
+        return replace(report, timeline=None)
+
+    found = in_processes(train, runs)
+    num = len(seeds)
+    return [
+        replace(result, more=found[place * num : (place + 1) * num])
+        for place, result in enumerate(results)
+    ]
+
+
 def _train(
-    options: argparse.Namespace, contender: Contender, rate: float, failures: list[Failure]
+    options: argparse.Namespace,
+    contender: Contender,
+    rate: float,
+    failures: list[Failure],
+    *,
+    seed: int | None = None,
+    is_shown: bool = True,
 ) -> Report:
     import numpy as np
 
@@ -197,8 +239,9 @@ def _train(
     from ..simulation.cluster._least_squares import LeastSquares
 
     name, protocol = contender.name, contender.protocol
-    problem = LeastSquares(options.seed)
-    simulation = Simulation(options.seed, options.backend)
+    seed = options.seed if seed is None else seed
+    problem = LeastSquares(seed)
+    simulation = Simulation(seed, options.backend)
     cluster = simulation.cluster(
         options.workers,
         parameters=problem.first,
@@ -221,7 +264,8 @@ def _train(
 
     # the loss shows a learning rate that is too large: no warning is needed
     label = f"{name}@{rate:g}" if contender.shows_rate else name
-    with _progress(label, done), np.errstate(over="ignore", invalid="ignore"):
+    bar = _progress(label, done) if is_shown else nullcontext()
+    with bar, np.errstate(over="ignore", invalid="ignore"):
         report = cluster.run(
             gradient=problem.gradient,
             updates=updates,
@@ -343,7 +387,7 @@ def _print_table(results: Sequence[Result]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = [each.report.summary_row() for each in results]
+    rows = [_mean_row(each) for each in results]
     shares = [kind for kind in _SHARES if any(row[f"share_{kind}"] >= 5e-4 for row in rows)]
     table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
     table.add_column("protocol")
@@ -356,14 +400,58 @@ def _print_table(results: Sequence[Result]) -> None:
             f"{result.learning_rate:.4g}",
             f"{row['secs']:.6g}",
             str(row["updates"]),
-            f"{row['updates_per_second']:.4g}",
-            f"{row['mean_staleness']:.4g}",
+            _shown(result, "updates_per_second"),
+            _shown(result, "mean_staleness"),
             str(row["max_staleness"]),
             str(row["discarded"]),
             *(f"{row[f'share_{kind}']:.1%}" for kind in shares),
-            "" if row["loss"] is None else f"{row['loss']:.3g}",
+            "" if row["loss"] is None else _shown(result, "loss", 3),
         )
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table)
+
+
+def _mean_row(result: Result) -> dict[str, Any]:
+    """The summary of the one report, with the means of several."""
+    row = result.report.summary_row()
+    if result.more:
+        every = [each.summary_row() for each in result.reports]
+        for name, value in row.items():
+            if isinstance(value, float):
+                row[name] = math.fsum(each[name] for each in every) / len(every)
+        row["updates"] = round(sum(each["updates"] for each in every) / len(every))
+        row["max_staleness"] = max(each["max_staleness"] for each in every)
+        row["discarded"] = round(sum(each["discarded"] for each in every) / len(every))
+    return row
+
+
+def _shown(result: Result, name: str, digits: int = 4) -> str:
+    """A figure; of several seeds the mean, and its 90 % interval."""
+    if not result.more:
+        return f"{result.report.summary_row()[name]:.{digits}g}"
+    mean, low, high = _interval(result, name)
+    return f"{mean:.{digits}g} ({low:.{digits}g} to {high:.{digits}g})"
+
+
+def _interval(result: Result, name: str) -> tuple[float, float, float]:
+    from ..simulation.output._interval import interval_of
+
+    return interval_of([each.summary_row()[name] for each in result.reports])
+
+
+def _intervals(result: Result) -> dict[str, Any]:
+    """Of JSON: the means over seeds, with their intervals."""
+    if not result.more:
+        return {}
+    figures = ["updates_per_second", "mean_staleness"]
+    if result.report.losses:
+        figures.append("loss")
+    return {
+        "num_seeds": len(result.reports),
+        "means": {
+            name: _finite(dict(zip(("mean", "low", "high"), _interval(result, name), strict=True)))
+            for name in figures
+        },
+    }
 
 
 def _print_json(seed: int, backend: str, results: Sequence[Result]) -> None:
@@ -374,6 +462,7 @@ def _print_json(seed: int, backend: str, results: Sequence[Result]) -> None:
             "staleness": {str(k): v for k, v in each.report.staleness.items()},
             "learning_rate": each.learning_rate,
             "loss_by_learning_rate": _finite({str(k): v for k, v in each.tried.items()}),
+            **_intervals(each),
         }
         for each in results
     ]

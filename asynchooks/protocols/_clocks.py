@@ -13,13 +13,13 @@ from collections.abc import Iterable
 class Clocks:
     """One clock for each worker; those that have left no longer count for the slowest."""
 
-    __slots__ = ("_num_at", "left", "slowest", "values")
+    __slots__ = ("left", "num_at", "slowest", "values")
 
     def __init__(self, num_workers: int) -> None:
         self.values = [0] * num_workers
         self.left: set[int] = set()
         # how many present workers have a clock; the smallest key is `slowest`, unless all have left
-        self._num_at: dict[int, int] = {0: num_workers}
+        self.num_at: dict[int, int] = {0: num_workers}
         self.slowest = 0
 
     @property
@@ -32,7 +32,7 @@ class Clocks:
         self.values[worker] = clock + 1
         if worker in self.left:
             return False
-        num_at = self._num_at
+        num_at = self.num_at
         num_at[clock + 1] = num_at.get(clock + 1, 0) + 1
         return self._take_out(clock)
 
@@ -57,7 +57,7 @@ class Clocks:
         else:
             self.left.remove(worker)
             clock = self.values[worker] = max(self.values[worker], self.slowest)
-            self._num_at[clock] = self._num_at.get(clock, 0) + 1
+            self.num_at[clock] = self.num_at.get(clock, 0) + 1
 
     def restore(self, values: Iterable[int]) -> None:
         """Replace the clocks; the workers that are present stay so."""
@@ -66,11 +66,11 @@ class Clocks:
 
     def _count(self) -> None:
         present = [value for worker, value in enumerate(self.values) if worker not in self.left]
-        self._num_at = dict(Counter(present))
+        self.num_at = dict(Counter(present))
         self.slowest = min(present, default=max(self.values))
 
     def _take_out(self, clock: int) -> bool:
-        num_at = self._num_at
+        num_at = self.num_at
         num = num_at[clock] - 1
         if num:
             num_at[clock] = num

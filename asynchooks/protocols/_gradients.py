@@ -124,19 +124,19 @@ class Collected:
 class StalenessCounts:
     """How many gradients made updates, by worker and staleness."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("by_worker",)
 
     def __init__(self, num_workers: int) -> None:
-        self._counts: list[dict[int, int]] = [{} for _ in range(num_workers)]
+        self.by_worker: list[dict[int, int]] = [{} for _ in range(num_workers)]
 
     def add(self, worker: int, staleness: int) -> None:
-        counts = self._counts[worker]
+        counts = self.by_worker[worker]
         counts[staleness] = counts.get(staleness, 0) + 1
 
     def of(self, worker: int | None) -> dict[int, int]:
         """The counts of one worker, or of all, by staleness in rising order."""
         total: Counter[int] = Counter()
-        for counts in self._counts if worker is None else (self._counts[worker],):
+        for counts in self.by_worker if worker is None else (self.by_worker[worker],):
             total.update(counts)
         return dict(sorted(total.items()))
 
@@ -144,13 +144,13 @@ class StalenessCounts:
         """Rows of (worker, staleness, count): int64, shape (n, 3)."""
         rows = [
             (worker, staleness, count)
-            for worker, counts in enumerate(self._counts)
+            for worker, counts in enumerate(self.by_worker)
             for staleness, count in sorted(counts.items())
         ]
         return np.array(rows, np.int64).reshape(-1, 3)
 
     def restore(self, rows: Any) -> None:
-        for counts in self._counts:
+        for counts in self.by_worker:
             counts.clear()
         for worker, staleness, count in rows.tolist():
-            self._counts[worker][staleness] = count
+            self.by_worker[worker][staleness] = count

@@ -19,6 +19,7 @@ from .._errors import (
 from .._later import listing
 from ._determinism import check_determinism
 from ._simulation import Simulation, at_step, current_simulation
+from ._sweep import Sweep, sweep
 from .cluster._cluster import Cluster, Failure
 from .cluster._failures import Crashes, Partition, Preemption, ServerCrashes, Slowdown
 from .cluster._host import Checkpoints
@@ -39,6 +40,7 @@ from .delays._distributions import (
 )
 from .delays._phases import Phases
 from .kernel._kernel import Event, Recording
+from .output._interval import Interval
 from .output._perfetto import write_trace
 from .output._plots import plot_losses, plot_reports, plot_staleness, plot_timeline
 from .output._report import Report, ServerReport, WorkerReport
@@ -58,6 +60,7 @@ __all__ = [
     "Exponential",
     "Failure",
     "ForeignAwaitError",
+    "Interval",
     "LivelockError",
     "LogNormal",
     "Network",
@@ -80,6 +83,7 @@ __all__ = [
     "Slowdown",
     "Span",
     "Stragglers",
+    "Sweep",
     "Timeline",
     "Uniform",
     "Weibull",
@@ -93,6 +97,7 @@ __all__ = [
     "plot_reports",
     "plot_staleness",
     "plot_timeline",
+    "sweep",
     "write_trace",
 ]
 

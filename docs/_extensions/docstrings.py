@@ -65,7 +65,7 @@ FOREIGN = {
 # Objects that the library makes for its users: their constructors are no part of the interface.
 MADE_BY_THE_LIBRARY = {
     "Batches", "Cluster", "Queue", "Recording", "Report", "ServerReport", "SessionRunValues",
-    "Stage", "Status", "StepContext", "Subscription", "Timeline", "Worker", "WorkerReport",
+    "Stage", "Status", "Sweep", "StepContext", "Subscription", "Timeline", "Worker", "WorkerReport",
 }  # fmt: skip
 
 

@@ -6,35 +6,33 @@ import math
 from abc import ABC
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from copy import copy
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._check import function, integer
+from ..._check import integer
 from ..._engine.base import EngineTask, Slot
 from ..._engine.current import current_engine
 from ..._errors import SimulationError, StepUnreachableError, is_clean_end
 from ..._step.global_step import GlobalStep
 from ..._step.waiters import Worker as StepWorker
 from ...protocols import Asynchronous, ParameterServer, Protocol
-from ..delays._delay import Delay, checked_secs_above_zero
+from ..delays._delay import Delay
 from ..delays._distributions import Exponential
 from ..delays._streams import Streams
 from ..kernel._kernel import Kernel, KernelTask, Until
 from ..output._report import SPENT, Report, WorkerReport
 from ..output._timeline import Timeline
+from ._flow import Flow, can_flow
 from ._host import Checkpoints, ServerHost
 from ._network import Links, Network, Queue
+from ._progress import record_progress
 from ._ring import Ring, RingAllReduce
 from ._standstill import Standstill, watch_updates
+from ._training import Gradient, Loss, Program, Training
 from ._worker import SimulationView, Worker
-from ._world import Surroundings, delay_of_each, delay_or_none, server_reports
-
-Program = Callable[[Worker], Awaitable[Any]]
-Gradient = Callable[[Any, Worker], Any]
-Loss = Callable[[Any], float]
+from ._world import Surroundings, delay_of_each, delay_or_none, server_reports, zeros_like
 
 
 class Cluster:
@@ -92,7 +90,7 @@ class Cluster:
         )
         self._learning_rate = learning_rate
         self.server.when_over = self._end_clock
-        self.nothing = _zeros_like(self.server.parameters)
+        self.nothing = zeros_like(self.server.parameters)
         """A gradient that changes nothing."""
         self.failures = _checked_failures(failures, self.num_workers)
         self._surroundings = Surroundings(
@@ -108,6 +106,8 @@ class Cluster:
         self.losses: list[tuple[float, int, float]] = []
         """(Virtual seconds, updates, loss), every `loss_every` updates and at each report."""
         self._loss: Loss | None = None
+        self._target_loss: float | None = None
+        self._progress: list[tuple[float, int]] = []
         self._queues: list[Queue] = []
         self.queue: Queue | None = None
         """The only one, where no `host` has it."""
@@ -159,6 +159,8 @@ class Cluster:
         until: Until | None = None,
         loss: Loss | None = None,
         loss_every: int = 1,
+        target_loss: float | None = None,
+        warm_up: float | None = None,
         max_secs_without_update: float | None = None,
     ) -> Report:
         """Run the simulation: every worker runs the program until training is over.
@@ -171,6 +173,9 @@ class Cluster:
             until: as for `Simulation.run`.
             loss: of the parameters; recorded with its time, also at the begin and the end.
             loss_every: updates between two losses, >= 1.
+            target_loss: training also ends at the first recorded loss at or under this.
+            warm_up: virtual seconds, >= 0, after which updates are counted over time, for
+                `Report.interval`; None: they are not.
             max_secs_without_update: virtual seconds, > 0, after which training that makes no
                 update is an error; None: it may continue. Workers that all wait for ever are an
                 error anyway, except for some that crash repeatedly: those that draw random numbers
@@ -184,8 +189,10 @@ class Cluster:
                 program that ends by itself is given; nothing has run.
             BaseException: as `Simulation.run`.
         """
-        training = _Training(program, gradient, updates, loss, loss_every, max_secs_without_update)
-        if program is None and updates is None and until in (None, math.inf):
+        options = loss, loss_every, max_secs_without_update, target_loss, warm_up
+        training = Training(program, gradient, updates, *options)
+        is_bounded = updates is not None or target_loss is not None
+        if program is None and not is_bounded and until in (None, math.inf):
             raise ValueError("this would run for ever; give updates, until, or a program that ends")
 
         self.simulation.run(self._train, training, until=until)
@@ -206,10 +213,10 @@ class Cluster:
         Cancellation cancels the workers.
         """
         await self._train(
-            _Training(program, gradient, updates, loss, loss_every, max_secs_without_update)
+            Training(program, gradient, updates, loss, loss_every, max_secs_without_update)
         )
 
-    async def _train(self, training: _Training) -> None:
+    async def _train(self, training: Training) -> None:
         kernel = self.kernel
         if current_engine() is not kernel:
             raise SimulationError("a cluster trains within its own simulation; call this there")
@@ -221,6 +228,8 @@ class Cluster:
             self.global_step.raise_limit(self.updates)
         self._build(self._surroundings)
         delays = self._compute, self._pull, self._push
+        if training.program is None and can_flow(self, has_failures=bool(self.failures)):
+            self._program = Flow(self, training.gradient)
         self.workers = [Worker(self, index, *delays) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
         self.num_unfinished = self.num_workers
@@ -246,8 +255,11 @@ class Cluster:
                 name = f"{type(failure).__name__} of the server"
                 playing = self._start_side_task(name, failure.play_on_server, self)
                 playing.is_daemon = failure.repeats_for_ever
+        if training.warm_up is not None:
+            progress = (self.global_step, kernel, training.warm_up, self._progress)
+            self._start_side_task("progress", record_progress, *progress)
         if training.loss is not None:
-            self._loss = training.loss
+            self._loss, self._target_loss = training.loss, training.target_loss
             self._start_side_task("losses", self._record_losses, training.loss_every)
         if (max_secs := training.max_secs_without_update) is not None:
             self._start_side_task("updates", watch_updates, self, max_secs).is_daemon = True
@@ -312,6 +324,7 @@ class Cluster:
             staleness=server.staleness_counts(),
             workers=[self._report_of(each, secs) for each in self.workers],
             losses=list(self.losses),
+            progress=list(self._progress),
             undone=server.num_undone,
             timeline=self.timeline if self.timeline.is_kept else None,
             servers=server_reports(self._queues, self.clock(), secs),
@@ -354,7 +367,12 @@ class Cluster:
         """Record the loss, if there is one, unless this time and update are recorded already."""
         key = (self.clock(), self.server.version)
         if self._loss is not None and (not self.losses or self.losses[-1][:2] != key):
-            self.losses.append((*key, float(self._loss(self.server.parameters))))
+            loss = float(self._loss(self.server.parameters))
+            self.losses.append((*key, loss))
+            if self._target_loss is not None and loss <= self._target_loss:
+                self._target_loss = None
+                self.ended_at = self.clock()
+                self.kernel.end()
 
     def _report_of(self, worker: Worker, secs: float) -> WorkerReport:
         times = {f"secs_{name}": getattr(worker.time, kind) for name, kind in SPENT.items()}
@@ -516,48 +534,6 @@ class Failure(ABC):
         """As `play`, for a failure of the server."""
 
 
-@dataclass(frozen=True)
-class _Training:
-    """The arguments of `Cluster.run` and `Cluster.train`, checked."""
-
-    program: Program | None
-    gradient: Gradient | None
-    updates: int | None
-    loss: Loss | None
-    loss_every: int
-    max_secs_without_update: float | None
-
-    def __post_init__(self) -> None:
-        for name in ("program", "gradient", "loss"):
-            if getattr(self, name) is not None:
-                function(name, getattr(self, name), "a function, or None")
-        if self.program is not None and self.gradient is not None:
-            raise ValueError(
-                "got a program and a gradient, which would not be used; let the program compute "
-                "it: worker.session(gradient=...), or await worker.push(gradient, version)"
-            )
-        if self.updates is not None:
-            integer("updates", self.updates, least=1)
-        integer("loss_every", self.loss_every, least=1)
-        if self.max_secs_without_update is not None:
-            checked_secs_above_zero("max_secs_without_update", self.max_secs_without_update)
-
-    def program_for(self, nothing: Any) -> Program:
-        """The program; without one: pull, compute, push `nothing` or the function's gradient."""
-        if self.program is not None:
-            return self.program
-        gradient = self.gradient
-
-        async def program(worker: Worker) -> None:
-            while True:
-                snapshot = await worker.pull()
-                if await worker.compute():
-                    value = nothing if gradient is None else gradient(snapshot.parameters, worker)
-                    await worker.push(value, snapshot.version)
-
-        return program
-
-
 def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
     """The failures, if each is one, of workers of the cluster."""
     if isinstance(failures, str) or not isinstance(failures, Sequence):
@@ -570,9 +546,3 @@ def _checked_failures(failures: object, num_workers: int) -> list[Failure]:
         # random numbers depend on the identity: one that is given twice would happen once
         found.append(copy(each) if any(each is other for other in found) else each)
     return found
-
-
-def _zeros_like(parameters: Any) -> Any:
-    if isinstance(parameters, dict):
-        return {name: np.zeros_like(value) for name, value in parameters.items()}
-    return np.zeros_like(parameters)

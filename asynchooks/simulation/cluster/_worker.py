@@ -55,6 +55,7 @@ class ClusterView(Protocol):
     workers: list[Worker]
     num_unfinished: int
     updates: int | None
+    ended_at: float | None
     streams: Streams
     server: ParameterServer
     queue: Queue | None
@@ -141,6 +142,10 @@ class Worker:
         if self._rng is None:
             self._rng = self.cluster.streams.generator(self.index, "program")
         return self._rng
+
+    def streams(self) -> tuple[DelayStream, DelayStream | None, DelayStream | None]:
+        """Of what a computation, a pull and a push take."""
+        return self._compute, self._pull, self._push
 
     async def pull(self) -> Snapshot:
         """The current parameters and their version, once the protocol lets this worker pull.

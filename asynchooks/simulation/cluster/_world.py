@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..._check import instance, integer
 from ...protocols import ParameterServer, Protocol, Synchronous
 from ..delays._delay import Delay, PerWorker, checked_delay
@@ -139,3 +141,10 @@ def delay_of_each(name: str, value: object, num_workers: int) -> Delay:
             error.add_note(f"in {name} of the cluster, which has {num_workers} workers")
             raise
     return delay
+
+
+def zeros_like(parameters: Any) -> Any:
+    """Parameters of zeros, as these are."""
+    if isinstance(parameters, dict):
+        return {name: np.zeros_like(value) for name, value in parameters.items()}
+    return np.zeros_like(parameters)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.random import Generator
 
 from ..._check import instance, number
+from ..._tracing._reader import durations
 from ._delay import (
     LONGEST_SECS,
     Delay,
@@ -333,6 +334,28 @@ class Empirical(Delay):
             ) from error
         put(delay, path=name)
         return delay
+
+    @classmethod
+    def from_trace(cls, path: str | os.PathLike[str], name: str) -> Empirical:
+        """How long the work of a name took in a run that `record` or `TraceHook` has recorded.
+
+        What was cut counts for nothing: the longest are missing where long work was cancelled.
+
+        Args:
+            path: of the file.
+            name: of the spans, such as that of `timed`; where the call of a stage has it too,
+                the timed work counts.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no trace, or has no such span (`TraceError`).
+
+        Example:
+            delay = Empirical.from_trace("run.pftrace", "rollout")
+        """
+        instance("name", name, str, "the name of recorded spans, such as 'rollout'")
+        source = os.fspath(path)
+        return cls(durations(Path(source).read_bytes(), source, name))
 
     def sample(self, rng: Generator, size: int) -> Draws:
         # of doubles: 6 times as fast as whole numbers, and always below the length

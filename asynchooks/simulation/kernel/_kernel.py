@@ -13,7 +13,7 @@ import math
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -258,6 +258,22 @@ class Kernel(Engine):
                 if waiter.due:
                     self.forget(waiter)
                 self.push(self.entry[0], waiter)
+
+    def wake_all(self, slots: Iterable[Slot]) -> None:
+        """Wake slots in order, from this thread."""
+        heap, next_order, time = self._heap, self._next_order, self.entry[0]
+        for slot in slots:
+            if slot.engine is not self:
+                slot.wake()
+            elif not slot.is_woken:
+                slot.is_woken = True
+                waiter = slot.waiter
+                if waiter is not None:
+                    if waiter.due:
+                        self.forget(waiter)
+                    order = waiter.due = next_order()
+                    heapq.heappush(heap, (time, order, waiter))
+        self.turn_due_at = -math.inf
 
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
         # the handler may have interrupted a change of the heap

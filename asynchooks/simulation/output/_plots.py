@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ._perfetto import timeline_of
@@ -36,14 +38,16 @@ _MOST_WORKERS = 40
 _WORKERS_OF_SEVERAL = 16
 
 
-def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> None:
+def plot_reports(
+    path: str | os.PathLike[str], reports: Sequence[Report | Sequence[Report]]
+) -> None:
     """Draw all plots of one or several trainings: staleness, losses, timelines.
 
     Losses are drawn if any were recorded, timelines (of the first four) if they were kept.
 
     Args:
         path: ends with .png, .svg or .pdf; the file is replaced whole, or left as it was.
-        reports: one for each protocol, say; not empty.
+        reports: one for each protocol, say, or a list of those of several seeds; not empty.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -62,9 +66,10 @@ def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> Non
     from matplotlib.figure import Figure
 
     plots = [plot_staleness]
-    if any(each.losses for each in reports):
+    firsts = [_group(each)[0] for each in reports]
+    if any(each.losses for each in firsts):
         plots.append(plot_losses)
-    lanes = [each for each in reports if each.timeline is not None][:_MOST_TIMELINES]
+    lanes = [each for each in firsts if each.timeline is not None][:_MOST_TIMELINES]
     most = _MOST_WORKERS if len(lanes) == 1 else _WORKERS_OF_SEVERAL
     heights = [4.2, *(1.6 + 0.12 * min(each.num_workers, most) for each in lanes)]
     figure = Figure(figsize=(12, math.fsum(heights)), layout="constrained")
@@ -77,10 +82,11 @@ def plot_reports(path: str | os.PathLike[str], reports: Sequence[Report]) -> Non
         figure.savefig(new, format=Path(path).suffix[1:].lower(), dpi=120)
 
 
-def plot_staleness(axes: Axes, reports: Sequence[Report]) -> None:
+def plot_staleness(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
     """Draw which share of the gradients had which staleness when they took part in an update.
 
     Several reports are drawn as lines, on a logarithmic axis: those that wait have all in one bar.
+    Of a list of reports, of one training with several seeds, the mean is drawn.
 
     Example:
         from matplotlib.figure import Figure
@@ -91,16 +97,20 @@ def plot_staleness(axes: Axes, reports: Sequence[Report]) -> None:
         plot_staleness(figure.add_subplot(), [report])
         figure.savefig("staleness.png")
     """
-    largest = max((max(each.staleness, default=0) for each in reports), default=0)
+    groups = [_group(each) for each in reports]
+    every = [each for group in groups for each in group]
+    largest = max((max(each.staleness, default=0) for each in every), default=0)
     width = math.ceil((largest + 1) / _MOST_BARS)
     edges = [width * place - 0.5 for place in range(max(largest // width, 9) + 2)]
-    for report in reports:
-        total = max(1, sum(report.staleness.values()))
+    for group in groups:
         shares = [0.0] * (len(edges) - 1)
-        for staleness, count in report.staleness.items():
-            shares[max(0, staleness) // width] += count / total
-        label = f"{report.protocol}, mean {report.mean_staleness:.3g}"
-        is_alone = len(reports) == 1
+        for report in group:
+            total = max(1, sum(report.staleness.values())) * len(group)
+            for staleness, count in report.staleness.items():
+                shares[max(0, staleness) // width] += count / total
+        mean = math.fsum(each.mean_staleness for each in group) / len(group)
+        label = f"{group[0].protocol}, mean {mean:.3g}"
+        is_alone = len(groups) == 1
         axes.stairs(shares, edges, fill=is_alone, label=label, linewidth=1.5, alpha=0.85)
     axes.set_title("Staleness of the gradients")
     axes.set_xlabel("staleness (updates" + (f", {width} in a bar)" if width > 1 else ")"))
@@ -110,8 +120,11 @@ def plot_staleness(axes: Axes, reports: Sequence[Report]) -> None:
     _legend_below(axes)
 
 
-def plot_losses(axes: Axes, reports: Sequence[Report]) -> None:
+def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
     """Draw the losses against virtual time, a line for each report; without losses not finite.
+
+    Of a list of reports, of one training with several seeds, the median is drawn, and a band from
+    the lowest to the highest loss at each time, up to the end of the shortest.
 
     An axis is logarithmic where it spans much: losses more than a factor of ten, or the times that
     the trainings took more than one of twenty.
@@ -126,15 +139,20 @@ def plot_losses(axes: Axes, reports: Sequence[Report]) -> None:
         figure.savefig("losses.png")
     """
     seen = []
-    for report in reports:
-        points = [(secs, loss) for secs, _, loss in report.losses if math.isfinite(loss)]
-        losses = [loss for _, loss in points]
-        seen += losses
-        label = f"{report.protocol}, {report.updates_per_second:.3g} updates/s"
-        axes.plot([secs for secs, _ in points], losses, label=label, linewidth=1.5)
+    groups = [_group(each) for each in reports]
+    for group in groups:
+        rate = math.fsum(each.updates_per_second for each in group) / len(group)
+        label = f"{group[0].protocol}, {rate:.3g} updates/s"
+        if len(group) > 1:
+            label += f", {len(group)} seeds"
+        times, low, middle, high = _loss_band(group)
+        seen += middle
+        (line,) = axes.plot(times, middle, label=label, linewidth=1.5)
+        if len(group) > 1:
+            axes.fill_between(times, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if seen and min(seen) > 0 and max(seen) > 10 * min(seen):
         axes.set_yscale("log")
-    times = [each.secs for each in reports]
+    times = [each.secs for group in groups for each in group]
     if min(times) > 0 and max(times) > 20 * min(times):
         axes.set_xscale("log", nonpositive="mask")  # leaves out the loss at 0
     axes.set_title("Loss against virtual time")
@@ -202,6 +220,35 @@ def plot_timeline(
     axes.locator_params(axis="y", integer=True)  # there is no worker 2.5
     if any(bars.values()):
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _group(reports: Report | Sequence[Report]) -> Sequence[Report]:
+    group = [reports] if isinstance(reports, Report) else list(reports)
+    if not group:
+        raise ValueError("a list of reports is empty; give those of one training, one a seed")
+    return group
+
+
+def _loss_band(
+    group: Sequence[Report],
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """(Times, the lowest, the median and the highest loss), without what is not finite."""
+    curves = [
+        [(secs, loss) for secs, _, loss in each.losses if math.isfinite(loss)] for each in group
+    ]
+    if len(curves) == 1 or not all(curves):
+        points = [point for curve in curves[:1] for point in curve]
+        losses = [loss for _, loss in points]
+        return [secs for secs, _ in points], losses, losses, losses
+    begin, end = max(each[0][0] for each in curves), min(each[-1][0] for each in curves)
+    times = sorted({secs for each in curves for secs, _ in each if begin <= secs <= end})
+    columns = []
+    for curve in curves:
+        secs = [each for each, _ in curve]
+        # the last one that was recorded by then
+        columns.append([curve[bisect_right(secs, time) - 1][1] for time in times])
+    rows = [sorted(row) for row in zip(*columns, strict=True)]
+    return times, [row[0] for row in rows], [median(row) for row in rows], [row[-1] for row in rows]
 
 
 def _legend_below(axes: Axes) -> None:

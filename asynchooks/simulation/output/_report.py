@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ._interval import Interval, rate_by_batches
 from ._timeline import Timeline
 
 SPENT = {
@@ -91,7 +92,8 @@ class Report:
     the server was down for `secs_server_down` in `num_server_crashes`, repair and restore included.
     They have undone `undone_updates`, and `secs_undone` of work, from the restored state to the
     crash; saves that block do not count as work. `bytes_moved` went over a network's links.
-    `settings` are the cluster's, as text.
+    `settings` are the cluster's, as text. `progress` has (virtual seconds, updates), some hundreds
+    of points behind the warm-up, if `Cluster.run` got one.
 
     Example:
         simulation = Simulation(seed=7, backend="turbo")
@@ -119,6 +121,7 @@ class Report:
     undone_updates: int = 0
     secs_undone: float = 0.0
     bytes_moved: float = 0.0
+    progress: list[tuple[float, int]] = field(default_factory=list, repr=False)
     settings: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
@@ -138,6 +141,31 @@ class Report:
         mean, total = _mean(self.staleness), sum(self.staleness.values())
         squares = [(value - mean) ** 2 * count for value, count in self.staleness.items()]
         return math.fsum(squares) / total if total else 0.0
+
+    def secs_to(self, loss: float) -> float:
+        """Virtual seconds until the loss was first recorded at or under this; else infinity.
+
+        Raises:
+            ValueError: no loss was recorded.
+        """
+        if not self.losses:
+            raise ValueError("no loss was recorded; give Cluster.run a loss")
+        return min((secs for secs, _, each in self.losses if each <= loss), default=math.inf)
+
+    def interval(self) -> Interval:
+        """Updates per virtual second behind the warm-up, with a 90 % confidence interval.
+
+        It is made of this one run, by batch means; `sweep` makes one of several seeds.
+
+        Raises:
+            ValueError: `Cluster.run` got no `warm_up`, or made too few updates after it.
+        """
+        if not self.progress:
+            raise ValueError(
+                "the updates were not counted over time; give Cluster.run warm_up=0.0, or seconds "
+                "that the interval is to leave out, and let it train for longer than these"
+            )
+        return rate_by_batches(self.progress)
 
     def worker_rows(self) -> list[dict[str, Any]]:
         """A row for each worker."""

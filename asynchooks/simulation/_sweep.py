@@ -1,0 +1,189 @@
+"""sweep: many simulated trainings, in parallel, compared with common random numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _check
+from .._check import a_number
+from .._errors import SimulationError
+from ._pool import in_processes
+from .output._interval import Interval, interval_of
+from .output._report import Report
+
+Figure = str | Callable[[Report], float]
+"""The name of a number in `Report.summary_row`, or a function of the report."""
+_FIGURES = ("updates_per_second", "mean_staleness", "secs", "loss")
+
+
+def sweep(
+    train: Callable[..., Report],
+    options: Mapping[str, Sequence[Any]],
+    *,
+    seeds: int | Iterable[int] = 5,
+    num_processes: int | None = None,
+    done: Callable[[], object] = lambda: None,
+) -> Sweep:
+    """Train at all combinations of options, each with the same seeds, in parallel processes.
+
+    The delays of a worker are drawn from the seed, by worker and purpose. So all settings of one
+    seed meet the same delays, as far as they ask for the same: these common random numbers make
+    differences between settings far clearer than the settings themselves. The result does not
+    depend on the number of processes, which are forks of this one.
+
+    Args:
+        train: called with `seed` and one value of each option, by name; makes one simulation, and
+            returns its report.
+        options: the values of each option of `train`, such as
+            `{"protocol": [Asynchronous(), Synchronous()], "rate": [0.1, 0.2]}`.
+        seeds: so many, from 0, or these; integers >= 0, at least one.
+        num_processes: >= 1; None: one for each core.
+        done: called as each training is done.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type or out of range.
+        SimulationError: a training has failed (the error is the cause, and the text says of which
+            setting), or its process has died.
+        KeyboardInterrupt: Ctrl-C; the processes are killed.
+
+    Example:
+        def train(seed, protocol):
+            simulation = Simulation(seed=seed, backend="turbo")
+            cluster = simulation.cluster(8, protocol=protocol, compute=Exponential(1.0))
+            return cluster.run(updates=500)
+
+        result = sweep(train, {"protocol": [StaleSynchronous(1), StaleSynchronous(3)]}, seeds=4)
+        for setting in result.settings:
+            print(setting, result.interval(setting, "updates_per_second"))
+        print(result.difference(result.settings[1], result.settings[0], "updates_per_second"))
+    """
+    _check.function("train", train, "a function of `seed` and of the options")
+    _check.instance("options", options, Mapping, "a dict of the values of each option")
+    for name, values in options.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise TypeError(f"options[{name!r}] is {values!r}; give a list of values, at least one")
+    numbers = _seeds(seeds)
+    settings = [
+        dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
+    ]
+    runs = [(setting, seed) for setting in settings for seed in numbers]
+    found = in_processes(
+        lambda run: _trained(train, *run), runs, num_processes=num_processes, done=done
+    )
+    for (setting, seed), result in zip(runs, found, strict=True):
+        if isinstance(result, Exception):
+            raise SimulationError(
+                f"the training at {setting!r} with seed {seed} failed: "
+                f"{type(result).__name__}: {result}"
+            ) from result
+    num = len(numbers)
+    reports = [found[place * num : (place + 1) * num] for place in range(len(settings))]
+    return Sweep(settings, numbers, reports)  # type: ignore[arg-type]
+
+
+def _seeds(seeds: int | Iterable[int]) -> list[int]:
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        numbers = [_check.integer("a seed", each, least=0) for each in seeds]
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise ValueError(f"seeds are {numbers!r}; give at least one, and each once")
+        return numbers
+    return list(range(_check.integer("seeds", seeds, least=1, expected="a number >= 1, or seeds")))
+
+
+def _trained(
+    train: Callable[..., Report], setting: Mapping[str, Any], seed: int
+) -> Report | Exception:
+    try:
+        report = train(seed=seed, **setting)
+        return _check.instance("what train returned", report, Report, "what Cluster.run returns")
+    except Exception as error:
+        # some errors cannot be sent from another process
+        return SimulationError(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The reports of many trainings. `sweep` makes it.
+
+    Example:
+        def train(seed, workers):
+            simulation = Simulation(seed=seed, backend="turbo")
+            return simulation.cluster(workers, compute=Exponential(1.0)).run(updates=500)
+
+        result = sweep(train, {"workers": [4, 8]}, seeds=4)
+        assert len(result.to_rows()) == 2
+    """
+
+    settings: Sequence[Mapping[str, Any]]
+    """All combinations of the options; the first option changes last."""
+    seeds: Sequence[int]
+    """Of each setting."""
+    reports: Sequence[Sequence[Report]]
+    """By the place of the setting, and of the seed."""
+
+    def values(self, setting: Mapping[str, Any], figure: Figure) -> list[float]:
+        """A figure of a setting, by the place of the seed.
+
+        Raises:
+            ValueError: there is no such setting, or no such figure.
+        """
+        if dict(setting) not in [dict(each) for each in self.settings]:
+            raise ValueError(f"there is no setting {dict(setting)!r}; see `settings`")
+        place = [dict(each) for each in self.settings].index(dict(setting))
+        return [_figure(each, figure) for each in self.reports[place]]
+
+    def interval(self, setting: Mapping[str, Any], figure: Figure) -> Interval:
+        """The mean over seeds, and its 90 % confidence interval.
+
+        Args:
+            setting: one of `settings`.
+            figure: the name of a number in `Report.summary_row`, or a function of the report, such
+                as `lambda report: report.secs_to(0.1)`.
+
+        Raises:
+            ValueError: there is no such setting, or no such figure.
+        """
+        return interval_of(self.values(setting, figure))
+
+    def difference(
+        self, setting: Mapping[str, Any], other: Mapping[str, Any], figure: Figure
+    ) -> Interval:
+        """By how much a figure of one setting exceeds that of another one, seed by seed.
+
+        As both had the same delays, this is narrower than the intervals of the two.
+
+        Raises:
+            ValueError: there is no such setting, or no such figure.
+        """
+        pairs = zip(self.values(setting, figure), self.values(other, figure), strict=True)
+        return interval_of([one - two for one, two in pairs])
+
+    def to_rows(self, figures: Sequence[str] = _FIGURES) -> list[dict[str, Any]]:
+        """A row for each setting: its options, and each figure with `_low` and `_high`."""
+        rows = []
+        for setting in self.settings:
+            row = dict(setting)
+            for name in figures:
+                if any(each.summary_row().get(name) is None for each in self._of(setting)):
+                    continue  # such as a loss, where none was recorded
+                found = self.interval(setting, name)
+                row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+            rows.append(row)
+        return rows
+
+    def _of(self, setting: Mapping[str, Any]) -> Sequence[Report]:
+        return self.reports[[dict(each) for each in self.settings].index(dict(setting))]
+
+
+def _figure(report: Report, figure: Figure) -> float:
+    if callable(figure):
+        return float(figure(report))
+    row = report.summary_row()
+    value = row.get(figure)
+    if not a_number(value):
+        known = [name for name, each in row.items() if isinstance(each, int | float)]
+        raise ValueError(f"{figure!r} is no figure of a report; give one of {', '.join(known)}")
+    return float(value)  # type: ignore[arg-type]  # it is a number

@@ -1,0 +1,256 @@
+"""sweep, target losses, warm-ups and intervals of simulated trainings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynchooks.protocols import Asynchronous, StaleSynchronous, Synchronous
+from asynchooks.simulation import (
+    Constant,
+    Exponential,
+    Interval,
+    Report,
+    Simulation,
+    SimulationError,
+    plot_losses,
+    plot_staleness,
+    sweep,
+)
+from asynchooks.simulation.output._interval import interval_of, rate_by_batches
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio", "turbo"])
+
+
+def train(seed: int, protocol: Any, workers: int = 4) -> Report:
+    simulation = Simulation(seed=seed, backend="turbo")
+    return simulation.cluster(workers, protocol=protocol, compute=Exponential(1.0)).run(updates=300)
+
+
+def test_a_sweep_has_all_settings_with_all_seeds() -> None:
+    count: list[None] = []
+    options: dict[str, list[Any]] = {"protocol": [Asynchronous(), Synchronous()], "workers": [2, 4]}
+    result = sweep(train, options, seeds=3, num_processes=1, done=lambda: count.append(None))
+    assert len(result.settings) == 4
+    assert len(count) == 12
+    assert list(result.seeds) == [0, 1, 2]
+    fast = {"protocol": result.settings[0]["protocol"], "workers": 4}
+    assert fast in [dict(each) for each in result.settings]
+    values = result.values(fast, "updates_per_second")
+    again = [train(seed, **fast).updates_per_second for seed in range(3)]
+    assert values == again
+    assert result.interval(fast, "updates_per_second") == interval_of(again)
+
+
+@pytest.mark.faults
+def test_the_number_of_processes_changes_nothing() -> None:
+    options = {"protocol": [Asynchronous(), StaleSynchronous(1)]}
+    one, two = (sweep(train, options, seeds=[3, 5], num_processes=num) for num in (1, 2))
+    assert one.reports == two.reports
+    assert one.to_rows() == two.to_rows()
+
+
+def test_common_random_numbers_make_differences_clear() -> None:
+    tight, loose = StaleSynchronous(3), StaleSynchronous(4)
+    result = sweep(train, {"protocol": [tight, loose]}, seeds=8, num_processes=1)
+    first, second = result.settings
+    difference = result.difference(second, first, "updates_per_second")
+    intervals = [result.interval(each, "updates_per_second") for each in result.settings]
+    assert difference.low > 0.0
+    assert max(each.low for each in intervals) < min(each.high for each in intervals)
+    assert difference.mean == pytest.approx(intervals[1].mean - intervals[0].mean)
+
+
+def test_figures_may_be_functions_and_rows_leave_out_what_was_not_recorded() -> None:
+    result = sweep(train, {"protocol": [Asynchronous()]}, seeds=2, num_processes=1)
+    (setting,) = result.settings
+    assert result.values(setting, lambda report: report.updates) == [300.0, 300.0]
+    (row,) = result.to_rows()
+    assert "loss" not in row
+    assert row["secs_low"] <= row["secs"] <= row["secs_high"]
+    with pytest.raises(ValueError, match="'speed' is no figure of a report; give one of"):
+        result.values(setting, "speed")
+    with pytest.raises(ValueError, match="there is no setting"):
+        result.values({"protocol": 3}, "secs")
+
+
+def test_a_training_that_fails_names_its_setting() -> None:
+    def fails(seed: int, workers: int) -> Report:
+        if workers == 3:
+            raise KeyError("no")
+        return train(seed, Asynchronous(), workers)
+
+    with pytest.raises(SimulationError, match=r"at \{'workers': 3\} with seed 0 .*KeyError"):
+        sweep(fails, {"workers": [2, 3]}, seeds=2, num_processes=1)
+    with pytest.raises(SimulationError, match="what train returned is 3"):
+        sweep(lambda seed: 3, {}, seeds=1)  # type: ignore[arg-type, return-value]
+
+
+def test_wrong_arguments_of_a_sweep_are_refused() -> None:
+    with pytest.raises(TypeError, match="train is 3"):
+        sweep(3, {})  # type: ignore[arg-type]
+    wrong: list[Any] = ["ab", [], 3]
+    for values in wrong:
+        with pytest.raises(TypeError, match=r"options\['a'\] is .*give a list"):
+            sweep(train, {"a": values})
+    for seeds in (0, [], [1, 1], [-1]):
+        with pytest.raises(ValueError, match="seed"):
+            sweep(train, {}, seeds=seeds)
+
+
+SCRIPT = """
+    import os, signal
+    from asynchooks.simulation import sweep
+    from tests.simulation.test_sweep import Asynchronous, train
+
+    def dies(seed, workers):
+        if workers == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train(seed, Asynchronous(), workers)
+
+    sweep(dies, {"workers": [2, 3]}, seeds=2, num_processes=2)
+"""
+
+
+def run_script(tmp_path: Path) -> subprocess.Popen[str]:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    root = str(Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.faults
+def test_a_process_that_dies_is_an_error_with_its_setting(tmp_path: Path) -> None:
+    with run_script(tmp_path) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "SimulationError: a process died with (" in errors
+    assert "'workers': " in errors
+
+
+@BACKENDS
+def test_training_ends_at_the_first_loss_at_the_target(backend: Any) -> None:
+    simulation = Simulation(seed=1, backend=backend)
+    cluster = simulation.cluster(
+        2, parameters=np.array([8.0]), compute=Constant(1.0), learning_rate=0.1
+    )
+    report = cluster.run(
+        gradient=lambda parameters, worker: parameters,
+        loss=lambda parameters: float(abs(parameters[0])),
+        target_loss=1.0,
+    )
+    losses = [loss for _, _, loss in report.losses]
+    assert losses[-1] <= 1.0 < min(losses[:-1])
+    assert report.secs == report.losses[-1][0] == report.secs_to(1.0)
+    assert report.secs_to(0.0) == math.inf
+    assert report.secs_to(7.0) == 1.0  # of the second push at that time
+
+
+def test_a_target_that_is_not_reached_leaves_the_other_ends() -> None:
+    cluster = Simulation(seed=1, backend="turbo").cluster(2, compute=Constant(1.0))
+    report = cluster.run(loss=lambda parameters: 1.0, target_loss=0.5, updates=10)
+    assert report.updates == 10
+    assert report.secs_to(0.5) == math.inf
+
+
+def test_wrong_targets_and_warm_ups_are_refused() -> None:
+    cluster = Simulation(backend="turbo").cluster(2)
+    with pytest.raises(ValueError, match="no loss is recorded; give loss"):
+        cluster.run(updates=5, target_loss=1.0)
+    with pytest.raises(ValueError, match="warm_up is -1"):
+        cluster.run(updates=5, warm_up=-1.0)
+    report = cluster.run(updates=5)
+    with pytest.raises(ValueError, match="no loss was recorded"):
+        report.secs_to(1.0)
+    with pytest.raises(ValueError, match=r"give Cluster.run warm_up=0.0"):
+        report.interval()
+    few = Simulation(backend="turbo").cluster(2).run(updates=20, warm_up=0.0)
+    with pytest.raises(ValueError, match="too few for an interval"):
+        few.interval()
+
+
+@BACKENDS
+def test_a_warm_up_changes_nothing_but_what_is_counted(backend: Any) -> None:
+    def run(**options: Any) -> Report:
+        simulation = Simulation(seed=3, backend=backend)
+        return simulation.cluster(4, compute=Exponential(1.0)).run(updates=500, **options)
+
+    plain, counted = run(), run(warm_up=20.0)
+    assert counted.summary_row() == plain.summary_row()
+    assert counted.progress[0][0] == 20.0
+    assert all(a[0] <= b[0] and a[1] < b[1] for a, b in itertools.pairwise(counted.progress))
+
+
+def coverage(num: int) -> int:
+    """How often the interval of one run covers the rate that asynchronous workers have."""
+    found = 0
+    for seed in range(num):
+        simulation = Simulation(seed=seed, backend="turbo")
+        cluster = simulation.cluster(8, compute=Exponential(0.5))
+        interval = cluster.run(updates=4000, warm_up=5.0).interval()
+        assert isinstance(interval, Interval)
+        found += interval.low <= 16.0 <= interval.high
+    return found
+
+
+def test_intervals_of_one_run_cover_the_rate() -> None:
+    assert coverage(10) >= 7
+
+
+@pytest.mark.exhaustive
+def test_intervals_of_one_run_cover_the_rate_in_nine_of_ten_cases() -> None:
+    assert 165 <= coverage(200) <= 192
+
+
+def test_batches_that_depend_on_each_other_are_joined() -> None:
+    rng = np.random.default_rng(1)
+    # a slow change: twenty batches would see it as chance of each
+    rates = 10.0 + np.repeat(rng.normal(size=20), 100)
+    points = list(zip(np.arange(2000.0), np.cumsum(rates).tolist(), strict=True))
+    wide = rate_by_batches(points)
+    assert wide.high - wide.low > 0.3
+
+
+def test_plots_draw_a_band_over_seeds() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    def run(seed: int) -> Report:
+        cluster = Simulation(seed=seed, backend="turbo").cluster(
+            2, parameters=np.array([8.0]), compute=Exponential(1.0), learning_rate=0.1
+        )
+        return cluster.run(
+            gradient=lambda parameters, worker: parameters,
+            loss=lambda parameters: float(abs(parameters[0])),
+            updates=20,
+        )
+
+    group = [run(seed) for seed in range(3)]
+    axes = Figure().add_subplot()
+    plot_losses(axes, [group, run(9)])
+    assert len(axes.lines) == 2
+    (band,) = axes.collections
+    ends = min(each.losses[-1][0] for each in group)
+    times = np.asarray(band.get_paths()[0].vertices)[:, 0]
+    assert times.max() == pytest.approx(ends)
+    label = axes.lines[0].get_label()
+    assert "3 seeds" in str(label)
+    plot_staleness(Figure().add_subplot(), [group])
+    with pytest.raises(ValueError, match="a list of reports is empty"):
+        plot_losses(axes, [[]])
