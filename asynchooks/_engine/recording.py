@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 from .base import Engine, Slot
+from .current import engine_if_any
 
 
 class Kind(Enum):
@@ -190,6 +191,11 @@ class Recorder(ABC):
         What `Span.end` gets as value is its size.
         """
 
+    def timed_span(self, name: str, worker: int | None) -> Span:
+        """`work_span` of timed work; one that knows the running task need not look for its engine,
+        which takes 1 us."""
+        return self.work_span(engine_if_any(), Kind.WORK, name, worker)
+
     @abstractmethod
     def wait(self, engine: Engine, what: str) -> Span | None:
         """A wait of the running task; None if that has no track."""
@@ -218,6 +224,7 @@ class Place:
     track: Any = None  # the recorder's own
     task: object = None  # whose track it is
     is_session: bool = False  # whether that task has opened a session
+    engine: Engine | None = None  # of that task
     _outer: Place | None = None
     _is_left: bool = False
 
@@ -225,6 +232,20 @@ class Place:
         """The running task, and those that it starts from now on, are recorded here."""
         self._outer = _not_left(recorded_in.get())
         recorded_in.set(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its task is known, and is the running one."""
+        engine, task = self.engine, self.task
+        try:
+            return (
+                engine is not None
+                and task is not None
+                and not engine.is_elsewhere
+                and engine.current_task() is task
+            )
+        except RuntimeError:  # no event loop runs in this thread
+            return False
 
     def leave(self) -> None:
         """Nothing more is recorded here; sessions of one task may end in any order."""

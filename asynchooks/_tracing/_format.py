@@ -27,7 +27,7 @@ HEADER_FIELD = 5000
 """Of a `TracePacket`: (1: which layout, 2: how many records of it follow, 3 to 5: its widths)."""
 ABOUT_FIELD = 5001
 """Of a `TracePacket`: JSON for our reader, about the file or about names in it."""
-VERSION = 1
+VERSION = 2
 """Of what stands in those two fields."""
 TRACK_BITS, _FILE_BITS = 16, 19  # together 35, in five bytes
 TRACK_WIDTH = 5
@@ -82,7 +82,7 @@ class Shape(NamedTuple):
     has_flow: bool = False
     """Whether its event begins, or an instant ends, a flow."""
     has_value: bool = False
-    """Whether its last event has a number."""
+    """Whether its first event has a number."""
 
 
 SPAN, FLOW_SPAN, VALUE_SPAN, FLOW_VALUE_SPAN, BEGIN, END, USE, MARK, FLOW_BEGIN = range(1, 10)
@@ -126,7 +126,8 @@ class Layout:
         self._widths = widths
         template = bytearray()
         for event in shape.events:
-            is_value_here = shape.has_value and event in (_END, _INSTANT)
+            # of a span at its begin, which refers to names anyway: 2 bytes less than at its end
+            is_value_here = shape.has_value and event == shape.events[0]
             template += self._packet(len(template), sequence, event, shape.has_flow, is_value_here)
         self._template = np.frombuffer(bytes(template), np.uint8)
 

@@ -30,6 +30,9 @@ _ANY_SEQUENCE = 1 << 18  # as wide as each
 _SPANS = (_format.SPAN, _format.FLOW_SPAN, _format.VALUE_SPAN, _format.FLOW_VALUE_SPAN)
 _BEGINS, _ENDS = (_format.BEGIN, _format.FLOW_BEGIN), (_format.END, _format.VALUE_END)
 _OF_KIND = {each.value: each for each in Kind}
+_FIRST = (Kind.WORK, Kind.REQUEST, Kind.SERVE)
+KINDS = (*_FIRST, *(each for each in Kind if each not in _FIRST))
+"""In the order in which a name is looked for: what was done, before what it was done for."""
 
 
 @dataclass
@@ -44,6 +47,16 @@ class Content:
     """In order of their beginnings; what had not ended is cut, at the end of the file."""
     uses: Table = field(default_factory=lambda: np.zeros((0, 7)))
     marks: Table = field(default_factory=lambda: np.zeros((0, 7)))
+    secs_back: float = 0.0
+    """By how much the clock went back between two writes; a clock of ours never does."""
+
+    def shift(self, secs: float) -> None:
+        """Move all times, to another machine's clock."""
+        for each in (self.spans, self.uses, self.marks):
+            each[:, BEGUN : ENDED + 1] += secs
+        self.about |= {
+            key: self.about[key] + secs for key in ("began", "ended") if key in self.about
+        }
 
 
 def read_contents(data: bytes, source: str) -> list[Content]:
@@ -54,8 +67,23 @@ def read_contents(data: bytes, source: str) -> list[Content]:
         source: its name, for errors.
 
     Raises:
-        TraceError: it is no trace of ours, or one of a later version.
+        TraceError: it is no trace of ours, or one of a later version, or damaged.
     """
+    try:
+        return _contents(data, source)
+    except TraceError:
+        raise
+    except _MALFORMED as error:
+        raise TraceError(
+            f"{source} is damaged, or no trace of asynchooks ({error!r}); record the run again"
+        ) from error
+
+
+_MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+"""What bytes raise that no recorder has written: there are too many ways to check each."""
+
+
+def _contents(data: bytes, source: str) -> list[Content]:
     readers: dict[int, _Reader] = {}
     place = 0
     view = memoryview(data)
@@ -95,6 +123,30 @@ def read_contents(data: bytes, source: str) -> list[Content]:
             "written"
         )
     return [each.finished() for each in readers.values()]
+
+
+def durations(data: bytes, source: str, name: str) -> NDArray[np.float64]:
+    """Seconds of the spans of a name that were not cut, of the first of `KINDS` that has some.
+
+    Raises:
+        TraceError: it is no trace, or has no such span.
+    """
+    found: dict[Kind, list[NDArray[np.float64]]] = {}
+    names: set[str] = set()
+    for content in read_contents(data, source):
+        whole = content.spans[content.spans[:, IS_CUT] == 0.0]
+        for number, label in content.labels.items():
+            rows = whole[whole[:, LABEL] == number]
+            if label.kind is None or not len(rows):
+                continue
+            names.add(label.name)
+            if label.name == name:
+                found.setdefault(label.kind, []).append(rows[:, ENDED] - rows[:, BEGUN])
+    for kind in KINDS:
+        if kind in found:
+            return np.concatenate(found[kind])
+    there = ", ".join(map(repr, sorted(names))) or "no span at all"
+    raise TraceError(f"{source} has no span of {name!r} that was not cut; it has {there}")
 
 
 def _packets(data: bytes, source: str) -> Iterator[tuple[int, memoryview, int]]:
@@ -178,8 +230,12 @@ class _Reader:
         self._instants: dict[int, list[Table]] = defaultdict(list)
         self._open: list[tuple[float, int, Table]] = []
         self._latest = -np.inf
+        self._flushed = -np.inf
 
     def add_about(self, about: Mapping[str, Any]) -> None:
+        if (flushed := about.get("flushed")) is not None:
+            self.content.secs_back = max(self.content.secs_back, self._flushed - flushed)
+            self._flushed = flushed
         for number, (name, kind, worker, on_session, is_cut) in about.get("labels", {}).items():
             label = Label(name, _OF_KIND.get(kind), worker, on_session, is_cut)
             self.content.labels[int(number)] = label

@@ -17,20 +17,15 @@ from itertools import chain, count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._engine.base import Engine
+from .._engine.current import engine_if_any
 from .._engine.recording import (
     Kind,
     Place,
-    Recorder,
-    SessionRecord,
     Span,
-    ended,
     recorded_in,
-    recorded_park,
 )
-from .._running.dispatch import Group, HookCall
 from ._counters import Counters, Levels, Points, StepCounter, Watched
 from ._events import (
     BEGIN,
@@ -39,16 +34,13 @@ from ._events import (
     NO_IDENT,
     SPAN,
     USE,
-    Spans,
-    Table,
     encoded,
     in_order,
-    nanoseconds,
     table,
 )
 from ._file import TraceFile
 from ._format import Encoder
-from ._runs import Cut, RunTimes
+from ._sessions import FileSession, TrackRecorder, task_of
 from ._tracks import Label, Labels, Tracks
 
 logger = logging.getLogger("asynchooks")
@@ -99,22 +91,23 @@ class FileSpan(Span):
 class WorkSpan(Span):
     """Work within what a task does, as cheap as it can be: steps of 100 us have some."""
 
-    __slots__ = ("_recorder", "begun", "is_written", "label", "track")
+    __slots__ = ("_number", "_recorder", "begun", "is_written", "label", "track")
 
     ident = -1
     is_live = False
 
-    def __init__(self, recorder: FileRecorder, label: Label, track: int) -> None:
-        self._recorder, self.label, self.track = recorder, label, track
+    def __init__(self, recorder: FileRecorder, work: tuple[Label, int], track: int) -> None:
+        self._recorder, self.track = recorder, track
+        self.label, self._number = work
         self.is_written = False
         recorder.work_under_way[self] = None
         self.begun = recorder.clock()
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        self._recorder.end_work(self, value, is_cut=error is not None)
+        self._recorder.end_work(self, self._number, value, error)
 
 
-class FileRecorder(Recorder):
+class FileRecorder(TrackRecorder):
     """Records into one file, from its first session to its last, or until it is closed.
 
     Args:
@@ -147,7 +140,7 @@ class FileRecorder(Recorder):
         # while this thread holds it
         self._lock = threading.RLock()
         self._tracks, self._labels = Tracks(), Labels()
-        self._work_labels: dict[tuple[str, int | None, bool], Label] = {}
+        self._timed_labels: dict[tuple[str, int | None, bool], tuple[Label, int]] = {}
         self._mark_tracks: dict[str, int] = {}
         self._open: dict[FileSpan, None] = {}
         self.work_under_way: dict[WorkSpan, None] = {}
@@ -161,7 +154,7 @@ class FileRecorder(Recorder):
         self._has_warned = False
         program = os.path.basename(sys.argv[0]) if sys.argv else ""
         self._encoder = Encoder(name or program or "python")
-        self._about: dict[str, Any] = {}
+        self._about: dict[str, Any] = {"began": self._flushed_at}
         self._counters = Counters(self._encoder)
         self._opening = self._encoder.opening
         self._path = path
@@ -186,11 +179,13 @@ class FileRecorder(Recorder):
     async def aclose(self, engine: Engine) -> None:
         """Record nothing more, and write what is left."""
         self._is_closed = True
+        self.describe("ended", self.clock())
         await self._file.aclose(engine)
 
     def close(self) -> None:
         """The same, and hold up the thread until then, for a few seconds at most."""
         self._is_closed = True
+        self.describe("ended", self.clock())
         self._file.close()
 
     # What sessions, stages and side tasks call
@@ -207,7 +202,9 @@ class FileRecorder(Recorder):
 
     def task_span(self, engine: Engine, kind: Kind, name: str, ident: int = -1) -> FileSpan:
         track, outer = self.take_track(name), Place.current()
-        place = Place(self if outer is None else outer.recorder, track, _task_of(engine))
+        place = Place(
+            self if outer is None else outer.recorder, track, task_of(engine), engine=engine
+        )
         place.enter()
         counter = f"{name} under way" if kind is Kind.CALL else ""
 
@@ -232,28 +229,35 @@ class FileRecorder(Recorder):
         if (
             engine is None or engine.is_elsewhere
         ):  # a thread, in which a session calls its step, or a task a function
-            label = self._label(kind, name, worker, place.is_session)
+            label = _work_label(kind, name, worker, place.is_session)
             return self.span_on(f"{name}: thread", label)
         if place.task is not engine.current_task():
             return self._work_on_own_track(engine, kind, name, worker)
-        return WorkSpan(self, self._label(kind, name, worker, place.is_session), place.track)
+        label = _work_label(kind, name, worker, place.is_session)
+        with self._lock:
+            number = self._labels.number(label)
+        return WorkSpan(self, (label, number), place.track)
 
-    def _label(self, kind: Kind, name: str, worker: int | None, is_on_session: bool) -> Label:
-        if kind is not Kind.WORK:
-            return Label(name, kind, -1 if worker is None else worker, is_on_session)
-        key = (name, worker, is_on_session)
-        label = self._work_labels.get(key)
-        if label is None:
-            label = Label(name, kind, -1 if worker is None else worker, is_on_session)
-            self._work_labels[key] = label
-        return label
+    def timed_span(self, name: str, worker: int | None) -> Span:
+        place = recorded_in.get()
+        if place is None or place.track is None or not place.is_here:
+            return self.work_span(engine_if_any(), Kind.WORK, name, worker)
+        key = (name, worker, place.is_session)
+        work = self._timed_labels.get(key)
+        if work is None:
+            label = _work_label(Kind.WORK, *key)
+            with self._lock:
+                work = self._timed_labels[key] = label, self._labels.number(label)
+        return WorkSpan(self, work, place.track)
 
     def _work_on_own_track(
         self, engine: Engine | None, kind: Kind, name: str, worker: int | None
     ) -> FileSpan:
         track = self.take_track(name if worker is None else f"worker {worker}")
         outer = Place.current()
-        place = Place(self if outer is None else outer.recorder, track, _task_of(engine))
+        place = Place(
+            self if outer is None else outer.recorder, track, task_of(engine), engine=engine
+        )
         place.enter()
 
         def after() -> None:
@@ -261,7 +265,7 @@ class FileRecorder(Recorder):
             with self._lock:
                 self._tracks.give_back(track)
 
-        return self.span(self._label(kind, name, worker, False), track, after=after)
+        return self.span(_work_label(kind, name, worker, False), track, after=after)
 
     def wait(self, engine: Engine, what: str) -> FileSpan | None:
         track = self._track_of_task(engine)
@@ -300,7 +304,7 @@ class FileRecorder(Recorder):
 
     def _track_of_task(self, engine: Engine) -> int | None:
         place = recorded_in.get()
-        if place is None or place.track is None or place.task is not _task_of(engine):
+        if place is None or place.track is None or place.task is not task_of(engine):
             return None
         track: int = place.track
         return track
@@ -335,16 +339,21 @@ class FileRecorder(Recorder):
 
         return self.span(label, track, after=after)
 
-    def end_work(self, span: WorkSpan, value: float, *, is_cut: bool) -> None:
+    def end_work(
+        self, span: WorkSpan, number: int, value: float, error: BaseException | None
+    ) -> None:
         ended = self.clock()
         with self._lock:
-            self.work_under_way.pop(span, None)
+            del self.work_under_way[span]
             if span.is_written:
-                self._end_written(span.track, ended, value, is_cut=is_cut)
+                self._end_written(span.track, ended, value, is_cut=error is not None)
                 return
-            label = span.label._replace(is_cut=True) if is_cut else span.label
-            number = self._labels.number(label)
-            self._add((SPAN, number, span.track, span.begun, ended, NO_IDENT, value))
+            if error is not None:
+                number = self._labels.number(span.label._replace(is_cut=True))
+            if len(self._events) < MOST_EVENTS:
+                self._events.append((SPAN, number, span.track, span.begun, ended, NO_IDENT, value))
+            else:
+                self._num_lost += 1
 
     def _end_written(self, track: int, ended: float, value: float, *, is_cut: bool) -> None:
         self._add((END, 0, track, ended, ended, NO_IDENT, value))
@@ -422,7 +431,7 @@ class FileRecorder(Recorder):
         points.append({each.name: [(now, each.value)] for each in watched if self._read(each)})
         self._warn_of_lost(num_lost)
         opening, self._opening = self._opening, b""
-        return b"".join(
+        chunk = b"".join(
             (
                 opening,
                 self._encoder.about({"about": about}) if about else b"",
@@ -433,6 +442,8 @@ class FileRecorder(Recorder):
                 self._counters.encoded(points),
             )
         )
+        # by the times of its chunks, a reader sees a clock that has jumped
+        return self._encoder.about({"flushed": now}) + chunk if chunk else b""
 
     def _step_points(
         self, now: float, steps: list[StepCounter], sessions: list[FileSession]
@@ -466,171 +477,8 @@ class FileRecorder(Recorder):
             )  # fmt: skip
 
 
-class FileSession(SessionRecord):
-    """One session; `FileRecorder.open_session` makes it, in the task that opens the session."""
-
-    def __init__(self, recorder: FileRecorder, engine: Engine, name: str, step: Any) -> None:
-        self._recorder, self._engine, self._name = recorder, engine, name
-        self.step = step
-        self.track = recorder.take_track(name)
-        self._task = engine.current_task()
-        self._place = Place(recorder, self.track, self._task, is_session=True)
-        self._place.enter()
-        self._runs: list[RunTimes] = []
-        self.ends = np.zeros(0)
-        """When the runs of the last `take` ended."""
-        self.is_over = self.is_dropped = False
-        self._records_waits = True
-        engine.begin_recording(recorded_park)
-        label = Label(name, Kind.SESSION)
-        self._span: Span | None = recorder.span(label, self.track, is_live=True)
-
-    def around_runs(
-        self, before_runs: tuple[Group, ...], after_runs: tuple[Group, ...]
-    ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-        before, after = (self._each_alone(groups) for groups in (before_runs, after_runs))
-        is_in_run = self.last_time() is not None
-        runs = RunTimes(self._recorder.clock, before, after, is_in_run=is_in_run)
-        self._runs = [*self._runs[-1:], runs]  # of the one before rows may wait for a flush
-        return runs.before_runs, runs.after_runs
-
-    def _each_alone(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        """Plain methods that are called together in a place get a span each."""
-        return tuple(
-            (call, method, tuple(_PlainCall.of(each, self) for each in group))
-            if len(group) > 1
-            else (call, method, group)
-            for call, method, group in groups
-        )
-
-    def plain_span(self, name: str, thread: int) -> Span:
-        """Of a plain method, which is called here or in the thread of the session's steps."""
-        if threading.get_ident() == thread:
-            return self.span(Kind.HOOK, name)
-        return self._recorder.span_on(f"{self._name}: thread", Label(name, Kind.HOOK))
-
-    def cut_run(self, error: BaseException) -> None:
-        for each in self._runs:
-            each.cut()
-
-    def last_time(self) -> float | None:
-        """The last time of the run under way; None if none is."""
-        for each in self._runs:
-            if (last := each.last) is not None:
-                return last
-        return None
-
-    def span(self, kind: Kind, name: str) -> Span:
-        if _task_of(self._engine) is self._task:
-            return self._recorder.span(Label(name, kind), self.track, times=self.last_time)
-        return self._recorder.span_on(f"{self._name}: another task", Label(name, kind))
-
-    def flight(self) -> Span:
-        return self._recorder.task_span(self._engine, Kind.RUN, f"{self._name}: run in flight")
-
-    async def aclose(self, error: BaseException | None) -> None:
-        if self._span is None:
-            return
-        self._span.end(error)
-        self._span = None
-        self._place.leave()
-        self.end_waits()
-        self.is_over = True
-        await self._recorder.session_ended(self._engine)
-
-    def end_waits(self) -> None:
-        """Record no further waits for it, once."""
-        if self._records_waits:
-            self._records_waits = False
-            self._engine.end_recording()
-
-    def drop(self) -> None:
-        self.is_dropped = True
-
-    def take(self, number: Callable[[Label], int], least_secs: float) -> tuple[list[Spans], Table]:
-        """The spans of runs since the last call, and of those cut; in the thread that writes.
-
-        Args:
-            number: of a name.
-            least_secs: calls of hooks that took less are left out.
-        """
-        found: list[Spans] = []
-        of_cuts = [table(())]
-        ends = [np.zeros(0)]
-        for runs in list(self._runs):
-            rows, cuts = runs.take()
-            ends.append(rows[:, -1])
-            times = nanoseconds(rows)
-            found.append(
-                Spans(number(Label("run", Kind.RUN)), self.track, times[:, 0], times[:, -1])
-            )
-            is_long = np.diff(times) >= least_secs * 1e9
-            is_long[:, runs.names.index("step")] = True
-            has_any: NDArray[np.bool_] = np.any(is_long, axis=0)
-            for place, name in enumerate(runs.names):
-                if not has_any[place]:
-                    continue
-                some = times[:, place : place + 2]
-                if name != "step":
-                    some = some[is_long[:, place]]
-                found.append(Spans(number(_part_of_run(name)), self.track, some[:, 0], some[:, 1]))
-            of_cuts += [self._of_cut(each, runs.names, number) for each in cuts]
-        self.ends = np.concatenate(ends)
-        return found, np.concatenate(of_cuts)
-
-    def _of_cut(self, cut: Cut, names: list[str], number: Callable[[Label], int]) -> Table:
-        """A run that failed, what it has done, and what it was cut in."""
-        times = [*cut.times, cut.ended]
-        run = Label("run", Kind.RUN, is_cut=True)
-        rows = [(SPAN, number(run), self.track, times[0], times[-1], NO_IDENT, np.nan)]
-        last = len(cut.times) - 1
-        for place, name in enumerate(names[: len(cut.times)]):
-            label = _part_of_run(name)._replace(is_cut=place == last)
-            begun, done = times[place], times[place + 1]
-            rows.append((SPAN, number(label), self.track, begun, done, NO_IDENT, np.nan))
-        return table(rows)
-
-    @property
-    def num_lost(self) -> int:
-        """Runs that were dropped, as the disk was stuck."""
-        return sum(each.num_lost for each in self._runs)
-
-
-class _PlainCall(HookCall):
-    """A plain method that records itself, in whichever thread."""
-
-    __slots__ = ("_session", "_thread")
-
-    _session: FileSession
-    _thread: int
-
-    @classmethod
-    def of(cls, call: HookCall, session: FileSession) -> HookCall:
-        made = cls(call.place, call.hook, call.moment)
-        made._session, made._thread = session, threading.get_ident()
-        return made
-
-    @property
-    def method(self) -> Callable[..., Any]:
-        method = super().method
-        session: FileSession | None = getattr(self, "_session", None)
-        if session is None:  # while it is made
-            return method
-
-        def recorded(*args: Any) -> Any:
-            with ended(session.plain_span(f"{self.owner}.{self.moment}", self._thread)):
-                return method(*args)
-
-        return recorded
-
-
-def _part_of_run(name: str) -> Label:
-    return Label(name, Kind.RUN if name == "step" else Kind.HOOK)
-
-
-def _task_of(engine: Engine | None) -> object:
-    """The running task; None in a thread that has none."""
-    return None if engine is None or engine.is_elsewhere else engine.current_task()
+def _work_label(kind: Kind, name: str, worker: int | None, is_on_session: bool) -> Label:
+    return Label(name, kind, -1 if worker is None else worker, is_on_session)
 
 
 VALUE_OF = {"push": "staleness", "pull": "version"}

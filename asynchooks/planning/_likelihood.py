@@ -41,7 +41,8 @@ class WorkDensity:
         columns = [np.ones(len(sizes))]
         if np.isfinite(sizes).all() and len(np.unique(sizes)) > _NUM_SIZES:
             # a parabola in this is close to the logarithm of an affine law
-            scale = float(np.median(sizes)) or float(sizes.mean()) or 1.0
+            # most may be 0, or next to nothing beside the others
+            scale = max(float(np.median(sizes)), 1e-6 * float(sizes.max()))
             column = np.log1p(sizes / scale)
             columns += [column, column * column]
         self._basis = np.linalg.qr(np.stack(columns, 1))[0]

@@ -98,10 +98,10 @@ class Guard:
 
         The variable is set here, as tasks of one context run faster.
         """
-        _install()
         token = _guard.set(self)
         try:
-            yield
+            with _virtual_clocks():
+                yield
         finally:
             self._is_active = False
             _guard.reset(token)
@@ -204,24 +204,42 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-# The process's: audit hooks cannot be removed, and there is one clock of each name
+# The process's: audit hooks cannot be removed, and there is one clock of each name, which other
+# code of the process reads too while a plan runs
 
 _CLOCKS: dict[str, Callable[[], float]] = {
     name: getattr(time, name)
     for name in ("time", "monotonic", "perf_counter")
 }  # fmt: skip
-_installed: list[str] = []
+_IN_NS: dict[str, Callable[[], int]] = {name: getattr(time, f"{name}_ns") for name in _CLOCKS}
+_lock = threading.Lock()
+_plans: list[object] = []
+"""A mark for each plan that runs, in any thread."""
+_audited: list[object] = []
 
 
-def _install() -> None:
-    if _installed:
-        return
-    _installed.append("installed")
-    sys.addaudithook(_audit)
-    for name, clock in _CLOCKS.items():
-        setattr(time, name, _clock(name, clock))
-        in_ns = getattr(time, f"{name}_ns")
-        setattr(time, f"{name}_ns", _clock(name, in_ns, 1e9))
+@contextmanager
+def _virtual_clocks() -> Iterator[None]:
+    """Let the programs of plans read virtual time, and audit them, within the block."""
+    mark = object()
+    with _lock:
+        if not _audited:
+            _audited.append(mark)
+            sys.addaudithook(_audit)
+        if not _plans:
+            for name, clock in _CLOCKS.items():
+                setattr(time, name, _clock(name, clock))
+                setattr(time, f"{name}_ns", _clock(name, _IN_NS[name], 1e9))
+        _plans.append(mark)
+    try:
+        yield
+    finally:
+        with _lock:
+            _plans.remove(mark)
+            if not _plans:
+                for name, clock in _CLOCKS.items():
+                    setattr(time, name, clock)
+                    setattr(time, f"{name}_ns", _IN_NS[name])
 
 
 def _clock(name: str, real: Callable[[], Any], per_sec: float | None = None) -> Callable[[], Any]:

@@ -523,6 +523,11 @@ def _mismatch(check: Check) -> str:
 
 def _explained(error: BaseException, player: Player, backend: str) -> BaseException:
     """What an error out of a planned run becomes."""
+    if isinstance(error, SystemExit):
+        return PlanError(
+            f"the program ends its process, with code {error.code!r}{_place_in(error)}. Let `main` "
+            "return instead, so that what it did can be seen"
+        )
     if isinstance(error, OutsideWorkError):
         return PlanError(f"{error}{_place_in(error)}. In a plan: make what waits here `timed`")
     if isinstance(error, LivelockError) and not player.num_done:

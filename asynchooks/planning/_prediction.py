@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _check
+from ..simulation.output._interval import student_t
 from ._trace import Figures
 
 FLOOR = 0.015
 """Share of a figure by which its interval is wide at least: the event loop's own time, which no
 span shows."""
 FIGURES = ("rate", "staleness", "max_staleness", "idle_share")
-_T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782)
-"""Of Student's t for 1, 2, ... degrees of freedom: 95 % lie below, so 90 % between -t and t."""
 
 
 class Estimate(NamedTuple):
@@ -208,12 +207,3 @@ def _estimate(
         low = min(low, *(each * max(0.0, 1.0 - share) for each in others))
         high = max(high, *(each * (1.0 + share) for each in others))
     return Estimate(mean, max(0.0, low), min(high, 1.0) if is_share else high)
-
-
-def student_t(num_degrees: int) -> float:
-    """Of which 90 % lie between -t and t."""
-    if num_degrees < 1:
-        return math.inf
-    if num_degrees <= len(_T95):
-        return _T95[num_degrees - 1]
-    return 1.645 + 1.52 / num_degrees + 1.0 / num_degrees**2

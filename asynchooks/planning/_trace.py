@@ -19,6 +19,7 @@ from .._tracing._reader import (
     ENDED,
     IDENT,
     IS_CUT,
+    KINDS,
     LABEL,
     TRACK,
     VALUE,
@@ -135,16 +136,21 @@ class Trace:
         Args:
             path: of a file that `record` or `TraceHook` has written, also of a process that was
                 killed; files may be joined (`cat a b > c`).
-            more_paths: of files that other processes of the run have written.
+            more_paths: of files that other processes of the run have written. The clocks of
+                other machines are joined by their time of day, which their hosts should keep equal.
 
         Raises:
-            TraceError: a file is no trace, of another version, or without a span; or the clocks of
-                several processes do not overlap.
+            TraceError: a file is no trace, of another version, without a span, given twice, or of
+                a clock that has jumped; or several processes did not run at the same time.
             OSError: a file cannot be read.
         """
         contents: list[tuple[str, Content]] = []
+        known: set[str] = set()
         for each in (path, *more_paths):
             name = _check.path("path", each, "the path of a file that record(...) has written")
+            if (real := os.path.realpath(name)) in known:
+                raise TraceError(f"{name} is given twice; give each file of a run once")
+            known.add(real)
             with open(name, "rb") as file:
                 contents += [(name, content) for content in read_contents(file.read(), name)]
         return _trace_of(contents)
@@ -179,10 +185,7 @@ class Trace:
             kind: of the spans; None: the first of WORK, REQUEST, SERVE, and the others, which has
                 spans of the name.
         """
-        kinds = (
-            [*_FIRST, *(each for each in Kind if each not in _FIRST)] if kind is None else [kind]
-        )
-        for each in kinds:
+        for each in KINDS if kind is None else (kind,):
             if (found := self.spans.get(each, {}).get(name)) is not None:
                 return found
         return Spans.none()
@@ -227,8 +230,8 @@ class Trace:
         work = [each.pick(each.is_on_session) for each in self.spans.get(Kind.WORK, {}).values()]
         if not any(len(each) for each in work):
             work = [self.find(STEP, Kind.RUN)]
-        busy = sum(_secs_within(each, start, end) for each in work)
-        return 1.0 - busy / total if total > 0 else math.nan
+        busy = _outermost(Spans.joined(work))
+        return 1.0 - _secs_within(busy, start, end) / total if total > 0 else math.nan
 
     def under_way(self, name: str, kind: Kind | None = None) -> tuple[Floats, Floats]:
         """(Times, how many are under way from each on), of the spans of a name."""
@@ -254,12 +257,17 @@ def _trace_of(contents: list[tuple[str, Content]]) -> Trace:
     spans: dict[Kind, dict[str, list[Spans]]] = {}
     uses, marks = [np.zeros((0, 3))], dict[str, list[NDArray[np.float64]]]()
     about: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     bounds: list[tuple[float, float, str]] = []
+    first = contents[0][1].about
     for number, (source, content) in enumerate(contents):
         # idents and tracks of several files are apart
         own_track, own_ident = number << 16, number << 44
         _check_clock(source, content)
-        about |= content.about
+        if secs := _secs_apart(first.get("machine", {}), content.about.get("machine", {})):
+            content.shift(secs)
+        settings = content.about.get("settings", {}) | settings
+        about = content.about | about  # what the first file says counts
         for label_number, label in content.labels.items():
             some = content.spans[content.spans[:, LABEL] == label_number]
             if label.kind is not None and len(some):
@@ -294,7 +302,7 @@ def _trace_of(contents: list[tuple[str, Content]]) -> Trace:
         {name: _marks_of(np.concatenate(parts)) for name, parts in marks.items()},
         min(began for began, _, _ in bounds),
         max(ended for _, ended, _ in bounds),
-        about.get("settings", {}),
+        settings,
         about,
         all("ended" in content.about for _, content in contents),
     )
@@ -321,11 +329,18 @@ def _marks_of(rows: NDArray[np.float64]) -> Marks:
 
 def _check_clock(source: str, content: Content) -> None:
     secs = content.spans[:, ENDED] - content.spans[:, BEGUN]
-    if len(secs) and secs.min() < 0:
+    if (back := max(content.secs_back, -float(secs.min(initial=0.0)))) > 0:
         raise TraceError(
-            f"{source} has a span that ends {-secs.min():g} s before it begins: the clock of its "
-            "machine has jumped; record the run again"
+            f"{source} was recorded by a clock that went back by {back:g} s, where a clock only "
+            "goes forward; record the run again"
         )
+
+
+def _secs_apart(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """How far the clock of another machine is behind that of the first; 0: it is the same one."""
+    if None in (first.get("boot"), other.get("boot")) or first["boot"] == other["boot"]:
+        return 0.0
+    return float(other["host_time"]) - float(first["host_time"])
 
 
 def _check_overlap(bounds: list[tuple[float, float, str]]) -> None:
@@ -340,7 +355,17 @@ def _check_overlap(bounds: list[tuple[float, float, str]]) -> None:
             )
 
 
-_FIRST = (Kind.WORK, Kind.REQUEST, Kind.SERVE)
+def _outermost(spans: Spans) -> Spans:
+    """Those that are in no other one of their track, as timed work may call other timed work."""
+    spans = spans.pick(np.lexsort((-spans.ended, spans.begun, spans.track)))
+    kept = np.ones(len(spans), np.bool_)
+    latest: dict[int, float] = {}
+    for place, (track, ended) in enumerate(
+        zip(spans.track.tolist(), spans.ended.tolist(), strict=True)
+    ):
+        kept[place] = ended > latest.get(track, -math.inf)
+        latest[track] = max(ended, latest.get(track, -math.inf))
+    return spans.pick(kept)
 
 
 def _secs_within(spans: Spans, start: float, end: float) -> float:

@@ -307,7 +307,7 @@ def any_spans(draw: st.DrawFn) -> Spans:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(any_spans(), min_size=1, max_size=2), st.booleans(), st.integers(0, 9))
 def test_any_spans_are_fitted_with_finite_work(
     recordings: list[Spans], is_input_size: bool, seed: int

@@ -164,6 +164,26 @@ def test_clocks_of_the_program_show_virtual_time(backend: Any) -> None:
     PLAN.run(main, backend=backend)
 
 
+def test_clocks_are_the_systems_again_after_a_plan() -> None:
+    before = time.monotonic, time.perf_counter, time.time, time.time_ns
+
+    async def main() -> None:
+        await work()
+        assert time.monotonic is not before[0]
+
+    PLAN.run(main)
+    assert (time.monotonic, time.perf_counter, time.time, time.time_ns) == before
+
+
+def test_a_program_that_ends_its_process_is_refused() -> None:
+    async def main() -> None:
+        await work()
+        sys.exit(3)
+
+    with pytest.raises(PlanError, match="ends its process, with code 3 at .*test_outside.py:"):
+        PLAN.run(main)
+
+
 def test_a_loop_by_the_clock_ends_in_virtual_time() -> None:
     async def main() -> None:
         began = time.monotonic()

@@ -112,12 +112,13 @@ def parse(data: bytes, *, is_cut: bool = False) -> Read:
             value = note.double_value if note.HasField("double_value") else float(note.int_value)
         if event.type == BEGIN:
             path = "/".join([*(each.name for each in stack[-1:] and stack), name])
-            stack.append(Slice(track, path, secs, flows=tuple(event.flow_ids)))
+            stack.append(Slice(track, path, secs, None, tuple(event.flow_ids), value))
             found.slices.append(stack[-1])
         elif event.type == END:
             assert stack, f"an end without a begin on {track!r}"
             ended = stack.pop()
-            ended.ended, ended.value = secs, value
+            ended.ended = secs
+            ended.value = value if ended.value is None else ended.value
         elif event.type == INSTANT:
             flows = tuple(event.terminating_flow_ids)
             found.instants.append(Slice(track, name, secs, secs, flows, value))

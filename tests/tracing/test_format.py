@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks._tracing._events import BEGIN, END, MARK, SPAN, USE, Spans, encoded, in_order, table
+from asynchooks._tracing._events import (
+    BEGIN,
+    END,
+    MARK,
+    SPAN,
+    USE,
+    VALUE,
+    Spans,
+    encoded,
+    in_order,
+    table,
+)
 from asynchooks._tracing._format import Encoder, varint
 from asynchooks._tracing._tracks import Label, Labels, Tracks
 
@@ -83,10 +94,16 @@ def test_files_that_are_joined_are_one_trace() -> None:
     assert len({each.flows for each in uses}) == 5
 
 
-def test_a_span_takes_at_most_60_bytes() -> None:
-    encoder = Encoder("program")
-    begun = np.arange(1000)
-    assert len(Spans(1, 1, begun, begun).encoded(encoder)) / 1000 <= 60
+@pytest.mark.parametrize(("days_up", "num_bytes"), [(6, 58), (800, 60)])
+def test_a_span_takes_at_most_60_bytes(days_up: int, num_bytes: int) -> None:
+    """Its times are as wide as the clock has come, also with a size."""
+    encoder, num = Encoder("program"), 10_000
+    events = np.tile((SPAN, 1.0, 1.0, days_up * 86400.0, days_up * 86400.0, -1.0, np.nan), (num, 1))
+    plain = len(encoded(encoder, events, is_sorted=False)) / num
+    events[:, VALUE] = 100.0
+    sized = len(encoded(encoder, events, is_sorted=False)) / num
+    assert round(plain) == num_bytes - 6
+    assert round(sized) == num_bytes
 
 
 def test_the_outer_of_two_spans_at_one_time_comes_first() -> None:
