@@ -1,0 +1,1 @@
+"""What plans predict beside what real runs of the same programs give."""

@@ -1,0 +1,1 @@
+"""Ordinary programs, which run really and in a plan."""
