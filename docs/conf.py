@@ -28,8 +28,10 @@ nitpicky = True
 # type variables, and what trackers call a run and a meter: a signature shows them, no page
 # describes them
 nitpick_ignore_regex = [
-    (r"py:(class|obj)", r"(asynchooks\..*\.)?(T|R|Key|Made|Batched)"),
-    (r"py:class", r"Run|Meter"),
+    (r"py:(class|obj)", r"(asynchooks\..*\.)?(T|R|F|Key|Made|Batched)"),
+    (r"py:class", r"Run|Meter|Floats|np\.int64"),
+    # what signatures of plans name, and no page describes
+    (r"py:class", r"asynchooks\..*\.(Kind|Beyond|Evidence)"),
 ]
 
 # Markdown: headings down to the third level can be linked to
