@@ -228,7 +228,12 @@ class Cluster:
             self.global_step.raise_limit(self.updates)
         self._build(self._surroundings)
         delays = self._compute, self._pull, self._push
-        if training.program is None and can_flow(self, has_failures=bool(self.failures)):
+        is_watched = training.max_secs_without_update is not None
+        if (
+            training.program is None
+            and not is_watched
+            and can_flow(self, has_failures=bool(self.failures))
+        ):
             self._program = Flow(self, training.gradient)
         self.workers = [Worker(self, index, *delays) for index in range(self.num_workers)]
         self.server.around_wait = lambda worker, waiting: self.workers[worker].wait(waiting)
