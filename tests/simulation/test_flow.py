@@ -106,6 +106,10 @@ def trainings(draw: st.DrawFn) -> Training:
         arguments["updates"] = 20
     if draw(st.integers(0, 5)) == 0:
         arguments["max_secs_without_update"] = draw(st.sampled_from([0.5, 3.0, 50.0]))
+    arguments["warm_up"] = draw(st.none() | st.sampled_from([0.0, 2.5, 7.0]))
+    has_loss = draw(st.booleans())
+    if has_loss:
+        arguments["target_loss"] = draw(st.none() | st.sampled_from([-9.0, 1.0, 2.9, 5.9, 99.0]))
     moving = {name: draw(MOVING) for name in ("pull", "push", "service")}
     return Training(
         num_workers=num_workers,
@@ -120,7 +124,7 @@ def trainings(draw: st.DrawFn) -> Training:
         ),
         update=draw(st.sampled_from([None, None, "decay", "fails"])),
         learning_rate=draw(st.sampled_from([0.1, 0.5, staleness_aware(0.3)])),
-        has_loss=draw(st.booleans()),
+        has_loss=has_loss,
         keep_timeline=draw(st.booleans()),
         keep_trace=draw(st.booleans()),
         shuffle_ties=draw(st.booleans()),

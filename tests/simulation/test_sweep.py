@@ -162,6 +162,22 @@ def test_training_ends_at_the_first_loss_at_the_target(backend: Any) -> None:
     assert report.secs_to(7.0) == 1.0  # of the second push at that time
 
 
+@BACKENDS
+def test_until_may_end_training_between_two_losses_at_a_loss_under_the_target(backend: Any) -> None:
+    cluster = Simulation(seed=1, backend=backend).cluster(
+        1, parameters=np.array([8.0]), compute=Constant(1.0), learning_rate=0.5
+    )
+    report = cluster.run(
+        gradient=lambda parameters, worker: parameters,
+        loss=lambda parameters: float(abs(parameters[0])),
+        loss_every=10,
+        target_loss=1.0,
+        until=5.5,
+    )
+    assert report.losses == [(0.0, 0, 8.0), (5.5, 5, 0.25)]
+    assert report.secs == report.secs_to(1.0) == 5.5
+
+
 def test_a_target_that_is_not_reached_leaves_the_other_ends() -> None:
     cluster = Simulation(seed=1, backend="turbo").cluster(2, compute=Constant(1.0))
     report = cluster.run(loss=lambda parameters: 1.0, target_loss=0.5, updates=10)

@@ -284,6 +284,7 @@ class Cluster:
             for worker in self.workers:
                 worker.time.come_up()
             self.ended_at = self.clock()
+            self._target_loss = None  # a report may record another loss; it has nothing to end
             if not kernel.is_ending:  # which has cancelled all tasks
                 for task in [*self._side_tasks, *(worker.task for worker in self.workers)]:
                     if task is not None:
