@@ -169,8 +169,9 @@ class _Run:
             )
         except (Exception, KeyboardInterrupt) as raised:
             # a line of asynchooks that waits is another one
-            text = re.sub(r" at \S*asynchooks\S+:\d+ in \S+", "", str(raised))
-            error = (type(raised), text, getattr(raised, "__notes__", None))
+            texts = [str(raised), *getattr(raised, "__notes__", [])]
+            texts = [re.sub(r" at \S*asynchooks[^\s:]+:\d+ in [\w.]+", "", each) for each in texts]
+            error = (type(raised), texts)
         state, timeline = cluster.server.state_dict(), cluster.timeline
         arrays = _mapped(state.pop("parameters"), lambda each: (each.dtype, each.tobytes()))
         return [
