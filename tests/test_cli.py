@@ -172,6 +172,14 @@ def test_training_that_makes_no_update_exits_with_1(capsys: pytest.CaptureFixtur
     assert "worker 2" in errors
 
 
+def test_of_several_seeds_the_one_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--seed 2 --seeds 2 --workers 2 --updates 300 --delay pareto:1,1.1"
+    assert main(["simulate", *line.split(), "--max-secs-without-update", "120"]) == 1
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert "error: async with seed 3: no update came from virtual time" in errors
+
+
 def test_a_run_ends_at_its_time_or_its_updates(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = reports(capsys, "--workers 2 --delay constant:1 --until 10.5")
     assert (row["secs"], row["updates"]) == (10.5, 20)

@@ -204,16 +204,19 @@ def _with_seeds(
     options: argparse.Namespace, results: Sequence[Result], failures: list[Failure]
 ) -> list[Result]:
     """The results with the reports of further seeds, each with its best rate."""
+    from .._errors import SimulationError
     from ..simulation._pool import in_processes
 
     seeds = range(options.seed + 1, options.seed + options.seeds)
     runs = [(place, seed) for place in range(len(results)) for seed in seeds]
 
     def train(run: tuple[int, int]) -> Report:
-        result = results[run[0]]
-        report = _train(
-            options, result.contender, result.learning_rate, failures, seed=run[1], is_shown=False
-        )
+        place, seed = run
+        one, rate = results[place].contender, results[place].learning_rate
+        try:
+            report = _train(options, one, rate, failures, seed=seed, is_shown=False)
+        except SimulationError as error:
+            raise SimulationError(f"{one.name} with seed {seed}: {error}") from error
         return replace(report, timeline=None)
 
     found = in_processes(train, runs)

@@ -11,15 +11,17 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from .. import _check
 from .._errors import SimulationError
 
 T = TypeVar("T")
 _WITH_THREADS = ("tensorflow", "torch", "jax")
 """Libraries whose threads Python does not count, and a fork would not have."""
-_work: Callable[[Any], Any] | None = None
-"""Of a fork: set once, before it is made."""
+_call: Callable[[int], Any] | None = None
+"""What a fork does by the place of an item: set once, before it is made."""
 
 
 def in_processes(
@@ -31,9 +33,9 @@ def in_processes(
 ) -> list[T]:
     """What `work` returns of each item, in their order, whatever the number of processes.
 
-    They are forks of this one, so that they need not import anything again, and `work` may be any
-    function; what it returns is pickled. Where there is no fork, or other threads run, which a fork
-    would not have, all is done here.
+    They are forks of this one, so that they need not import anything again, and `work` and `items`
+    may be anything; only what it returns is pickled. Where there is no fork, or other threads run,
+    which a fork would not have, all is done here.
 
     Args:
         work: a function of one item, which returns errors rather than raises them.
@@ -42,9 +44,12 @@ def in_processes(
         done: called as each item is done.
 
     Raises:
-        SimulationError: a process has died (says of which item).
+        TypeError, ValueError: num_processes is no integer >= 1.
+        SimulationError: a process has died (says with which item).
         KeyboardInterrupt: Ctrl-C; the processes are killed.
     """
+    if num_processes is not None:
+        _check.integer("num_processes", num_processes, least=1)
     num = min(num_processes or num_cores(), len(items))
     if num > 1 and _can_fork():
         return _in_forks(work, items, num, done)
@@ -58,24 +63,30 @@ def in_processes(
 def _in_forks(
     work: Callable[[Any], T], items: Sequence[Any], num: int, done: Callable[[], object]
 ) -> list[T]:
-    global _work
-    _work = work  # the forks have it
-    pool = ProcessPoolExecutor(
-        num, mp_context=get_context("fork"), initializer=_leave_interrupts_to_the_parent
-    )
+    global _call
+    context = get_context("fork")
+    pids = context.RawArray("q", len(items))  # of the forks that work on each item now, else 0
+
+    def call(place: int) -> T:
+        pids[place] = os.getpid()
+        try:
+            return work(items[place])
+        finally:
+            pids[place] = 0
+
+    _call = call  # the forks have it
+    pool = ProcessPoolExecutor(num, mp_context=context, initializer=_leave_interrupts_to_the_parent)
     try:
         with _interrupts_held():
-            futures = {pool.submit(_call, each): place for place, each in enumerate(items)}
+            futures = {pool.submit(_call_of_fork, place): place for place in range(len(items))}
+        forks = list((pool._processes or {}).values())
         results: dict[int, T] = {}
         for future in as_completed(futures):
             place = futures[future]
             try:
                 results[place] = future.result()
             except BrokenProcessPool as error:
-                raise SimulationError(
-                    f"a process died with {items[place]!r}, or with another item of the same time: "
-                    "perhaps it ran out of memory; give one process to see which"
-                ) from error
+                raise SimulationError(_death(pool, forks, items, pids)) from error
             done()
         return [results[place] for place in range(len(items))]
     except BaseException:
@@ -83,7 +94,7 @@ def _in_forks(
             process.kill()  # nothing of theirs is kept
         raise
     finally:
-        _work = None
+        _call = None
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -91,16 +102,21 @@ def _in_forks(
 def _interrupts_held() -> Iterator[None]:
     """Let Ctrl-C wait for the end of the block, in which processes are started.
 
-    Else one that is forked already, and not yet known to the pool, would be left behind.
+    Else one that is forked already, and not yet known to the pool, would be left behind. To block
+    the signal is not enough: it would reach another thread, such as one of NumPy's, and Python
+    would raise it here.
     """
-    if sys.platform == "win32":  # there is no fork
+    if threading.current_thread() is not threading.main_thread():  # it raises none
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    has_come = []
+    before = signal.signal(signal.SIGINT, lambda *_: has_come.append(True))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if has_come:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _leave_interrupts_to_the_parent() -> None:
@@ -108,9 +124,26 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _call(item: Any) -> Any:
-    assert _work is not None
-    return _work(item)
+def _call_of_fork(place: int) -> Any:
+    assert _call is not None
+    return _call(place)
+
+
+def _death(
+    pool: ProcessPoolExecutor,
+    forks: Sequence[BaseProcess],
+    items: Sequence[Any],
+    pids: Sequence[int],
+) -> str:
+    """Which items the forks had that died by themselves."""
+    pool.shutdown(wait=True, cancel_futures=True)  # the pool terminates the others
+    dead = [each for each in forks if each.exitcode not in (0, -signal.SIGTERM)] or forks
+    ends = {each.pid: each.exitcode for each in dead}
+    places = [place for place, pid in enumerate(pids) if pid in ends]
+    if not places:
+        return f"a process died between two items; exit codes: {list(ends.values())}"
+    found = " or ".join(f"{items[each]!r} (exit code {ends[pids[each]]})" for each in places)
+    return f"a process died with {found}: perhaps it ran out of memory, or its code ended it"
 
 
 def num_cores() -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from .. import _check
 from .._check import a_number
@@ -40,13 +44,14 @@ def sweep(
         options: the values of each option of `train`, such as
             `{"protocol": [Asynchronous(), Synchronous()], "rate": [0.1, 0.2]}`.
         seeds: so many, from 0, or these; integers >= 0, at least one.
-        num_processes: >= 1; None: one for each core.
+        num_processes: >= 1; None: one for each core. Where other threads run, or libraries that
+            have some are loaded, there is no fork, and all is done in this process.
         done: called as each training is done.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type or out of range.
-        SimulationError: a training has failed (the error is the cause, and the text says of which
-            setting), or its process has died.
+        SimulationError: a training has failed (the text says at which setting and why, its cause
+            where), or its process has died.
         KeyboardInterrupt: Ctrl-C; the processes are killed.
 
     Example:
@@ -55,13 +60,16 @@ def sweep(
             cluster = simulation.cluster(8, protocol=protocol, compute=Exponential(1.0))
             return cluster.run(updates=500)
 
-        result = sweep(train, {"protocol": [StaleSynchronous(1), StaleSynchronous(3)]}, seeds=4)
+        options = {"protocol": [StaleSynchronous(1), StaleSynchronous(3)]}
+        result = sweep(train, options, seeds=4, num_processes=1)
         for setting in result.settings:
             print(setting, result.interval(setting, "updates_per_second"))
         print(result.difference(result.settings[1], result.settings[0], "updates_per_second"))
     """
     _check.function("train", train, "a function of `seed` and of the options")
     _check.instance("options", options, Mapping, "a dict of the values of each option")
+    if "seed" in options:
+        raise ValueError("options have 'seed', which each training gets anyway; give seeds")
     for name, values in options.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise TypeError(f"options[{name!r}] is {values!r}; give a list of values, at least one")
@@ -74,11 +82,10 @@ def sweep(
         lambda run: _trained(train, *run), runs, num_processes=num_processes, done=done
     )
     for (setting, seed), result in zip(runs, found, strict=True):
-        if isinstance(result, Exception):
+        if isinstance(result, _Failure):
             raise SimulationError(
-                f"the training at {setting!r} with seed {seed} failed: "
-                f"{type(result).__name__}: {result}"
-            ) from result
+                f"the training at {setting!r} with seed {seed} failed: {result.reason}"
+            ) from SimulationError(result.traceback)
     num = len(numbers)
     reports = [found[place * num : (place + 1) * num] for place in range(len(settings))]
     return Sweep(settings, numbers, reports)  # type: ignore[arg-type]
@@ -93,15 +100,22 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     return list(range(_check.integer("seeds", seeds, least=1, expected="a number >= 1, or seeds")))
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """An error as text: some errors cannot be sent from another process."""
+
+    reason: str
+    traceback: str
+
+
 def _trained(
     train: Callable[..., Report], setting: Mapping[str, Any], seed: int
-) -> Report | Exception:
+) -> Report | _Failure:
     try:
         report = train(seed=seed, **setting)
         return _check.instance("what train returned", report, Report, "what Cluster.run returns")
     except Exception as error:
-        # some errors cannot be sent from another process
-        return SimulationError(f"{type(error).__name__}: {error}")
+        return _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,7 @@ class Sweep:
             simulation = Simulation(seed=seed, backend="turbo")
             return simulation.cluster(workers, compute=Exponential(1.0)).run(updates=500)
 
-        result = sweep(train, {"workers": [4, 8]}, seeds=4)
+        result = sweep(train, {"workers": [4, 8]}, seeds=4, num_processes=1)
         assert len(result.to_rows()) == 2
     """
 
@@ -130,10 +144,7 @@ class Sweep:
         Raises:
             ValueError: there is no such setting, or no such figure.
         """
-        if dict(setting) not in [dict(each) for each in self.settings]:
-            raise ValueError(f"there is no setting {dict(setting)!r}; see `settings`")
-        place = [dict(each) for each in self.settings].index(dict(setting))
-        return [_figure(each, figure) for each in self.reports[place]]
+        return [_figure(each, figure) for each in self._of(setting)]
 
     def interval(self, setting: Mapping[str, Any], figure: Figure) -> Interval:
         """The mean over seeds, and its 90 % confidence interval.
@@ -144,9 +155,12 @@ class Sweep:
                 as `lambda report: report.secs_to(0.1)`.
 
         Raises:
-            ValueError: there is no such setting, or no such figure.
+            ValueError: there is no such setting, or no such figure, or it is not finite with some
+                seed, such as the seconds to a loss that was not reached.
         """
-        return interval_of(self.values(setting, figure))
+        values = self.values(setting, figure)
+        self._check_finite(setting, values)
+        return interval_of(values)
 
     def difference(
         self, setting: Mapping[str, Any], other: Mapping[str, Any], figure: Figure
@@ -156,26 +170,52 @@ class Sweep:
         As both had the same delays, this is narrower than the intervals of the two.
 
         Raises:
-            ValueError: there is no such setting, or no such figure.
+            ValueError: there is no such setting, or no such figure, or it is not finite with some
+                seed.
         """
-        pairs = zip(self.values(setting, figure), self.values(other, figure), strict=True)
-        return interval_of([one - two for one, two in pairs])
+        ones, twos = self.values(setting, figure), self.values(other, figure)
+        self._check_finite(setting, ones)
+        self._check_finite(other, twos)
+        return interval_of([one - two for one, two in zip(ones, twos, strict=True)])
 
     def to_rows(self, figures: Sequence[str] = _FIGURES) -> list[dict[str, Any]]:
-        """A row for each setting: its options, and each figure with `_low` and `_high`."""
+        """A row for each setting: its options, and each figure with `_low` and `_high`.
+
+        These two are not a number where a figure is not finite with some seed, such as a loss of a
+        training that has diverged.
+        """
         rows = []
         for setting in self.settings:
             row = dict(setting)
             for name in figures:
                 if any(each.summary_row().get(name) is None for each in self._of(setting)):
                     continue  # such as a loss, where none was recorded
-                found = self.interval(setting, name)
+                found = interval_of(self.values(setting, name))
                 row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
             rows.append(row)
         return rows
 
     def _of(self, setting: Mapping[str, Any]) -> Sequence[Report]:
-        return self.reports[[dict(each) for each in self.settings].index(dict(setting))]
+        for each, reports in zip(self.settings, self.reports, strict=True):
+            if each.keys() == setting.keys() and all(
+                _is_equal(value, setting[name]) for name, value in each.items()
+            ):
+                return reports
+        raise ValueError(f"there is no setting {dict(setting)!r}; see `settings`")
+
+    def _check_finite(self, setting: Mapping[str, Any], values: Sequence[float]) -> None:
+        for seed, value in zip(self.seeds, values, strict=True):
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"the figure is {value} at {dict(setting)!r} with seed {seed}, so its mean has "
+                    "no interval; look at `values`, or let the trainings run for longer"
+                )
+
+
+def _is_equal(one: Any, two: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
+        return np.array_equal(one, two)
+    return one is two or bool(one == two)
 
 
 def _figure(report: Report, figure: Figure) -> float:

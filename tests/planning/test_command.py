@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -247,8 +249,30 @@ def test_a_process_that_dies_is_an_error_that_names_its_setting(
     command = [sys.executable, "-m", "asynchooks", "plan", recorded, "--program", f"{program}:main"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "a process died with {'concurrency': " in done.stderr
+    assert "a process died with {'concurrency': 8} (exit code 7): " in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.faults
+def test_ctrl_c_ends_all_processes_at_once(recorded: str, tmp_path: Path) -> None:
+    program = tmp_path / "long.py"
+    text = Path(program_of_sleeps.__file__).read_text()
+    program.write_text(
+        text.replace("StopAtStepHook(60)", "StopAtStepHook(60 if concurrency == 4 else 10**7)")
+    )
+    command = [
+        sys.executable, "-m", "asynchooks", "plan", recorded, "--program", f"{program}:main",
+        "--set", "concurrency=6,7,8", "--processes", "2", "--allow-mismatch",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert any(b"recorded settings" in line for line in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
 
 
 @pytest.mark.faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -89,8 +90,10 @@ def test_a_training_that_fails_names_its_setting() -> None:
             raise KeyError("no")
         return train(seed, Asynchronous(), workers)
 
-    with pytest.raises(SimulationError, match=r"at \{'workers': 3\} with seed 0 .*KeyError"):
+    expected = r"at \{'workers': 3\} with seed 0 failed: KeyError: 'no'"
+    with pytest.raises(SimulationError, match=expected) as caught:
         sweep(fails, {"workers": [2, 3]}, seeds=2, num_processes=1)
+    assert "in fails" in str(caught.value.__cause__)  # the traceback of the training
     with pytest.raises(SimulationError, match="what train returned is 3"):
         sweep(lambda seed: 3, {}, seeds=1)  # type: ignore[arg-type, return-value]
 
@@ -105,28 +108,77 @@ def test_wrong_arguments_of_a_sweep_are_refused() -> None:
     for seeds in (0, [], [1, 1], [-1]):
         with pytest.raises(ValueError, match="seed"):
             sweep(train, {}, seeds=seeds)
+    with pytest.raises(ValueError, match="options have 'seed'"):
+        sweep(train, {"seed": [1]})
+    for num_processes in (0, -1):
+        with pytest.raises(ValueError, match=f"num_processes is {num_processes}"):
+            sweep(train, {}, num_processes=num_processes)
+
+
+def test_options_may_be_arrays() -> None:
+    def starts(seed: int, parameters: Any) -> Report:
+        return train(seed, Asynchronous())
+
+    result = sweep(starts, {"parameters": [np.zeros(2), np.ones(2)]}, seeds=2, num_processes=1)
+    assert len(result.to_rows()) == 2
+    assert result.values({"parameters": np.ones(2)}, "updates") == [300.0, 300.0]
+    with pytest.raises(ValueError, match="there is no setting"):
+        result.values({"parameters": np.ones(3)}, "updates")
+
+
+def test_a_figure_that_is_not_finite_has_no_interval() -> None:
+    result = sweep(train, {"workers": [2, 3], "protocol": [Asynchronous()]}, num_processes=1)
+    first, second = result.settings
+
+    def late(report: Report) -> float:
+        return math.inf if report.num_workers == 3 else report.secs
+
+    assert result.interval(first, late) == result.interval(first, "secs")
+    expected = r"the figure is inf at \{'workers': 3.* with seed 0"
+    with pytest.raises(ValueError, match=expected):
+        result.interval(second, late)
+    with pytest.raises(ValueError, match=expected):
+        result.difference(first, second, late)
+    diverged = interval_of([1.0, math.inf])
+    assert diverged.mean == math.inf
+    assert math.isnan(diverged.low)
 
 
 SCRIPT = """
-    import os, signal
+    import os, signal, sys
     from asynchooks.simulation import sweep
     from tests.simulation.test_sweep import Asynchronous, train
 
     def dies(seed, workers):
-        if workers == 3:
+        if workers == 3 and MODE == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if MODE == "hang":
+            os.write(1, b"begun\\n")  # at once: two processes write it
+            while True:
+                pass
         return train(seed, Asynchronous(), workers)
 
-    sweep(dies, {"workers": [2, 3]}, seeds=2, num_processes=2)
+    MODE = sys.argv[1]
+    if MODE == "functions":
+        here = os.getpid()
+
+        def forked(seed, delay):
+            assert os.getpid() != here
+            return train(seed, Asynchronous(), delay())
+
+        found = sweep(forked, {"delay": [lambda: 2, lambda: 4]}, seeds=2, num_processes=2)
+        print([each.num_workers for group in found.reports for each in group])
+        sys.exit()
+    sweep(dies, {"workers": [2, 3, 4, 5, 6]}, seeds=[7], num_processes=2)
 """
 
 
-def run_script(tmp_path: Path) -> subprocess.Popen[str]:
+def run_script(tmp_path: Path, mode: str) -> subprocess.Popen[str]:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT))
     root = str(Path(__file__).parents[2])
     return subprocess.Popen(
-        [sys.executable, str(path)],
+        [sys.executable, str(path), mode],
         env={**os.environ, "PYTHONPATH": root},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -136,12 +188,28 @@ def run_script(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.faults
+def test_options_need_not_be_pickled(tmp_path: Path) -> None:
+    with run_script(tmp_path, "functions") as process:
+        printed, errors = process.communicate(timeout=60)
+    assert (printed, errors) == ("[2, 2, 4, 4]\n", "")
+
+
+@pytest.mark.faults
 def test_a_process_that_dies_is_an_error_with_its_setting(tmp_path: Path) -> None:
-    with run_script(tmp_path) as process:
+    with run_script(tmp_path, "die") as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "SimulationError: a process died with (" in errors
-    assert "'workers': " in errors
+    assert "SimulationError: a process died with ({'workers': 3}, 7) (exit code -9): " in errors
+
+
+@pytest.mark.faults
+def test_ctrl_c_ends_a_sweep_and_its_processes(tmp_path: Path) -> None:
+    with run_script(tmp_path, "hang") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)  # all that have its pipes are gone
+    assert "KeyboardInterrupt" in errors
 
 
 @BACKENDS
@@ -241,6 +309,12 @@ def test_batches_that_depend_on_each_other_are_joined() -> None:
     points = list(zip(np.arange(2000.0), np.cumsum(rates).tolist(), strict=True))
     wide = rate_by_batches(points)
     assert wide.high - wide.low > 0.3
+
+
+def test_a_run_whose_longest_parts_depend_on_each_other_is_too_short() -> None:
+    faster = [(float(time), time * time) for time in range(200)]
+    with pytest.raises(ValueError, match=r"20 equal parts .* depend on each other .* too short"):
+        rate_by_batches(faster)
 
 
 def test_plots_draw_a_band_over_seeds() -> None:

@@ -14,6 +14,9 @@ _NUM_BATCHES = 20
 _LEAST_BATCHES = 5
 _MOST_CORRELATED = 0.3
 """Between neighbours; above it batches are too short, and two are made one."""
+_TOO_CORRELATED = 0.6
+"""Between neighbours of all batches: above it, even the longest depend on each other. Of batches
+that do not, one run in a thousand has so much by chance."""
 
 
 class Interval(NamedTuple):
@@ -45,7 +48,12 @@ def student_t(num_degrees: int) -> float:
 
 
 def interval_of(values: Sequence[float]) -> Interval:
-    """Of the mean of independent values; infinitely wide for one alone."""
+    """Of the mean of independent values; infinitely wide for one alone.
+
+    Its ends are not a number where a value is not finite.
+    """
+    if not all(map(math.isfinite, values)):
+        return Interval(sum(values) / len(values), math.nan, math.nan)
     num, mean = len(values), math.fsum(values) / len(values)
     if num < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -63,7 +71,8 @@ def rate_by_batches(points: Sequence[tuple[float, int]]) -> Interval:
         points: (seconds, value), in order; they are taken to be on a line between two.
 
     Raises:
-        ValueError: there are too few of them.
+        ValueError: there are too few of them, or the rate changes so slowly that even the longest
+            parts depend on each other.
 
     Source: batch means, the usual method for one long run of a simulation.
     """
@@ -80,6 +89,12 @@ def rate_by_batches(points: Sequence[tuple[float, int]]) -> Interval:
         rest = rates - rates.mean()
         total = float((rest * rest).sum())
         correlation = float((rest[1:] * rest[:-1]).sum()) / total if total > 0 else 0.0
+        if num == _NUM_BATCHES and correlation > _TOO_CORRELATED:
+            raise ValueError(
+                f"the rates of {num} equal parts of the time depend on each other (correlation "
+                f"{correlation:.2f} of neighbours), so the run is too short for an interval; let "
+                "it train for several times as long, or give a longer warm_up"
+            )
         if correlation <= _MOST_CORRELATED or num // 2 < _LEAST_BATCHES:
             return interval_of(rates.tolist())
         num //= 2

@@ -158,7 +158,8 @@ class Report:
         It is made of this one run, by batch means; `sweep` makes one of several seeds.
 
         Raises:
-            ValueError: `Cluster.run` got no `warm_up`, or made too few updates after it.
+            ValueError: `Cluster.run` got no `warm_up`, or the run is too short after it: too few
+                updates, or a rate that still changes slowly.
         """
         if not self.progress:
             raise ValueError(
