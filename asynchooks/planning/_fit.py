@@ -10,9 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from .._errors import PlanError
 from . import _notes
 from ._censoring import kaplan_meier, places_by_weight
-from ._likelihood import Posterior, WorkDensity, posterior_of
+from ._likelihood import LEAST_SPREAD, Posterior, WorkDensity, posterior_of
 from ._load import LoadPath
 from ._queue import MAX_SERVERS, Served, log_num_orders, serve
 from ._service import Dependence, Evidence, Service, SizeLaw
@@ -47,7 +48,7 @@ def fit(
         began: when each recording began, by the clock of its spans; without it, with its first.
 
     Raises:
-        ValueError: no span was recorded, or all were cut.
+        PlanError: no span was recorded, or all were cut.
     """
     origins = list(began) or [float(each.begun[0]) if len(each) else 0.0 for each in recordings]
     runs = [(each, origin) for each, origin in zip(recordings, origins, strict=True) if len(each)]
@@ -55,7 +56,7 @@ def fit(
     num = len(evidence.secs)
     if not num:
         cut = f"all {len(evidence.is_cut)} spans were cut" if runs else "no span was recorded"
-        raise ValueError(
+        raise PlanError(
             f"how long {name!r} takes is not known: {cut}; record a run in which some of it ends"
         )
     return _Fit(evidence, [origin for _, origin in runs]).service()
@@ -81,15 +82,25 @@ class _Recorded:
     def density(self) -> WorkDensity:
         return WorkDensity(self.sizes)
 
+    @cached_property
+    def are_even(self) -> bool:
+        """Whether all took as long, as far as durations are known."""
+        return float(self.density.residuals(self.secs).std()) < LEAST_SPREAD
+
     def every_work(self, slowdown: float) -> Floats:
         """Of all spans, those that were cut included."""
         return _joined([each.work(slowdown) for each in self.paths], np.float64)
 
     def log_likelihood(self, slowdown: float) -> float:
-        speeds = _joined([each.speed_at_end(slowdown) for each in self.paths], np.float64)
         works = self.every_work(slowdown)
+        if self.are_even:
+            # ends a clock's jitter apart show only in which order they were seen, not the load
+            speeds = np.maximum(works[self.whole], 1e-12) / np.maximum(self.secs, 1e-12)
+        else:
+            every = _joined([each.speed_at_end(slowdown) for each in self.paths], np.float64)
+            speeds = every[self.whole]
         return self.density.log_likelihood(works[self.whole], works[self.is_cut]) + float(
-            np.log(speeds[self.whole]).sum()
+            np.log(speeds).sum()
         )
 
     def by_run(self, column: Floats) -> list[Floats]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._spans import Floats
 
-_LEAST_SPREAD = 5e-3
+LEAST_SPREAD = 5e-3
 """Relative: clocks and event loops make durations differ by as much where work does not."""
 _LEAST_WORK = 1e-3
 """Of the median: less is within the resolution of clocks, and must not outweigh all else."""
@@ -76,7 +76,7 @@ def _normal(residuals: Floats, cut: Floats, variance_of_sizes: float) -> float:
     """The greatest normal log-likelihood: by expectation and maximisation for those cut."""
     num, every = len(residuals), len(residuals) + len(cut)
     total = float(residuals @ residuals)  # their mean is zero
-    mean, spread = 0.0, max(math.sqrt(total / num), _LEAST_SPREAD)
+    mean, spread = 0.0, max(math.sqrt(total / num), LEAST_SPREAD)
     excess = _NONE
     for _ in range(_MOST_ROUNDS if len(cut) else 0):
         wide = math.sqrt(spread**2 + variance_of_sizes)
@@ -86,7 +86,7 @@ def _normal(residuals: Floats, cut: Floats, variance_of_sizes: float) -> float:
         mean = float((mean + wide * hazard).sum()) / every
         squares = float((1.0 + excess * hazard).sum()) * spread**2
         variance = (total + num * mean**2 + squares) / every
-        spread = max(math.sqrt(variance), _LEAST_SPREAD)
+        spread = max(math.sqrt(variance), LEAST_SPREAD)
         if math.dist(before, (mean, spread)) < _CONVERGED * spread:
             break
     squares = total + num * mean**2
@@ -131,7 +131,7 @@ def _gamma(residuals: Floats, cut: Floats) -> float:
 
 
 def _shape(mean: float, log_mean: float) -> float:
-    gap = max(math.log(mean) - log_mean, 0.5 * _LEAST_SPREAD**2)
+    gap = max(math.log(mean) - log_mean, 0.5 * LEAST_SPREAD**2)
     return (3.0 - gap + math.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
 
 

@@ -71,9 +71,14 @@ class Plan:
     ) -> None:
         if isinstance(traces, Trace):
             raise TypeError("traces is one Trace; give a list of them: Plan([trace])")
+        _check.instance("traces", traces, Iterable, "a list of Traces, such as [trace]")
         self.traces = tuple(traces)
         for each in self.traces:
             _check.instance("each trace", each, Trace, "a Trace, as Trace.read and plan.run give")
+        _check.instance("services", services or {}, Mapping, "a dict of Services by name, or None")
+        for name, given in (services or {}).items():
+            _check.instance("a name in services", name, str, "the name of a kind of work")
+            _check.instance(f"services[{name!r}]", given, Service, "a Service, as of plan.services")
         # their evidence is that of the samples which these may stand in place of
         self._given = {
             name: replace(each, evidence=None) for name, each in (services or {}).items()
@@ -96,13 +101,17 @@ class Plan:
         Raises:
             TraceError: a file is no trace, or has nothing of a run in it.
             OSError: a file cannot be read.
-            ValueError: no recording is given.
+            TypeError, ValueError: a recording is no path, or none is given.
         """
         if not recordings:
             raise ValueError("Plan.read got no recording; give a path: Plan.read('run.pftrace')")
         traces = []
         for each in recordings:
+            expected = "the path of a run's file, or a list of the paths of its processes' files"
+            _check.instance("a recording", each, (str, os.PathLike, Sequence), expected)
             paths = [each] if isinstance(each, str | os.PathLike) else list(each)
+            if not paths:
+                raise ValueError(f"a recording is {each!r}, without a path; give {expected}")
             traces.append(Trace.read(*paths))
         return cls(traces)
 
@@ -331,6 +340,7 @@ class Plan:
             if not self.traces:
                 raise ValueError("the plan has no trace; give `trace`")
             trace = self.traces[0]
+        _check.instance("trace", trace, Trace, "a Trace, as of plan.traces, or None")
         program = _Program.of(main, trace.settings, settings)
         _check.integer("num_runs", num_runs, least=2)
         found = self._predict(program, num_runs, seed, backend, {}, [], was_recorded=True)
@@ -543,7 +553,15 @@ def _explained(error: BaseException, player: Player, backend: str) -> BaseExcept
         return PlanError(
             f"the program needs asyncio, and was planned on trio: {error!r}. Give backend='asyncio'"
         )
-    elif isinstance(error, RuntimeError) and "running" in str(error).lower():
+    elif backend == "asyncio" and _needs_trio(error):
+        return PlanError(
+            f"the program needs trio, and was planned on asyncio: {error!r}. Give backend='trio'"
+        )
+    elif (
+        isinstance(error, RuntimeError)
+        and not isinstance(error, ForeignAwaitError)
+        and "running" in str(error).lower()
+    ):
         error.add_note(
             "in a plan an event loop runs already: await the async function, in place of calling "
             "anyio.run or asyncio.run on it"
@@ -558,6 +576,13 @@ def _needs_asyncio(error: BaseException) -> bool:
     return not isinstance(error, ForeignAwaitError) and (
         "no running event loop" in text or ("asyncio" in text and "trio" in text)
     )
+
+
+def _needs_trio(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_needs_trio, error.exceptions))
+    # as trio says wherever one of its functions is called without its event loop
+    return isinstance(error, RuntimeError) and str(error) == "must be called from async context"
 
 
 def _place_in(error: BaseException) -> str:

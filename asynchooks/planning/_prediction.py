@@ -125,6 +125,9 @@ class Check:
 
         Args:
             name: "rate", "staleness", "max_staleness" or "idle_share".
+
+        Raises:
+            ValueError: there is no such figure.
         """
         off, chance = self._off(name)
         return math.sqrt(max(0.0, off * off - chance * chance))
@@ -135,6 +138,8 @@ class Check:
         return max(0.0, off - chance)
 
     def _off(self, name: str) -> tuple[float, float]:
+        if name not in FIGURES:
+            raise ValueError(f"name is {name!r}; give one of {', '.join(FIGURES)}")
         measured, estimate = getattr(self.measured, name), getattr(self.prediction, name)
         if not estimate.value > 0 or math.isnan(measured):
             return (math.nan, math.nan) if math.isnan(measured) else (0.0, 0.0)

@@ -16,6 +16,12 @@ _PLAUSIBLE = 0.97
 """At least; a handful out of order is what the jitter of an event loop makes."""
 _JITTER_SECS = 5e-4
 """How late an event loop may see a beginning or an end, in seconds."""
+_NO_TIME = 0.02
+"""Of the mean: a service that took less did not take a turn of its own."""
+_MOST_WITHOUT_TIME = 0.5
+"""Share of those that waited. Work that takes as long each time, begun together, ends together, as
+if a queue had done one of all and then the others at once: their services are the jitter of clocks,
+whose density is greater than that of any time which work takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +36,16 @@ class Served:
     """bool, shape (n,): it ended before those that it had to wait for, beyond jitter."""
     num_waited: int
     """Of those that ended: how many found all servers busy."""
+    num_without_time: int
+    """Of those that waited: how many were done at once when their turn had come."""
 
     @property
     def is_plausible(self) -> bool:
-        """Whether hardly a span of those that had to wait contradicts the queue."""
-        return float(self.contradicts.sum()) <= (1.0 - _PLAUSIBLE) * self.num_waited
+        """Whether those that had to wait took turns, and hardly one contradicts the queue."""
+        return (
+            float(self.contradicts.sum()) <= (1.0 - _PLAUSIBLE) * self.num_waited
+            and self.num_without_time <= _MOST_WITHOUT_TIME * self.num_waited
+        )
 
 
 def log_num_orders(spans: Spans) -> float:
@@ -73,4 +84,11 @@ def serve(spans: Spans, num_servers: int) -> Served:
     waited = ended - secs > spans.begun
     waited &= ~spans.is_cut
     slack = min(_JITTER_SECS, 0.2 * float(np.median(np.abs(secs))))
-    return Served(secs, served, waited & (secs < -slack), int(np.count_nonzero(waited)))
+    at_once = waited & (secs < _NO_TIME * float(np.maximum(secs, 0.0).mean()))
+    return Served(
+        secs,
+        served,
+        waited & (secs < -slack),
+        int(np.count_nonzero(waited)),
+        int(np.count_nonzero(at_once)),
+    )

@@ -169,6 +169,8 @@ class span:  # noqa: N801 - read as a statement: `async with span("reward"):`
 
     def __init__(self, name: str) -> None:
         self._name = _check.instance("name", name, str, "the name of the block, such as 'reward'")
+        if not name:
+            raise ValueError("name is ''; give the name of the block, such as 'reward'")
         self._open: list[Span | None] = []
 
     def __enter__(self) -> None:

@@ -231,7 +231,10 @@ class Trace:
         if not any(len(each) for each in work):
             work = [self.find(STEP, Kind.RUN)]
         busy = _outermost(Spans.joined(work))
-        return 1.0 - _secs_within(busy, start, end) / total if total > 0 else math.nan
+        if not total > 0:
+            return math.nan
+        # sums of the same seconds differ by rounding
+        return max(0.0, 1.0 - _secs_within(busy, start, end) / total)
 
     def under_way(self, name: str, kind: Kind | None = None) -> tuple[Floats, Floats]:
         """(Times, how many are under way from each on), of the spans of a name."""

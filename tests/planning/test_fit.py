@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from asynchooks.planning import PlanError
 from asynchooks.planning._fit import fit
 from asynchooks.planning._service import Beyond, Dependence, Service
 from asynchooks.planning._spans import Floats, Spans
@@ -148,6 +149,24 @@ def test_a_shared_processor_is_no_queue() -> None:
         assert service.samples.mean() == pytest.approx(works.mean(), rel=0.08)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.001, 0.002, 0.008, 0.02, 0.2])
+@pytest.mark.parametrize("num_clients", [4, 8, 16])
+def test_even_work_that_begins_together_neither_queues_nor_shares(
+    num_clients: int, spread: float
+) -> None:
+    rng = np.random.default_rng(num_clients)
+    secs = 0.5 * rng.uniform(1.0 - spread, 1.0 + spread, (100, num_clients))
+    starts = np.concatenate([[0.0], np.cumsum(secs.max(axis=1))[:-1]])
+    # an event loop begins one after the other
+    late = np.arange(num_clients) * 2e-5 + rng.uniform(0.0, 1e-5, secs.shape)
+    begun = (starts[:, None] + late).ravel()
+    ended = begun + secs.ravel() + rng.uniform(0.0, 1e-4, secs.size)
+    order = np.argsort(begun, kind="stable")
+    service = fitted(Spans.of(begun[order], ended[order]))
+    assert service.dependence is FREE
+    assert service.samples.mean() == pytest.approx(0.5, rel=0.02)
+
+
 def test_a_queue_of_cut_waits_is_still_found() -> None:
     rng = np.random.default_rng(0)
     spans = simulated(
@@ -252,9 +271,9 @@ def test_a_description_is_json() -> None:
 
 def test_a_kind_that_was_never_whole_is_named() -> None:
     cut = Spans.of(np.zeros(3), np.ones(3), is_cut=np.ones(3, np.bool_))
-    with pytest.raises(ValueError, match=r"'rollout' takes is not known: all 3 spans were cut"):
+    with pytest.raises(PlanError, match=r"'rollout' takes is not known: all 3 spans were cut"):
         fitted(cut)
-    with pytest.raises(ValueError, match=r"'rollout' takes is not known: no span was recorded"):
+    with pytest.raises(PlanError, match=r"'rollout' takes is not known: no span was recorded"):
         fitted(Spans.none())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,9 +14,9 @@ import pytest
 
 from asynchooks import FunctionSessionCreator, MonitoredSession, StopAtStepHook
 from asynchooks._engine.recording import Kind
-from asynchooks.planning import Dependence, Estimate, Figures, Plan, PlanError, Trace, timed
+from asynchooks.planning import Dependence, Estimate, Figures, Plan, PlanError, Trace, span, timed
 from asynchooks.planning._prediction import estimates
-from asynchooks.simulation import DeadlockError, current_simulation
+from asynchooks.simulation import DeadlockError, ForeignAwaitError, current_simulation
 
 from .planned import (
     learn,
@@ -162,6 +163,13 @@ async def steps_of_size(size: int = 8, num: int = 60) -> None:
 
     hooks = [StopAtStepHook(last_step=num)]
     async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        while not session.should_stop():
+            await session.run("loss")
+
+
+async def steps_in_a_row(num: int) -> None:
+    hooks = [StopAtStepHook(last_step=num)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(lambda: learn(None))) as session:
         while not session.should_stop():
             await session.run("loss")
 
@@ -331,6 +339,36 @@ def test_main_is_an_async_function_of_the_settings() -> None:
         Plan([])
 
 
+def test_arguments_of_the_wrong_type_are_refused() -> None:
+    plan = Plan([recorded(SERVER)])
+    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (TypeError, r"traces is 3; give a list of Traces", lambda: Plan(3)),  # type: ignore[arg-type]
+        (TypeError, r"services is \[3\]; give a dict", lambda: Plan([], services=[3])),  # type: ignore[arg-type]
+        (TypeError, r"services\['a'\] is 3; give a Service", lambda: Plan([], services={"a": 3})),  # type: ignore[dict-item]
+        (TypeError, r"a recording is None; give the path", lambda: Plan.read(None)),  # type: ignore[arg-type]
+        (ValueError, r"a recording is \[\], without a path", lambda: Plan.read([])),
+        (TypeError, r"trace is 3; give a Trace", lambda: plan.check(train_with_server, trace=3)),  # type: ignore[arg-type]
+        (ValueError, r"name is 'speed'; give one of rate,",
+         lambda: plan.check(train_with_server, num_runs=2).error("speed")),
+        (ValueError, r"name is ''; give the name of the block", lambda: span("")),
+    ]  # fmt: skip
+    for error, message, call in wrong:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_work_that_was_only_cut_has_no_plan() -> None:
+    trace = recorded(SERVER)
+    cut = changed(trace, "compute", is_cut=np.ones(len(trace.find("compute")), np.bool_))
+    with pytest.raises(PlanError, match=r"how long 'compute' takes is not known: all \d+ spans"):
+        Plan([cut]).predict(train_with_server, num_runs=2)
+
+
+def test_sessions_that_are_never_idle_have_an_idle_share_of_zero() -> None:
+    for num in range(20, 40):
+        assert ROLLOUTS.run(steps_in_a_row, backend="turbo", num=num).figures().idle_share >= 0.0
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_loop_of_its_own_is_refused(backend: Any) -> None:
     async def main() -> None:
@@ -352,6 +390,29 @@ def test_a_program_for_asyncio_is_refused_on_trio() -> None:
     assert ROLLOUTS.run(main).ended > 1.0
     with pytest.raises(PlanError, match="needs asyncio, and was planned on trio"):
         ROLLOUTS.run(main, backend="trio")
+
+
+def test_a_program_for_trio_is_refused_on_asyncio() -> None:
+    import trio
+
+    async def main() -> None:
+        await learn(None)
+        await trio.sleep(1.0)
+
+    assert ROLLOUTS.run(main, backend="trio").ended > 1.0
+    with pytest.raises(PlanError, match="needs trio, and was planned on asyncio"):
+        ROLLOUTS.run(main)
+
+
+def test_what_turbo_cannot_run_is_no_second_event_loop() -> None:
+    async def main() -> None:
+        await learn(None)
+        async with anyio.create_task_group():
+            pass
+
+    with pytest.raises(ForeignAwaitError) as caught:
+        ROLLOUTS.run(main, backend="turbo")
+    assert not any("event loop runs" in each for each in getattr(caught.value, "__notes__", []))
 
 
 def test_a_wait_for_ever_says_that_nothing_comes_from_outside() -> None:
