@@ -293,7 +293,7 @@ def test_a_program_trains_with_the_wheel_alone(programs: Path, tmp_path: Path) -
     done = run(programs / "python", CONSUMER, tmp_path / "checkpoints", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        f"asynchooks {asynchooks.__version__}", "trained: True", "simulated: 100",
+        f"asynchooks {asynchooks.__version__}", "trained: 20 True", "simulated: 100",
     ]  # fmt: skip
 
 

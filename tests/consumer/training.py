@@ -78,19 +78,24 @@ async def main(directory: str) -> None:
     assert_type(items, Stage[NDArray[np.float64]])
     creator = SharedSessionCreator(FunctionSessionCreator(step), num_workers=2)
     saver = StateDictSaver(model={"weights": weights})
-    losses = Losses()
+    losses = Losses(), Losses()
     first: list[SessionRunHook] = [
         CheckpointSaverHook(directory, save_steps=10, saver=saver, background=True),
         StopAtStepHook(last_step=20),
         FeedHook(items, "target"),
-        losses,
+        losses[0],
     ]
-    second: list[SessionRunHook] = [StopAtStepHook(last_step=20), FeedHook(items, "target")]
+    second: list[SessionRunHook] = [
+        StopAtStepHook(last_step=20),
+        FeedHook(items, "target"),
+        losses[1],
+    ]
     async with anyio.create_task_group() as group:
         group.start_soon(train, first, creator)
         group.start_soon(train, second, creator)
     print("asynchooks", __version__)
-    print("trained:", bool(losses.values) and 1.0 < weights[0] < 4.0)
+    num_losses = sum(len(each.values) for each in losses)
+    print("trained:", num_losses, bool(1.0 < weights[0] < 4.0))
 
 
 def simulate() -> None:
