@@ -135,9 +135,12 @@ class StalenessCounts:
 
     def of(self, worker: int | None) -> dict[int, int]:
         """The counts of one worker, or of all, by staleness in rising order."""
+        if worker is not None:
+            return dict(sorted(self.by_worker[worker].items()))
         total: Counter[int] = Counter()
-        for counts in self.by_worker if worker is None else (self.by_worker[worker],):
-            total.update(counts)
+        for counts in self.by_worker:
+            for staleness, count in counts.items():
+                total[staleness] += count
         return dict(sorted(total.items()))
 
     def state(self) -> Any:

@@ -1,19 +1,17 @@
-"""A server's part of a step for a caller that parks by itself: the waits of this room's protocols.
+"""Pushes at a server for a caller without tasks, which is called at what ends the waits of workers.
 
-It is for simulations of many workers, in which coroutines that await one another take most of the
-time. Everything happens as by `begin_step`, `pull`, `push` and `end_step` of the server.
+It is for simulations of many workers, in which tasks take most of the time. Everything else happens
+as by `push` of the server.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from .._engine.base import Slot
-from .._engine.current import current_engine
 from .._engine.stop import surrounding_stop
-from ._gradients import Collected, Gradient, Outcome, Pushed
+from ._gradients import Collected, Gradient, Outcome
 from ._policies import (
     Asynchronous,
     DiscardStale,
@@ -28,8 +26,7 @@ from ._server import ParameterServer, Protocol
 
 _new_tuple: Any = tuple.__new__  # as calling a named tuple, in half the time
 
-WakeAll = Callable[[Iterable[Slot]], None]
-PushFunction = Callable[[int, Any, int], Pushed]
+PushFunction = Callable[[int, Any, int], tuple[Outcome, int]]
 """(worker, gradient, version) -> its outcome and staleness."""
 
 _WAIT_FOR_UPDATE = frozenset({Synchronous, KSync, KAsync})
@@ -42,17 +39,21 @@ class InlineServer:
     Args:
         server: `can_inline` holds for it.
         counts_only: whether all gradients are zeros, which change no parameters.
-        wake_all: wakes slots of the present engine.
+        has_updated: called at an update, in place of notifying workers.
+        has_moved_slowest: called as the slowest clock has moved, likewise.
     """
 
-    __slots__ = (
-        "clocks", "gate", "push", "server", "slowest_bound", "waits", "waits_for_update",
-    )  # fmt: skip
+    __slots__ = ("clocks", "gate", "is_obsolete", "push", "slowest_bound", "waits_for_update")
 
-    def __init__(self, server: ParameterServer, *, counts_only: bool, wake_all: WakeAll) -> None:
-        self.server = server
+    def __init__(
+        self,
+        server: ParameterServer,
+        counts_only: bool,
+        has_updated: Callable[[], object],
+        has_moved_slowest: Callable[[], object],
+    ) -> None:
         self.gate = server._gate
-        self.waits = server._waits
+        self.is_obsolete = server._is_obsolete
         self.clocks = server._clocks
         protocol = _innermost(server.protocol)
         self.waits_for_update = type(protocol) in _WAIT_FOR_UPDATE
@@ -62,64 +63,59 @@ class InlineServer:
             self.slowest_bound = protocol.staleness
         # adding zeros changes no bit of a float64
         counts_only = counts_only and server._updates.is_plain and server._rate is not None
-        self.push = _push_of(server, counts_only=counts_only, wake_all=wake_all)
-
-    def slot(self, worker: int) -> Slot:
-        """The only slot that this worker will wait in, for an update or the slowest worker."""
-        slot = Slot(current_engine(), f"an update with the gradient of worker {worker}")
-        self.waits._parked[worker] = [slot]
-        return slot
-
-    def has_collected(self, worker: int) -> bool:
-        return worker in self.server._collected.workers
-
-    def check_continues(self, worker: int) -> None:
-        """StopTraining if training is over for this worker."""
-        self.server._check_continues(worker)
+        self.push = _push_of(server, counts_only, has_updated, has_moved_slowest)
 
 
-def _push_of(server: ParameterServer, *, counts_only: bool, wake_all: WakeAll) -> PushFunction:
+def _push_of(
+    server: ParameterServer,
+    counts_only: bool,
+    has_updated: Callable[[], object],
+    has_moved_slowest: Callable[[], object],
+) -> PushFunction:
     """What does the same as `server.push`; it leaves the rare cases to that."""
-    gate, clocks, waits, updates = server._gate, server._clocks, server._waits, server._updates
-    waiters, watchers = server.global_step.admission.waiters, waits.watchers
-    by_worker, tick, left = server._staleness.by_worker, clocks.tick, clocks.left
+    gate, clocks, updates = server._gate, server._clocks, server._updates
+    waiters = server.global_step.admission.waiters
+    by_worker, tick = server._staleness.by_worker, clocks.tick
     protocol = _innermost(server.protocol)
     is_async = type(protocol) in (Asynchronous, StaleSynchronous)
-    abandons_stale = server.protocol.abandons_stale
-    only_current = abandons_stale  # of those: only gradients of the present version
+    only_current = server.protocol.abandons_stale
     one_of_each = type(protocol) in (Synchronous, KSync)
     bound = _bound(server.protocol)
-    # unless a worker has left
+    is_choosy = bound < math.inf or only_current or one_of_each
     num_needed = 1 if is_async else getattr(protocol, "k", server.num_workers)
     applied, collected = Outcome.APPLIED, Outcome.COLLECTED
 
-    def has_updated(value: int) -> None:
+    def update_to(value: int) -> None:
         limit = gate.limit
         if waiters.next_step <= value or gate.askers or (limit is not None and value >= limit):
             server._has_updated()
-            return
-        gate.value = value
-        if abandons_stale and watchers:
-            waits.abandon(server._is_obsolete)
-        if waits.for_next:
-            slots, waits.for_next = waits.for_next, {}
-            wake_all(slots)
+        else:
+            gate.value = value
+        has_updated()
 
-    def push(worker: int, gradient: Any, version: int) -> Pushed:
-        now, limit, values = gate.value, gate.limit, clocks.values
+    def push_by_server(worker: int, gradient: Any, version: int) -> tuple[Outcome, int]:
+        value, slowest = gate.value, clocks.slowest
+        pushed = server.push(worker, gradient, version)
+        if gate.value != value:
+            has_updated()
+        if clocks.slowest != slowest:
+            has_moved_slowest()
+        return pushed
+
+    def refuses(worker: int, staleness: int) -> bool:
+        return (
+            staleness > bound
+            or (only_current and staleness > 0)
+            or (one_of_each and worker in server._collected.workers)
+        )
+
+    def push(worker: int, gradient: Any, version: int) -> tuple[Outcome, int]:
+        now, limit = gate.value, gate.limit
         staleness = now - version
+        if (limit is not None and now >= limit) or (is_choosy and refuses(worker, staleness)):
+            return push_by_server(worker, gradient, version)
         kept = server._collected
         gradients = kept.gradients
-        if (
-            left
-            or server.is_closed
-            or staleness < 0
-            or staleness > bound
-            or (limit is not None and now >= limit)
-            or (only_current and staleness)
-            or (one_of_each and worker in kept.workers)
-        ):
-            return server.push(worker, gradient, version)
         if not counts_only:
             gradient = updates.checked("gradient", gradient)
         outcome = applied
@@ -132,7 +128,7 @@ def _push_of(server: ParameterServer, *, counts_only: bool, wake_all: WakeAll) -
             counts = by_worker[worker]
             counts[staleness] = counts.get(staleness, 0) + 1
             server.num_applied += 1
-            has_updated(now + 1)
+            update_to(now + 1)
         elif len(gradients) + 1 < num_needed:
             if not counts_only:
                 gradient = updates.kept(gradient)
@@ -147,19 +143,25 @@ def _push_of(server: ParameterServer, *, counts_only: bool, wake_all: WakeAll) -
                 counts[staleness_of] = counts.get(staleness_of, 0) + 1
             server.num_applied += len(gradients)
             server._collected = Collected()
-            has_updated(now + 1)
+            update_to(now + 1)
         else:
             outcome = server._collect(Gradient(worker, version, updates.kept(gradient)))
-        clock, num_at = values[worker], clocks.num_at
+            if gate.value != now:
+                has_updated()
+        values, num_at = clocks.values, clocks.num_at
+        clock = values[worker]
         num = num_at[clock]
-        if num > 1:  # as `tick`: the slowest stays
-            num_at[clock] = num - 1
+        if num == 1 and clock == clocks.slowest:
+            tick(worker)
+            has_moved_slowest()
+        else:
+            if num > 1:
+                num_at[clock] = num - 1
+            else:
+                del num_at[clock]
             values[worker] = clock = clock + 1
             num_at[clock] = num_at.get(clock, 0) + 1
-        elif tick(worker):
-            waits.notify_slowest(clocks.slowest)
-        pushed: Pushed = _new_tuple(Pushed, (outcome, staleness))
-        return pushed
+        return outcome, staleness
 
     return push
 
@@ -169,7 +171,7 @@ def can_inline(server: ParameterServer) -> bool:
     kind = type(_innermost(server.protocol))
     is_known = kind in _WAIT_FOR_UPDATE or kind in _WAIT_FOR_NOTHING or kind is StaleSynchronous
     is_own = type(server) is ParameterServer and "push" not in vars(server)
-    return is_known and is_own and surrounding_stop.get() is None
+    return is_known and is_own and not server.num_collected and surrounding_stop.get() is None
 
 
 def _bound(protocol: Protocol) -> float:

@@ -11,7 +11,7 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop
 from .._errors import StopTraining
 from .._step.global_step import GlobalStep
-from .._step.waiters import Waiter, Waiters
+from .._step.waiters import Waiters
 from .._stopping.tasks import SlotCall
 
 ABANDONED = Sentinel("ABANDONED")
@@ -54,13 +54,6 @@ class Waits:
             await self._park(worker, slot)
         finally:
             self._for_slowest.leave(waiter)
-
-    def add_for_slowest(self, clock: int, slot: Slot) -> Waiter:
-        """Register a slot for `notify_slowest`, until `leave_slowest`."""
-        return self._for_slowest.add(clock, slot, None)
-
-    def leave_slowest(self, waiter: Waiter) -> None:
-        self._for_slowest.leave(waiter)
 
     async def _park(self, worker: int, slot: Slot) -> None:
         own = self._parked.setdefault(worker, [])

@@ -110,7 +110,7 @@ async def test_a_cancelled_timer_never_fires_and_leaves_the_heap(simulation: Sim
     for _ in range(5000):
         asyncio.get_running_loop().call_later(1e9, pytest.fail).cancel()
     await asyncio.sleep(1)
-    assert len(simulation.kernel._heap) < 1100
+    assert len(simulation.kernel.heap) < 1100
 
 
 @on_asyncio

@@ -130,14 +130,14 @@ async def test_entries_that_wake_no_task_are_swept(simulation: Simulation) -> No
     for _ in range(4000):  # woken long before their deadlines
         await simulation.sleep(0.5)
         slots.pop().wake()
-    assert len(kernel._heap) < 1100
+    assert len(kernel.heap) < 1100
     waiting.cancel()
     for _ in range(2000):  # cancelled long before their ends
         task = simulation.start(simulation.sleep, 1e9)
         await simulation.sleep(0.5)
         task.cancel()
         await task.wait(until=1e8)
-    assert len(kernel._heap) < 1100
+    assert len(kernel.heap) < 1100
 
 
 @simulated

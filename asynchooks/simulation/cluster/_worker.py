@@ -255,6 +255,12 @@ class Worker:
                 await cluster.queue.serve()
             finally:
                 self.time.spend("served", begun)
+        return await self.arrive(gradient, version)
+
+    async def arrive(self, gradient: Any, version: int | None = None) -> Pushed:
+        """As `push`, of a gradient that is at the server."""
+        cluster = self.cluster
+        version = self.version if version is None else version
         pushed = cluster.server.push(self.index, gradient, version)
         if cluster.timeline.is_kept:
             now, after = cluster.kernel.time, cluster.server.version

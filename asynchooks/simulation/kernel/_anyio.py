@@ -139,7 +139,7 @@ class AnyioKernel(Kernel):
             self._seen = self.entry
             return
         self.count_turn(self.time)
-        if self._turns_here > self._max_turns:
+        if self._turns_here > self.max_turns:
             is_ending = self.is_ending
             self._refuse_livelock("of another library's waits")
             if self.is_ending and not is_ending:  # its entries would never fire

@@ -13,7 +13,7 @@ import math
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,7 @@ class Call:
     is_guarded = True
     run = None
     is_daemon = False
+    takes_itself_out = False
 
     def __init__(self, fn: Callable[[], object], what: str) -> None:
         self.due = 0
@@ -196,15 +197,18 @@ class Kernel(Engine):
         self._condition: Callable[[], bool] | None = None  # checked before each entry
         self.may_end_by_time = False  # by a condition that time alone fulfils
         self._num_outside = 0  # pieces of outside work under way
-        self._heap: list[tuple[float, int, Any]] = []
-        self._next_order = (itertools.count(1) if orders is None else orders).__next__
+        self.heap: list[tuple[float, int, Any]] = []
+        self.fires_in_order_of_asking = orders is None  # at equal times
+        self.next_order = (itertools.count(1) if orders is None else orders).__next__
         self._last_orders = itertools.count(_AFTER_ALL).__next__
         self._num_stale = 0  # entries that fire nothing
-        self._max_turns = max_turns
+        self.max_turns = max_turns
         self._turns_at = -1.0  # the time at which these were counted:
         self._turns_here = 0  # entries fired
         self._most_live = 0  # most tasks alive at once, counted as tasks end
         self._to_end: set[KernelTask] = set()  # live, and cancelled by the end of the run
+        # called before tasks are ended, counted or described: workers without one get theirs
+        self.unfolds: list[Callable[[], object]] = []
         self._thread = threading.get_ident()
         self._thread_wakes: deque[tuple[Slot, Any]] = deque()  # wake-ups from other threads
         self._num_started = 0
@@ -230,6 +234,11 @@ class Kernel(Engine):
         self._update_fast_path()
 
     @property
+    def has_condition(self) -> bool:
+        """Whether a condition is checked before each entry."""
+        return self._condition is not None
+
+    @property
     def time(self) -> float:
         """The current time, in virtual seconds."""
         return self.entry[0]
@@ -243,8 +252,24 @@ class Kernel(Engine):
 
     def push(self, time: float, target: Target) -> None:
         """Let the target fire once, at that time."""
-        order = target.due = self._next_order()
-        heapq.heappush(self._heap, (time, order, target))
+        order = target.due = self.next_order()
+        heapq.heappush(self.heap, (time, order, target))
+
+    def push_in_order(self, time: float, order: Any, target: Target) -> None:
+        """As `push`, in place of what was asked for at that order."""
+        target.due = order
+        heapq.heappush(self.heap, (time, order, target))
+
+    def take_out(self, target: Target) -> None:
+        """Remove the target's entry: its order may be asked for again."""
+        target.due = 0
+        self.heap[:] = [each for each in self.heap if each[2] is not target]
+        heapq.heapify(self.heap)
+
+    def unfold(self) -> None:
+        """Let each worker have a task."""
+        for each in list(self.unfolds):
+            each()
 
     def wake(self, slot: Slot, value: Any = None) -> None:
         if threading.get_ident() != self._thread:
@@ -258,22 +283,6 @@ class Kernel(Engine):
                 if waiter.due:
                     self.forget(waiter)
                 self.push(self.entry[0], waiter)
-
-    def wake_all(self, slots: Iterable[Slot]) -> None:
-        """Wake slots in order, from this thread."""
-        heap, next_order, time = self._heap, self._next_order, self.entry[0]
-        for slot in slots:
-            if slot.engine is not self:
-                slot.wake()
-            elif not slot.is_woken:
-                slot.is_woken = True
-                waiter = slot.waiter
-                if waiter is not None:
-                    if waiter.due:
-                        self.forget(waiter)
-                    order = waiter.due = next_order()
-                    heapq.heappush(heap, (time, order, waiter))
-        self.turn_due_at = -math.inf
 
     def wake_from_signal(self, slot: Slot, value: Any = None) -> None:
         # the handler may have interrupted a change of the heap
@@ -296,7 +305,7 @@ class Kernel(Engine):
         slot = Slot(self, "quiescence")
         call = Call(slot.wake, "quiescence")
         call.due = order = self._last_orders()
-        heapq.heappush(self._heap, (self.time, order, call))
+        heapq.heappush(self.heap, (self.time, order, call))
         await self.park(slot)
 
     def hold(self, secs: float) -> None:
@@ -304,7 +313,8 @@ class Kernel(Engine):
 
         What would have fired meanwhile fires afterwards, in the same order.
         """
-        heap, (now, order, running) = self._heap, self.entry
+        self.unfold()
+        heap, (now, order, running) = self.heap, self.entry
         until, late, own = now + secs, [], None
         while heap and heap[0][0] < until:
             entry = heapq.heappop(heap)
@@ -387,6 +397,7 @@ class Kernel(Engine):
                 self.error.add_note("later: more errors, left out")
         if self.is_ending:
             return
+        self.unfold()
         self.is_ending = True
         self.stop_when(math.inf, None)  # clean-up may take any virtual time
         self._cancel_all()
@@ -405,7 +416,7 @@ class Kernel(Engine):
         None means that tasks wait for work outside of the simulation, that the run is over, or
         that the event loop's own timer at `before` comes first: time has advanced to that.
         """
-        heap = self._heap
+        heap = self.heap
         while True:
             if self._thread_wakes:
                 self.deliver()
@@ -434,7 +445,7 @@ class Kernel(Engine):
                     self.entry = (time, 0, None)
                 return None
             self.count_turn(time)
-            if self._turns_here > self._max_turns and self._refuse_livelock(repr(target)):
+            if self._turns_here > self.max_turns and self._refuse_livelock(repr(target)):
                 if self.broken_by is not None:
                     return NOTHING  # tasks run now
                 continue
@@ -449,9 +460,9 @@ class Kernel(Engine):
         """Let the target's entry fire nothing; the heap is swept when there are many of these."""
         target.due = 0
         self._num_stale += 1
-        if self._num_stale > _KEPT_STALE and 2 * self._num_stale > len(self._heap):
-            self._heap[:] = [each for each in self._heap if each[2].due == each[1]]
-            heapq.heapify(self._heap)
+        if self._num_stale > _KEPT_STALE and 2 * self._num_stale > len(self.heap):
+            self.heap[:] = [each for each in self.heap if each[2].due == each[1]]
+            heapq.heapify(self.heap)
             self._num_stale = 0
 
     def is_left_to_daemons(self, *, later: bool = False) -> bool:
@@ -461,7 +472,7 @@ class Kernel(Engine):
         since = self.time if later else -math.inf
         return all(
             target.due != order or target.is_daemon or time <= since
-            for time, order, target in self._heap
+            for time, order, target in self.heap
         )
 
     def _has_foreign_timers(self) -> bool:
@@ -470,6 +481,7 @@ class Kernel(Engine):
 
     def describe_waits(self) -> str:
         """A text with a line for each thing that tasks other than daemons wait for."""
+        self.unfold()
         daemons = {task.name for task in self.live if task.is_daemon}
         return describe(each for each in self.running_tasks() if each[0] not in daemons)
 
@@ -491,12 +503,13 @@ class Kernel(Engine):
 
     def _refuse_livelock(self, what: str) -> bool:
         """End the run if the tasks took too many turns without spending time."""
+        self.unfold()
         num_tasks = max(self._most_live, len(self.live))
-        if self._turns_here <= self._max_turns * num_tasks:
+        if self._turns_here <= self.max_turns * num_tasks:
             return False
         self._turns_here = 0
         error = LivelockError(
-            f"{num_tasks} tasks took more than {self._max_turns} turns each at virtual time "
+            f"{num_tasks} tasks took more than {self.max_turns} turns each at virtual time "
             f"{self.time!r}, the last of them {what}: they run on without spending time. Let them "
             "sleep or compute for more than 0 s, or give Simulation a larger max_turns."
         )
@@ -524,6 +537,7 @@ class Kernel(Engine):
 
     def _nothing_left(self) -> None:
         """No entry is left, but tasks wait: a deadlock, or an endless shielded wait."""
+        self.unfold()
         if not self.live:
             return
         self._fail(

@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from ..._engine.base import TIMED_OUT, ShieldedScope, Slot
 from ..._engine.current import use_engine
@@ -58,6 +59,7 @@ class TurboTask(KernelTask):
     __slots__ = ("is_cancelled", "is_guarded", "run", "shield")
 
     kernel: TurboKernel
+    takes_itself_out: ClassVar[bool] = False
 
     def __init__(self, kernel: Kernel, name: str | int) -> None:
         super().__init__(kernel, name)
@@ -215,8 +217,8 @@ class TurboKernel(Kernel):
         10,000 contexts would cost more than the rest. A task that changes it becomes its owner,
         and this returns.
         """
-        heap, next_order, replace = self._heap, self._next_order, heapq.heapreplace
-        last, turns, most_turns = -1.0, 0, self._max_turns
+        heap, next_order, replace = self.heap, self.next_order, heapq.heapreplace
+        last, turns, most_turns = -1.0, 0, self.max_turns
         entered, common, never = self._entered, self._common, math.inf
         while not self._is_released:
             # not `while heap`: CPython 3.11 specializes code at unconditional backward jumps only
@@ -247,6 +249,8 @@ class TurboKernel(Kernel):
                     if run is None and entered != common:
                         raise _HasChangedContext
                 except Exception:  # also values that cannot be compared, such as arrays
+                    if task.takes_itself_out:
+                        return
                     self.forget(task)
                     if task.__class__ is TurboTask:
                         self._give_context(task)
@@ -260,7 +264,7 @@ class TurboKernel(Kernel):
                     else:
                         task.due = 0
                         heapq.heappop(heap)
-                else:
+                elif not task.takes_itself_out:
                     self.forget(task)
                     if task.__class__ is TurboTask:
                         self._park(task, until)
@@ -314,7 +318,7 @@ class TurboKernel(Kernel):
             elif scope is not None:
                 error = Cancelled(scope)
                 if isinstance(until, (float, int)) and until < math.inf:
-                    self._next_order()  # as on an event loop, where it has got an order too
+                    self.next_order()  # as on an event loop, where it has got an order too
             elif isinstance(until, (float, int)):
                 if until < math.inf:
                     self.push(float(until), task)
@@ -346,6 +350,34 @@ class TurboKernel(Kernel):
             self._has_left(task, error)
             return
         self.resume(task, task.body.send, None)
+
+    def adopt(self, body: Coroutine[Any, Any, None], name: str, *, is_running: bool) -> TurboTask:
+        """A task for what another target has done so far; it has not begun.
+
+        Args:
+            body: what it runs.
+            name: as for `start`.
+            is_running: whether the context is that of the code that runs now, else the common one.
+        """
+        make = partial(self._new_task, name)
+        task = make() if is_running else self._common.copy().run(make)
+        assert isinstance(task, TurboTask)
+        task.body = body
+        self.live[task] = None
+        return task
+
+    def begin_wait(self, task: TurboTask, order: float) -> None:
+        """Run an adopted task up to its first wait, which is to end at that order."""
+        entry, self.entry = self.entry, (self.entry[0], 0, task)
+        send = task.body.send
+        until = send(None) if task.run is None else task.run(send, None)
+        self.entry = entry
+        if until < math.inf:
+            self.push_in_order(until, order, task)
+
+    def has_changed_context(self) -> bool:
+        """Whether a target that is no task has changed the context of those that share one."""
+        return differ(self._entered, self._common)
 
     def _break_waits(self, error: SimulationError) -> None:
         for task in list(self.live):
