@@ -255,6 +255,10 @@ class Engine(ABC):
         """The running task, compared by identity; None where the engine does not know it."""
         return None
 
+    def is_running(self, task: object) -> bool:
+        """Whether it is the running task, in this thread."""
+        return not self.is_elsewhere and self.current_task() is task
+
     def expect_exit(self, error: BaseException) -> BaseException:
         """The exit, which may then pass through tasks of the loop without a report of a bug."""
         return error

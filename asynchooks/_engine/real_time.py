@@ -206,7 +206,7 @@ class AsyncioEngine(RealTimeEngine):
         super().__init__()
         self._sleep = asyncio.sleep
         self._all_tasks = asyncio.all_tasks
-        self.current_task = asyncio.current_task  # type: ignore[method-assign]
+        self.current_task: Any = asyncio.current_task
         self._cancelled_error = asyncio.CancelledError
         loop = asyncio.get_running_loop()
         # `get_running_loop` would ask the system for the process each time, on Python 3.11
@@ -217,6 +217,10 @@ class AsyncioEngine(RealTimeEngine):
         own = asyncio.BaseEventLoop
         has_clock = isinstance(loop, own) and type(loop).time is not own.time
         self.now = partial(_time_of, self._loop) if has_clock else time.monotonic
+
+    def is_running(self, task: object) -> bool:
+        # to ask for the task of a given loop takes a third of the time on Python 3.11
+        return threading.get_ident() == self._thread and self.current_task(self._loop()) is task
 
     def _is_cancellation(self, error: BaseException) -> bool:
         if not isinstance(error, self._cancelled_error):

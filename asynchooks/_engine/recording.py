@@ -140,20 +140,16 @@ class Recorder(ABC):
 
     _num_makers: int = 0
 
-    @property
-    def stand_in(self) -> StandIn | None:
-        """What performs timed work in place of the program; None: the program does."""
-        return None
+    stand_in: StandIn | None = None
+    """What performs timed work in place of the program; None: the program does."""
 
     def first_ident(self) -> int:
         """The first of 2**32 idents for what one maker makes; below 2**44."""
         self._num_makers += 1
         return self._num_makers % 4096 << 32
 
-    @property
-    @abstractmethod
-    def is_closed(self) -> bool:
-        """Whether it records nothing any more."""
+    is_closed: bool = False
+    """Whether it records nothing any more."""
 
     @abstractmethod
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
@@ -191,9 +187,9 @@ class Recorder(ABC):
         What `Span.end` gets as value is its size.
         """
 
-    def timed_span(self, name: str, worker: int | None) -> Span:
-        """`work_span` of timed work; one that knows the running task need not look for its engine,
-        which takes 1 us."""
+    def timed_span(self, place: Place, name: str, worker: int | None) -> Span:
+        """`work_span` of timed work, at `recorded_in`; one that knows the running task need not
+        look for its engine, which takes 1 us."""
         return self.work_span(engine_if_any(), Kind.WORK, name, worker)
 
     @abstractmethod
@@ -237,15 +233,7 @@ class Place:
     def is_here(self) -> bool:
         """Whether its task is known, and is the running one."""
         engine, task = self.engine, self.task
-        try:
-            return (
-                engine is not None
-                and task is not None
-                and not engine.is_elsewhere
-                and engine.current_task() is task
-            )
-        except RuntimeError:  # no event loop runs in this thread
-            return False
+        return engine is not None and task is not None and engine.is_running(task)
 
     def leave(self) -> None:
         """Nothing more is recorded here; sessions of one task may end in any order."""

@@ -25,8 +25,15 @@ class TraceFile:
         flush_secs: between two chunks.
     """
 
-    def __init__(self, path: str, collect: Callable[[], bytes], flush_secs: float) -> None:
+    def __init__(
+        self,
+        path: str,
+        collect: Callable[[], bytes],
+        when_broken: Callable[[], object],
+        flush_secs: float,
+    ) -> None:
         self._path, self._collect, self._flush_secs = path, collect, flush_secs
+        self._when_broken = when_broken
         self.is_broken = False
         """Whether writing has failed: what is collected from then on is dropped."""
         self._is_dropped = False
@@ -95,6 +102,7 @@ class TraceFile:
 
     def _fail(self) -> None:
         self.is_broken = True
+        self._when_broken()
         if self._file >= 0:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)  # to the last whole chunk

@@ -120,11 +120,6 @@ class SpanRecorder(Recorder):
         self.clock = engine.tick
         self.least_secs = least_secs
         self._num_sessions = 0
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:
         self._num_sessions += 1
@@ -138,7 +133,7 @@ class SpanRecorder(Recorder):
 
     def end_session(self) -> None:
         self._num_sessions -= 1
-        self._is_closed = self._num_sessions == 0
+        self.is_closed = self._num_sessions == 0
 
     def span_of_past(
         self, name: str, attributes: dict[str, Any], secs: float, error: BaseException | None

@@ -104,7 +104,16 @@ class WorkSpan(Span):
         self.begun = recorder.clock()
 
     def end(self, error: BaseException | None = None, value: float = math.nan) -> None:
-        self._recorder.end_work(self, self._number, value, error)
+        recorder = self._recorder
+        ended = recorder.clock()
+        with recorder._lock:
+            del recorder.work_under_way[self]
+            events = recorder._events
+            if error is None and not self.is_written and len(events) < MOST_EVENTS:
+                event = (SPAN, self._number, self.track, self.begun, ended, NO_IDENT, value)
+                events.append(event)
+            else:
+                recorder.end_other_work(self, ended, value, is_cut=error is not None)
 
 
 class FileRecorder(TrackRecorder):
@@ -135,7 +144,6 @@ class FileRecorder(TrackRecorder):
         self._is_virtual = is_virtual
         self._closes_with_sessions = closes_with_sessions
         self._least_secs = least_secs
-        self._is_closed = False
         # of what follows, up to the steps; the garbage collector may close a coroutine of a span
         # while this thread holds it
         self._lock = threading.RLock()
@@ -158,17 +166,16 @@ class FileRecorder(TrackRecorder):
         self._counters = Counters(self._encoder)
         self._opening = self._encoder.opening
         self._path = path
-        self._file = TraceFile(path, self._chunk, flush_secs)
+        self._file = TraceFile(path, self._chunk, self._stop, flush_secs)
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed or self._file.is_broken
+    def _stop(self) -> None:
+        self.is_closed = True
 
     async def session_ended(self, engine: Engine) -> None:
         """After the last one, record nothing more, and write what is left."""
         with self._lock:
             is_last = self._closes_with_sessions and all(each.is_over for each in self._sessions)
-            self._is_closed = self._is_closed or is_last
+            self.is_closed = self.is_closed or is_last
         if is_last:
             await self.aclose(engine)
 
@@ -178,13 +185,13 @@ class FileRecorder(TrackRecorder):
 
     async def aclose(self, engine: Engine) -> None:
         """Record nothing more, and write what is left."""
-        self._is_closed = True
+        self.is_closed = True
         self.describe("ended", self.clock())
         await self._file.aclose(engine)
 
     def close(self) -> None:
         """The same, and hold up the thread until then, for a few seconds at most."""
-        self._is_closed = True
+        self.is_closed = True
         self.describe("ended", self.clock())
         self._file.close()
 
@@ -238,9 +245,8 @@ class FileRecorder(TrackRecorder):
             number = self._labels.number(label)
         return WorkSpan(self, (label, number), place.track)
 
-    def timed_span(self, name: str, worker: int | None) -> Span:
-        place = recorded_in.get()
-        if place is None or place.track is None or not place.is_here:
+    def timed_span(self, place: Place, name: str, worker: int | None) -> Span:
+        if place.track is None or not place.is_here:
             return self.work_span(engine_if_any(), Kind.WORK, name, worker)
         key = (name, worker, place.is_session)
         work = self._timed_labels.get(key)
@@ -339,21 +345,13 @@ class FileRecorder(TrackRecorder):
 
         return self.span(label, track, after=after)
 
-    def end_work(
-        self, span: WorkSpan, number: int, value: float, error: BaseException | None
-    ) -> None:
-        ended = self.clock()
-        with self._lock:
-            del self.work_under_way[span]
-            if span.is_written:
-                self._end_written(span.track, ended, value, is_cut=error is not None)
-                return
-            if error is not None:
-                number = self._labels.number(span.label._replace(is_cut=True))
-            if len(self._events) < MOST_EVENTS:
-                self._events.append((SPAN, number, span.track, span.begun, ended, NO_IDENT, value))
-            else:
-                self._num_lost += 1
+    def end_other_work(self, span: WorkSpan, ended: float, value: float, *, is_cut: bool) -> None:
+        """Of work that was cut, whose begin is written, or of which there is too much."""
+        if span.is_written:
+            self._end_written(span.track, ended, value, is_cut=is_cut)
+        else:
+            number = self._labels.number(span.label._replace(is_cut=is_cut))
+            self._add((SPAN, number, span.track, span.begun, ended, NO_IDENT, value))
 
     def _end_written(self, track: int, ended: float, value: float, *, is_cut: bool) -> None:
         self._add((END, 0, track, ended, ended, NO_IDENT, value))
@@ -413,7 +411,7 @@ class FileRecorder(TrackRecorder):
             ]
             is_over = not self._sessions and any(each.is_dropped for each in sessions)
             if is_over and self._closes_with_sessions:
-                self._is_closed = True
+                self.is_closed = True
                 self._file.drop()
             new_tracks, new_names = self._tracks.take_new(), self._labels.take_new()
             about, self._about = self._about, {}

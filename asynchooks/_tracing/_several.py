@@ -58,7 +58,7 @@ class SeveralRecorders(Recorder):
         self._recorders = recorders
 
     @property
-    def is_closed(self) -> bool:
+    def is_closed(self) -> bool:  # type: ignore[override] # read-only here
         return all(each.is_closed for each in self._recorders)
 
     def open_session(self, engine: Engine, name: str, step: Any) -> SessionRecord:

@@ -105,10 +105,7 @@ class Player(Recorder, StandIn):
         self._turns: dict[int, _Turns] = {}
         self._free: list[_Turns] = []
         self._calling: _Turns | None = None  # which the event loop waits for
-
-    @property
-    def stand_in(self) -> StandIn | None:
-        return self
+        self.stand_in = self
 
     # Timed work
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from .. import _check
 from .._engine.current import engine_if_any
-from .._engine.recording import Kind, Recorder, Span, TimedWork, current_recorder
+from .._engine.recording import Kind, Span, TimedWork, current_recorder, recorded_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLAIN = (int, float)
@@ -84,48 +84,55 @@ def timed(
 
 
 def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
+    name, worker, has_size = work.name, work.worker, _has_size(work)
+
     @functools.wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        recorder = current_recorder()
-        if recorder is None:
+        place = recorded_in.get()
+        if place is None or place.recorder.is_closed:
             return await fn(*args, **kwargs)
+        recorder = place.recorder
         if (stand_in := recorder.stand_in) is not None:
             return await stand_in.perform(work, args, kwargs)
-        span = _begin(recorder, work, args, kwargs)
+        whose = None if worker is None else worker_of(work, args, kwargs)
+        span = recorder.timed_span(place, name, whose)
         try:
             result = await fn(*args, **kwargs)
         except BaseException as error:
             span.end(error)
             raise
-        span.end(None, _size(work, result, args, kwargs))
+        span.end(None, _size(work, result, args, kwargs) if has_size else math.nan)
         return result
 
     return call
 
 
 def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
+    name, worker, has_size = work.name, work.worker, _has_size(work)
+
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        recorder = current_recorder()
-        if recorder is None:
+        place = recorded_in.get()
+        if place is None or place.recorder.is_closed:
             return fn(*args, **kwargs)
+        recorder = place.recorder
         if (stand_in := recorder.stand_in) is not None:
             return stand_in.perform_inline(work, args, kwargs)
-        span = _begin(recorder, work, args, kwargs)
+        whose = None if worker is None else worker_of(work, args, kwargs)
+        span = recorder.timed_span(place, name, whose)
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
             span.end(error)
             raise
-        span.end(None, _size(work, result, args, kwargs))
+        span.end(None, _size(work, result, args, kwargs) if has_size else math.nan)
         return result
 
     return call
 
 
-def _begin(recorder: Recorder, work: TimedWork, args: Any, kwargs: Any) -> Span:
-    worker = None if work.worker is None else worker_of(work, args, kwargs)
-    return recorder.timed_span(work.name, worker)
+def _has_size(work: TimedWork) -> bool:
+    return work.input_size is not None or work.output_size is not None
 
 
 def worker_of(work: TimedWork, args: Any, kwargs: Any) -> int:
@@ -137,9 +144,8 @@ def worker_of(work: TimedWork, args: Any, kwargs: Any) -> int:
 def _size(work: TimedWork, result: Any, args: Any, kwargs: Any) -> float:
     if work.input_size is not None:
         return input_size_of(work, args, kwargs)
-    if work.output_size is not None:
-        return _checked_size("output_size", work, work.output_size(result))
-    return math.nan
+    assert work.output_size is not None
+    return _checked_size("output_size", work, work.output_size(result))
 
 
 def input_size_of(work: TimedWork, args: Any, kwargs: Any) -> float:
