@@ -7,6 +7,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ def sweep(
     """
     _check.function("train", train, "a function of `seed` and of the options")
     _check.instance("options", options, Mapping, "a dict of the values of each option")
+    _check.function("done", done, "a function without arguments")
     if "seed" in options:
         raise ValueError("options have 'seed', which each training gets anyway; give seeds")
     for name, values in options.items():
@@ -92,7 +94,7 @@ def sweep(
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:
-    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str | bytes):
         numbers = [_check.integer("a seed", each, least=0) for each in seeds]
         if not numbers or len(set(numbers)) < len(numbers):
             raise ValueError(f"seeds are {numbers!r}; give at least one, and each once")
@@ -142,6 +144,8 @@ class Sweep:
         """A figure of a setting, by the place of the seed.
 
         Raises:
+            TypeError: the setting is no dict, or the figure neither a name nor a function that
+                returns a number.
             ValueError: there is no such setting, or no such figure.
         """
         return [_figure(each, figure) for each in self._of(setting)]
@@ -155,6 +159,7 @@ class Sweep:
                 as `lambda report: report.secs_to(0.1)`.
 
         Raises:
+            TypeError: as `values`.
             ValueError: there is no such setting, or no such figure, or it is not finite with some
                 seed, such as the seconds to a loss that was not reached.
         """
@@ -170,6 +175,7 @@ class Sweep:
         As both had the same delays, this is narrower than the intervals of the two.
 
         Raises:
+            TypeError: as `values`.
             ValueError: there is no such setting, or no such figure, or it is not finite with some
                 seed.
         """
@@ -182,20 +188,31 @@ class Sweep:
         """A row for each setting: its options, and each figure with `_low` and `_high`.
 
         These two are not a number where a figure is not finite with some seed, such as a loss of a
-        training that has diverged.
+        training that has diverged. A loss is left out where none was recorded.
+
+        Args:
+            figures: the names of numbers in `Report.summary_row`.
+
+        Raises:
+            TypeError, ValueError: figures is no list of such names.
         """
+        _check_names(figures)
         rows = []
         for setting in self.settings:
             row = dict(setting)
             for name in figures:
-                if any(each.summary_row().get(name) is None for each in self._of(setting)):
-                    continue  # such as a loss, where none was recorded
+                if name == "loss" and not all(each.losses for each in self._of(setting)):
+                    continue
                 found = interval_of(self.values(setting, name))
                 row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
             rows.append(row)
         return rows
 
     def _of(self, setting: Mapping[str, Any]) -> Sequence[Report]:
+        _check.instance("setting", setting, Mapping, "one of `settings`, a dict")
+        for each, reports in zip(self.settings, self.reports, strict=True):
+            if each is setting:  # its values need not be comparable
+                return reports
         for each, reports in zip(self.settings, self.reports, strict=True):
             if each.keys() == setting.keys() and all(
                 _is_equal(value, setting[name]) for name, value in each.items()
@@ -215,14 +232,32 @@ class Sweep:
 def _is_equal(one: Any, two: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
         return np.array_equal(one, two)
-    return one is two or bool(one == two)
+    try:
+        return one is two or bool(one == two)
+    except ValueError:  # of arrays within, as in a dict of them
+        return False
+
+
+def _check_names(figures: object) -> None:
+    expected = 'a list of names, such as ["updates_per_second", "secs"]'
+    if isinstance(figures, str) or not isinstance(figures, Sequence):
+        raise TypeError(f"figures is {figures!r}; give {expected}")
+    for each in figures:
+        _check.instance("a figure", each, str, "a name, such as 'updates_per_second'")
 
 
 def _figure(report: Report, figure: Figure) -> float:
     if callable(figure):
-        return float(figure(report))
+        found: object = figure(report)
+        if not isinstance(found, Real):
+            raise TypeError(
+                f"the function of a report returned {found!r}; let it return a number, such as "
+                "report.secs_to(0.1)"
+            )
+        return float(found)
     row = report.summary_row()
-    value = row.get(figure)
+    expected = "a name, such as 'updates_per_second', or a function of a report"
+    value = row.get(_check.instance("figure", figure, str, expected))
     if not a_number(value):
         known = [name for name, each in row.items() if isinstance(each, int | float)]
         raise ValueError(f"{figure!r} is no figure of a report; give one of {', '.join(known)}")

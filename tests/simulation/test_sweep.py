@@ -113,6 +113,27 @@ def test_wrong_arguments_of_a_sweep_are_refused() -> None:
     for num_processes in (0, -1):
         with pytest.raises(ValueError, match=f"num_processes is {num_processes}"):
             sweep(train, {}, num_processes=num_processes)
+    with pytest.raises(TypeError, match="seeds is b'12'; give"):
+        sweep(train, {}, seeds=b"12")
+    with pytest.raises(TypeError, match="done is 3; give a function"):
+        sweep(train, {}, done=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda result: result.values(3, "secs"), "setting is 3; give one of `settings`"),
+        (lambda result: result.interval({}, ["secs"]), r"figure is \['secs'\]; give a name"),
+        (lambda result: result.values({}, lambda report: "1"), "returned '1'; let it return a num"),
+        (lambda result: result.to_rows("secs"), "figures is 'secs'; give a list of names"),
+        (lambda result: result.to_rows([3]), "a figure is 3; give a name"),
+        (lambda result: result.to_rows(["secs", "speed"]), "'speed' is no figure of a report"),
+    ],
+)
+def test_wrong_questions_to_a_sweep_are_refused(ask: Any, message: str) -> None:
+    result = sweep(lambda seed: train(seed, Asynchronous()), {}, seeds=1)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ask(result)
 
 
 def test_options_may_be_arrays() -> None:
@@ -124,6 +145,11 @@ def test_options_may_be_arrays() -> None:
     assert result.values({"parameters": np.ones(2)}, "updates") == [300.0, 300.0]
     with pytest.raises(ValueError, match="there is no setting"):
         result.values({"parameters": np.ones(3)}, "updates")
+    nested = sweep(
+        starts, {"parameters": [{"w": np.zeros(2)}, {"w": np.ones(2)}]}, seeds=1, num_processes=1
+    )
+    for setting in nested.settings:
+        assert nested.values(dict(setting), "updates") == [300.0]
 
 
 def test_a_figure_that_is_not_finite_has_no_interval() -> None:
