@@ -182,6 +182,26 @@ def test_bad_input_is_refused(tmp_path: Path, axes: Any) -> None:
         plot_timeline(axes, report, window=(2, 1))
     with pytest.raises(ValueError, match="keep_timeline=True"):
         plot_timeline(axes, replace(report, timeline=None))
+    wrong: list[Any] = [report, 3, [3], [[report, 3]], "ab", [{}]]
+    for reports in wrong:
+        for draw in (plot_losses, plot_staleness, lambda _, each: plot_reports("o.png", each)):
+            with pytest.raises(TypeError, match=r"reports (is|have) .*; give"):
+                draw(axes, reports)
+    for draw in (plot_losses, plot_staleness):
+        with pytest.raises(ValueError, match="reports is empty; give at least one"):
+            draw(axes, [])
+    with pytest.raises(TypeError, match="path is 3; give the path of a file"):
+        plot_reports(3, [report])  # type: ignore[arg-type]
+    for window in (3, "ab", (1.0,), (1.0, "b"), (1.0, math.nan), (1.0, math.inf)):
+        with pytest.raises((TypeError, ValueError), match="window is .*; give"):
+            plot_timeline(axes, report, window=window)  # type: ignore[arg-type]
+    for num in (0, -1, 1.5, "a"):
+        with pytest.raises(
+            (TypeError, ValueError), match="num_workers is .*; give an integer >= 1"
+        ):
+            plot_timeline(axes, report, num_workers=num)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="report is 3; give one report"):
+        plot_timeline(axes, 3)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == []
 
 

@@ -272,6 +272,30 @@ def test_until_may_end_training_between_two_losses_at_a_loss_under_the_target(ba
     assert report.secs == report.secs_to(1.0) == 5.5
 
 
+def test_seconds_to_a_loss_count_from_the_begin_of_training() -> None:
+    simulation = Simulation(backend="turbo")
+
+    async def main() -> Report:
+        await simulation.sleep(5.0)
+        cluster = simulation.cluster(2, compute=Constant(1.0))
+        await cluster.train(updates=10, loss=lambda _: 10.0 - cluster.server.version)
+        return cluster.report()
+
+    report = simulation.run(main)
+    assert [report.secs_to(loss) for loss in (10, 8.5, 8.0, 7.9, 0, -1)] == [
+        0,
+        1,
+        1,
+        2,
+        5,
+        math.inf,
+    ]
+    assert report.secs_to(0.0) == report.secs
+    for loss in ("1", None, math.nan):
+        with pytest.raises((TypeError, ValueError), match="loss is .*; give a number"):
+            report.secs_to(loss)
+
+
 def test_a_target_that_is_not_reached_leaves_the_other_ends() -> None:
     cluster = Simulation(seed=1, backend="turbo").cluster(2, compute=Constant(1.0))
     report = cluster.run(loss=lambda parameters: 1.0, target_loss=0.5, updates=10)

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from ..._check import instance
 from ._report import Report
 from ._timeline import Push, Span, Timeline, cut_spans, numbers_at_server, numbers_at_work
 from ._whole_file import whole_file
@@ -72,7 +73,8 @@ def write_trace(path: str | os.PathLike[str], report: Report) -> None:
 
 
 def timeline_of(report: Report) -> Timeline:
-    """The report's timeline, or a ValueError."""
+    """The report's timeline; a TypeError of what is no report, a ValueError if it has none."""
+    instance("report", report, Report, "one report, as Cluster.run returns it")
     if report.timeline is None:
         raise ValueError(
             "the cluster of this report kept no timeline; give simulation.cluster(..., "

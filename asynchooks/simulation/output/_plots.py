@@ -13,6 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ..._check import integer, number
+from ..._check import path as checked_path
+from ..._errors import shown
 from ._perfetto import timeline_of
 from ._report import Report
 from ._timeline import cut_spans
@@ -51,6 +54,7 @@ def plot_reports(
 
     Raises:
         ImportError: matplotlib is not installed.
+        TypeError: `reports` is no list of reports, or of lists of them.
         ValueError: there is no report, or the path has another ending.
         OSError: the file cannot be written.
 
@@ -59,14 +63,12 @@ def plot_reports(
         report = simulation.cluster(4, compute=Exponential(1.0)).run(updates=100)
         plot_reports("report.svg", [report])
     """
-    if not reports:
-        raise ValueError("reports is empty; give at least one, as Cluster.run returns it")
+    firsts = [group[0] for group in _groups(reports)]
     check_format(path)
     check_matplotlib()
     from matplotlib.figure import Figure
 
     plots = [plot_staleness]
-    firsts = [_group(each)[0] for each in reports]
     if any(each.losses for each in firsts):
         plots.append(plot_losses)
     lanes = [each for each in firsts if each.timeline is not None][:_MOST_TIMELINES]
@@ -97,7 +99,7 @@ def plot_staleness(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> 
         plot_staleness(figure.add_subplot(), [report])
         figure.savefig("staleness.png")
     """
-    groups = [_group(each) for each in reports]
+    groups = _groups(reports)
     every = [each for group in groups for each in group]
     largest = max((max(each.staleness, default=0) for each in every), default=0)
     width = math.ceil((largest + 1) / _MOST_BARS)
@@ -139,7 +141,7 @@ def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> Non
         figure.savefig("losses.png")
     """
     seen = []
-    groups = [_group(each) for each in reports]
+    groups = _groups(reports)
     for group in groups:
         rate = math.fsum(each.updates_per_second for each in group) / len(group)
         label = f"{group[0].protocol}, {rate:.3g} updates/s"
@@ -178,7 +180,8 @@ def plot_timeline(
         num_workers: at most so many, from worker 0 on, >= 1.
 
     Raises:
-        ValueError: the cluster kept no timeline, or the window is empty.
+        TypeError: an argument is of another type.
+        ValueError: the cluster kept no timeline, the window is empty, or there is no worker.
 
     Example:
         from matplotlib.figure import Figure
@@ -189,27 +192,31 @@ def plot_timeline(
         plot_timeline(figure.add_subplot(), cluster.run(updates=100), window=(0.0, 10.0))
         figure.savefig("timeline.png")
     """
+    integer("num_workers", num_workers, least=1)
     spans = [each for each in timeline_of(report).spans if each.worker < num_workers]
     shown = min(num_workers, report.num_workers)
     if window is None:  # from the beginning, about thirty spans of each worker long
         whole = report.secs or 1.0
         window = 0.0, min(whole, 30 * shown * whole / max(1, len(spans)))
-    begin, end = window
+    expected = "(begin, end) in finite seconds, begin < end"
+    if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
+        raise TypeError(f"window is {window!r}; give {expected}")
+    begin, end = (number("a time of window", each, expected=expected) for each in window)
     if not begin < end:
-        raise ValueError(f"window is {window!r}; give (begin, end) in seconds, begin < end")
+        raise ValueError(f"window is {window!r}; give {expected}")
     bars: dict[str, dict[int, list[tuple[float, float]]]] = {kind: {} for kind in _COLOURS}
     for worker, kind, since, until in cut_spans(spans):
         if since < end and until > begin:
             bars[kind].setdefault(worker, []).append((since, until - since))
     for kind, colour in _COLOURS.items():
-        for number, (worker, pieces) in enumerate(bars[kind].items()):
+        for place, (worker, pieces) in enumerate(bars[kind].items()):
             axes.broken_barh(
                 pieces,
                 (worker - 0.4, 0.8),
                 facecolors=colour,
                 edgecolors="white",  # separates neighbours of one kind
                 linewidth=0.4,
-                label=kind if number == 0 else None,
+                label=kind if place == 0 else None,
             )
     of_all = "" if shown == report.num_workers else f" of {report.num_workers}"
     axes.set_title(f"What {shown}{of_all} workers did: {report.protocol}")
@@ -222,11 +229,24 @@ def plot_timeline(
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _group(reports: Report | Sequence[Report]) -> Sequence[Report]:
-    group = [reports] if isinstance(reports, Report) else list(reports)
-    if not group:
-        raise ValueError("a list of reports is empty; give those of one training, one a seed")
-    return group
+def _groups(reports: object) -> list[list[Report]]:
+    """The reports of each training, which has one, or one for each seed."""
+    if not isinstance(reports, Sequence):
+        raise TypeError(f"reports is {shown(reports)}; give a list, as in [report]")
+    if not reports:
+        raise ValueError("reports is empty; give at least one, as Cluster.run returns it")
+    groups = []
+    for each in reports:
+        group = [each] if isinstance(each, Report) else each
+        if not isinstance(group, Sequence) or not all(isinstance(one, Report) for one in group):
+            raise TypeError(
+                f"reports have {shown(each)}; give reports, as Cluster.run returns them, or lists "
+                "of those of one training with several seeds"
+            )
+        if not group:
+            raise ValueError("a list of reports is empty; give those of one training, one a seed")
+        groups.append(list(group))
+    return groups
 
 
 def _loss_band(
@@ -257,8 +277,8 @@ def _legend_below(axes: Axes) -> None:
 
 
 def check_format(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError unless the path ends as a plot's does."""
-    if Path(path).suffix.lower() not in FORMATS:
+    """Raise TypeError if it is no path, and ValueError unless it ends as a plot's does."""
+    if Path(checked_path("path", path, "the path of a file")).suffix.lower() not in FORMATS:
         raise ValueError(f"{os.fspath(path)!r} is no plot; end it with {', '.join(FORMATS)}")
 
 

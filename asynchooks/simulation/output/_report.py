@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..._check import number
 from ._interval import Interval, rate_by_batches
 from ._timeline import Timeline
 
@@ -145,12 +146,17 @@ class Report:
     def secs_to(self, loss: float) -> float:
         """Virtual seconds until the loss was first recorded at or under this; else infinity.
 
+        They count from the begin of training, as `secs` does, at which the first loss is recorded.
+
         Raises:
+            TypeError, ValueError: the loss is no number.
             ValueError: no loss was recorded.
         """
+        loss = number("loss", loss, finite=False, expected="a number")
         if not self.losses:
             raise ValueError("no loss was recorded; give Cluster.run a loss")
-        return min((secs for secs, _, each in self.losses if each <= loss), default=math.inf)
+        began_at = self.losses[0][0]
+        return next((secs - began_at for secs, _, each in self.losses if each <= loss), math.inf)
 
     def interval(self) -> Interval:
         """Updates per virtual second behind the warm-up, with a 90 % confidence interval.
