@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import reduce
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial, reduce
 from itertools import pairwise
 from operator import add
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynchooks.protocols import DiscardStale, KBatchAsync, Synchronous
-from asynchooks.simulation import Constant, Exponential, Report, Worker, WorkerReport
+from asynchooks.protocols import Asynchronous, DiscardStale, KBatchAsync, Synchronous
+from asynchooks.simulation import (
+    Checkpoints,
+    Constant,
+    Exponential,
+    Network,
+    Partition,
+    Preemption,
+    Report,
+    Simulation,
+    Slowdown,
+    Worker,
+    WorkerReport,
+)
 from asynchooks.simulation.output._timeline import (
     Span,
     Timeline,
@@ -202,3 +216,40 @@ def test_a_worker_that_is_down_is_not_at_work() -> None:
     # worker 0 was paused, its program went on; worker 1 crashed
     timeline = Timeline(spans=spans, runs=[(0, 0, 10), (1, 0, 4), (1, 8, 9)])
     assert numbers_at_work(timeline) == [(0, 2), (3, 1), (4, 0), (5, 1), (8, 2), (9, 1), (10, 0)]
+
+
+@pytest.mark.parametrize("protocol", [Asynchronous(), Synchronous()])
+def test_numbers_of_numpy_leave_no_trace_in_a_report(protocol: Any) -> None:
+    def run(real: Callable[[float], Any]) -> Report:
+        cluster = Simulation(seed=3, backend="turbo").cluster(
+            2,
+            protocol=protocol,
+            compute=Constant(real(1.0)),
+            network=Network(real(0.25), real(64.0), real(48.0)),
+            checkpoints=Checkpoints(every_secs=real(2.0), save=Constant(real(0.5))),
+            failures=[
+                Slowdown(real(3.0), real(2.0), real(4.0)),
+                Partition(real(7.0), real(0.5)),
+                Preemption(real(9.0), real(1.5), workers=[0]),
+            ],
+        )
+        return cluster.run(updates=20, loss=lambda _: 1.0, warm_up=real(4.0))
+
+    assert repr(asdict(run(np.float64)) | {"settings": None}) == repr(
+        asdict(run(float)) | {"settings": None}
+    )
+
+
+def test_a_report_has_no_addresses_in_memory() -> None:
+    class Plain(Asynchronous):
+        __repr__ = object.__repr__
+
+    def run() -> Report:
+        rate = partial(lambda factor, staleness: factor, 0.1)
+        cluster = Simulation(backend="turbo").cluster(1, protocol=Plain(), learning_rate=rate)
+        return cluster.run(updates=3)
+
+    report = run()
+    assert report == run()
+    assert " at 0x" not in f"{report.settings}{report!r}"
+    assert "Plain object" in report.settings["protocol"]

@@ -82,3 +82,9 @@ def test_what_cannot_be_written_is_refused_with_the_reason(
     with pytest.raises(error, match=match):
         with whole_file(tmp_path / path) as new:
             new.write_text("new")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no /proc")
+def test_a_directory_that_takes_no_file_is_not_called_missing() -> None:
+    with pytest.raises(OSError, match=r"cannot be written \(.*\); name another file"):
+        check_writable("/proc/out.json")

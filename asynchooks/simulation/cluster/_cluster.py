@@ -33,7 +33,7 @@ from ._ring import Ring, RingAllReduce
 from ._standstill import Standstill, watch_updates
 from ._training import Gradient, Loss, Program, Training
 from ._worker import SimulationView, Worker
-from ._world import Surroundings, delay_of_each, delay_or_none, server_reports, zeros_like
+from ._world import Surroundings, delay_of_each, delay_or_none, server_reports, text_of, zeros_like
 
 
 class Cluster:
@@ -41,6 +41,30 @@ class Cluster:
 
     Parameters and gradients are real arrays, so training curves are real training curves; only
     time is simulated. `run` runs the whole simulation; `train` is called within a program's own.
+
+    Args:
+        num_workers: >= 1.
+        parameters: an array, or a dict of arrays; None: one zero.
+        protocol: what makes an update, and who waits for whom; None: `Asynchronous()`.
+        compute: seconds that a gradient takes; None: `Exponential(1.0)`.
+        pull, push: seconds that parameters take to a worker, and a gradient to the server; None:
+            none. A `network` says it instead.
+        service: seconds that a server takes for each push, one at a time; None: none. With several
+            servers each draws its own, of its part of the gradient: give the seconds of a part.
+        num_servers: >= 1; the parameters lie on so many servers in equal parts. A push goes to all
+            of them, and is done once the last has served it. They differ from one server where
+            `service` takes time, each with a queue of its own, and on a `Network`, whose bytes
+            they share.
+        network: `Network` or `RingAllReduce`; None: messages take what `pull` and `push` say.
+        checkpoints: when the server saves its state; None: never.
+        failures: of workers and the server.
+        learning_rate: a number >= 0, or a function of a gradient's staleness.
+        update: the new parameters, of (parameters, mean gradient, learning rate); None: plain SGD.
+        keep_timeline: for `write_trace` and `plot_timeline`, which need what each worker did when.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type, out of range, or does not fit the
+            others.
 
     Example:
         simulation = Simulation(seed=7, backend="turbo")
@@ -323,7 +347,7 @@ class Cluster:
         server = self.server
         links: Links | Ring | None = self.links or self.ring
         return Report(
-            protocol=str(server.protocol),
+            protocol=text_of(server.protocol),
             num_workers=self.num_workers,
             secs=secs,
             updates=server.version,
@@ -359,7 +383,7 @@ class Cluster:
             "failures": self.failures or None,
             "learning_rate": getattr(rate, "__qualname__", rate),
         }
-        return {name: str(value) for name, value in settings.items() if value is not None}
+        return {name: text_of(value) for name, value in settings.items() if value is not None}
 
     async def _record_losses(self, every: int) -> None:
         """Record the loss now, and after every so many updates."""

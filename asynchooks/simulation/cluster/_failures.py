@@ -140,10 +140,11 @@ class Preemption(Failure):
 
     async def play(self, cluster: Cluster, worker: Worker) -> None:
         kernel = cluster.kernel
-        ends = self.at + self.secs
+        at, secs = float(self.at), float(self.secs)  # of NumPy, too
+        ends = at + secs
         if ends <= kernel.time:  # before training began
             return
-        await kernel.sleep(max(0.0, self.at - kernel.time))
+        await kernel.sleep(max(0.0, at - kernel.time))
         if worker.is_finished:
             return
         await cluster.take_down(worker)
@@ -181,7 +182,8 @@ class Slowdown(Failure):
             raise ValueError("a pause that never ends is a Preemption; give one of these")
 
     def prepare(self, worker: Worker) -> None:
-        worker.slowdowns += ((self.at, self.at + self.secs, self.factor),)
+        at, secs, factor = float(self.at), float(self.secs), float(self.factor)
+        worker.slowdowns += ((at, at + secs, factor),)
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Partition(Failure):
             raise ValueError("a partition that never ends is a Preemption; give one of these")
 
     def prepare(self, worker: Worker) -> None:
-        worker.link_cuts += ((self.at, self.at + self.secs),)
+        worker.link_cuts += ((float(self.at), float(self.at) + float(self.secs)),)
 
 
 def _check_span(at: float, secs: float) -> None:

@@ -175,7 +175,7 @@ class ServerHost:
         if plan is None or plan.every_secs is None:
             return
         self._forget(self._timer)
-        self._save_due_at = kernel.time + plan.every_secs
+        self._save_due_at = kernel.time + float(plan.every_secs)  # of NumPy, too
         self._timer = Call(self.has_updated, "the next checkpoint")
         kernel.push(self._save_due_at, self._timer)
 

@@ -179,7 +179,7 @@ class Links:
         self._gradient_bytes = own if network.gradient_bytes is None else network.gradient_bytes
         # parts of a message move alike on each server's link, so one stands for all
         capacity = network.server_bandwidth
-        total = None if capacity is None else capacity * num_servers
+        total = None if capacity is None else float(capacity) * num_servers
         self._in = None if total is None else SharedLink(kernel, total)
         self._out = None if total is None else SharedLink(kernel, total)
         self.bytes_moved = 0

@@ -16,7 +16,7 @@ async def record_progress(
     step: GlobalStep, kernel: Kernel, warm_up: float, points: list[tuple[float, int]]
 ) -> None:
     """Note (virtual seconds, updates) behind the warm-up, some hundreds of times."""
-    await kernel.sleep(warm_up)
+    await kernel.sleep(float(warm_up))  # of NumPy, too
     every = 1
     with suppress(StepUnreachableError):  # no worker is left to make one
         while True:

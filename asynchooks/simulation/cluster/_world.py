@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from ..output._timeline import Timeline
 from ._host import Checkpoints, ServerHost
 from ._network import LinkCuts, Links, Network, Queue
 from ._ring import Ring, RingAllReduce
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,11 @@ def delay_of_each(name: str, value: object, num_workers: int) -> Delay:
             error.add_note(f"in {name} of the cluster, which has {num_workers} workers")
             raise
     return delay
+
+
+def text_of(value: object) -> str:
+    """As str, without addresses in memory: the same in each process."""
+    return _ADDRESS.sub("", str(value))
 
 
 def zeros_like(parameters: Any) -> Any:
