@@ -60,10 +60,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="Train with N workers (default: 64).")  # fmt: skip
     which = training.add_mutually_exclusive_group()
     which.add_argument(
-        "--protocol", default="async", metavar="NAME",
+        "--protocol", action="append", metavar="NAME",
         help="Train by this protocol: async (the default), sync, ksync:K, kbatch-sync:K, kasync:K, "
         "kbatch-async:K or ssp:S. Add +discard:B to discard gradients staler than B, and @RATE to "
-        "set the learning rate.",
+        "set the learning rate. Given several times, it compares them, as --compare does.",
     )  # fmt: skip
     which.add_argument(
         "--compare", metavar="NAMES",
@@ -304,7 +304,7 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
         )
     if options.trace is not None:
         if len(contenders) > 1:
-            raise ValueError("--trace takes one protocol; give --protocol instead of --compare")
+            raise ValueError("--trace takes one protocol; give a single --protocol")
         with _named("--trace"):
             check_writable(options.trace)
     if options.trace is not None and options.trace == options.plot:
@@ -319,7 +319,9 @@ def checked(options: argparse.Namespace) -> Callable[[], int]:
 
 def _contenders(options: argparse.Namespace) -> list[Contender]:
     """The protocols in the order of the options, each once."""
-    names = [options.protocol] if options.compare is None else options.compare.split(",")
+    names = options.protocol or ["async"]
+    if options.compare is not None:
+        names = options.compare.split(",")
     names = [name.strip() for name in names]
     complete = []
     for name in names:
