@@ -32,7 +32,7 @@ class RingAllReduce:
     Give it to `Simulation.cluster` as `network`, with the protocol `Synchronous()`. It begins when
     the last worker is ready. P workers pass on chunks of 1/P of the gradient in 2(P - 1) rounds; a
     chunk takes its bytes over the bandwidth of the sender's link, and then the latency; a worker
-    sends its next chunk once the one before has left and that of its predecessor is there. So
+    sends its next chunk once the one before has arrived and that of its predecessor is there. So
     constant links take 2(P - 1) times as long as a chunk on the slowest. Then each worker has the
     new parameters, and a pull takes no time.
 
