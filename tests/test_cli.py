@@ -222,6 +222,18 @@ def test_several_seeds_have_means_with_intervals(capsys: pytest.CaptureFixture[s
     assert f"({means['low']:.4g} to {means['high']:.4g})" in run(capsys, f"{line} --seeds 3")
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("rate", [3, 10, 1000])
+def test_seeds_of_a_training_that_diverges_have_a_row(
+    capsys: pytest.CaptureFixture[str], rate: float
+) -> None:
+    line = f"--workers 4 --updates 300 --seeds 3 --learning-rate {rate}"
+    *_, row = run(capsys, line).splitlines()
+    assert re.search(r"e\+\d+ \(.* to .*\)|nan|inf", row)
+    (found,) = reports(capsys, line)
+    assert found["num_seeds"] == 3
+
+
 def test_crashes_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--workers 4 --updates 400 --mtbf exponential:10 --repair constant:2"
     (row,) = reports(capsys, line)

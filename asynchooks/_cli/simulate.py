@@ -417,12 +417,14 @@ def _print_table(results: Sequence[Result]) -> None:
 
 def _mean_row(result: Result) -> dict[str, Any]:
     """The summary of the one report, with the means of several."""
+    from ..simulation.output._interval import interval_of
+
     row = result.report.summary_row()
     if result.more:
         every = [each.summary_row() for each in result.reports]
         for name, value in row.items():
             if isinstance(value, float):
-                row[name] = math.fsum(each[name] for each in every) / len(every)
+                row[name] = interval_of([each[name] for each in every]).mean
         row["updates"] = round(sum(each["updates"] for each in every) / len(every))
         row["max_staleness"] = max(each["max_staleness"] for each in every)
         row["discarded"] = round(sum(each["discarded"] for each in every) / len(every))

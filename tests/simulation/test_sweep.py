@@ -152,6 +152,13 @@ def test_options_may_be_arrays() -> None:
         assert nested.values(dict(setting), "updates") == [300.0]
 
 
+def test_losses_that_diverge_have_an_interval_without_overflow() -> None:
+    small, large = interval_of([1.0, 2.0, 4.0]), interval_of([1e300, 2e300, 4e300])
+    assert large == pytest.approx([each * 1e300 for each in small])
+    assert interval_of([1e308, 1.7e308, 1e308]).high == math.inf
+    assert interval_of([1e200]).mean == 1e200
+
+
 def test_a_figure_that_is_not_finite_has_no_interval() -> None:
     result = sweep(train, {"workers": [2, 3], "protocol": [Asynchronous()]}, num_processes=1)
     first, second = result.settings
