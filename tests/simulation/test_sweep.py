@@ -152,6 +152,22 @@ def test_options_may_be_arrays() -> None:
         assert nested.values(dict(setting), "updates") == [300.0]
 
 
+def test_an_option_with_the_name_of_a_figure_has_no_row() -> None:
+    result = sweep(
+        lambda seed, secs: train(seed, Asynchronous()), {"secs": [1, 2]}, num_processes=1
+    )
+    with pytest.raises(ValueError, match="'secs' has the name of a figure's column; rename"):
+        result.to_rows()
+    assert [row["secs"] for row in result.to_rows(["updates_per_second"])] == [1, 2]
+
+
+@pytest.mark.parametrize("value", [None, "1", np.zeros(2), 1j])
+def test_a_loss_that_is_no_number_is_refused(value: Any) -> None:
+    cluster = Simulation(backend="turbo").cluster(2)
+    with pytest.raises(TypeError, match="loss returned .*; let it return a number"):
+        cluster.run(updates=3, loss=lambda _: value)
+
+
 def test_losses_that_diverge_have_an_interval_without_overflow() -> None:
     small, large = interval_of([1.0, 2.0, 4.0]), interval_of([1e300, 2e300, 4e300])
     assert large == pytest.approx([each * 1e300 for each in small])

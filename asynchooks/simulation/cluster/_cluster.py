@@ -31,7 +31,7 @@ from ._network import Links, Network, Queue
 from ._progress import record_progress
 from ._ring import Ring, RingAllReduce
 from ._standstill import Standstill, watch_updates
-from ._training import Gradient, Loss, Program, Training
+from ._training import Gradient, Loss, Program, Training, loss_of
 from ._worker import SimulationView, Worker
 from ._world import Surroundings, delay_of_each, delay_or_none, server_reports, text_of, zeros_like
 
@@ -196,7 +196,8 @@ class Cluster:
             updates: exactly this many are made, unless all workers end or leave before; None: as
                 many as `until` allows.
             until: as for `Simulation.run`.
-            loss: of the parameters; recorded with its time, also at the begin and the end.
+            loss: a number, of the parameters; recorded with its time, also at the begin and the
+                end.
             loss_every: updates between two losses, >= 1.
             target_loss: training also ends at the first recorded loss at or under this.
             warm_up: virtual seconds, >= 0, after which updates are counted over time, for
@@ -399,7 +400,7 @@ class Cluster:
         """Record the loss, if there is one, unless this time and update are recorded already."""
         key = (self.clock(), self.server.version)
         if self._loss is not None and (not self.losses or self.losses[-1][:2] != key):
-            loss = float(self._loss(self.server.parameters))
+            loss = loss_of(self._loss(self.server.parameters))
             self.losses.append((*key, loss))
             if self._target_loss is not None and loss <= self._target_loss:
                 self._target_loss = None

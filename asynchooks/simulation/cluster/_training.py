@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..._check import function, integer, number, seconds
+from ..._errors import shown
 from ..delays._delay import checked_secs_above_zero
 from ._worker import Worker
 
 Program = Callable[[Worker], Awaitable[Any]]
 Gradient = Callable[[Any, Worker], Any]
 Loss = Callable[[Any], float]
+
+
+def loss_of(value: Any) -> float:
+    """What a loss function returned as a float, which may be NaN or infinite; else a TypeError."""
+    if not isinstance(value, str | bytes):
+        with suppress(TypeError, ValueError):  # an array of one value is a number, too
+            return float(value)
+    raise TypeError(f"loss returned {shown(value)}; let it return a number, such as a float")
 
 
 @dataclass(frozen=True)
