@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -112,6 +113,14 @@ def test_a_loss_that_is_not_finite_is_left_out(axes: Any) -> None:
     (line,) = axes.get_lines()
     assert list(line.get_ydata()) == [2.0]
     assert axes.get_yscale() == "linear"
+
+
+def test_a_loss_that_no_axis_can_show_is_left_out(tmp_path: Path) -> None:
+    losses = [(float(time), time, 10.0 ** (6 * time)) for time in range(52)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as an overflow in matplotlib
+        plot_reports(tmp_path / "out.png", [replace(report_of(), losses=losses)])
+    assert (tmp_path / "out.png").stat().st_size > 0
 
 
 def test_times_far_apart_are_on_a_logarithmic_axis(axes: Any) -> None:

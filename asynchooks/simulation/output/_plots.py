@@ -35,6 +35,8 @@ _COLOURS = {
     "down": "#3a3a3a",
 }
 """Colours of activities, in the legend's order: work is cool, waiting yellow, loss red."""
+_LARGEST_LOSS = 1e200
+"""Ticks and margins of a logarithmic axis reach several decades further, and would overflow."""
 _MOST_BARS = 60
 _MOST_TIMELINES = 4
 _MOST_WORKERS = 40
@@ -123,7 +125,9 @@ def plot_staleness(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> 
 
 
 def plot_losses(axes: Axes, reports: Sequence[Report | Sequence[Report]]) -> None:
-    """Draw the losses against virtual time, a line for each report; without losses not finite.
+    """Draw the losses against virtual time, a line for each report.
+
+    Losses that are not finite, or above 1e200, are left out.
 
     Of a list of reports, of one training with several seeds, the median is drawn, and a band from
     the lowest to the highest loss at each time, up to the end of the shortest.
@@ -252,9 +256,10 @@ def _groups(reports: object) -> list[list[Report]]:
 def _loss_band(
     group: Sequence[Report],
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """(Times, the lowest, the median and the highest loss), without what is not finite."""
+    """(Times, the lowest, the median and the highest loss), without what no axis can show."""
     curves = [
-        [(secs, loss) for secs, _, loss in each.losses if math.isfinite(loss)] for each in group
+        [(secs, loss) for secs, _, loss in each.losses if abs(loss) <= _LARGEST_LOSS]
+        for each in group
     ]
     if len(curves) == 1 or not all(curves):
         points = [point for curve in curves[:1] for point in curve]
