@@ -295,8 +295,9 @@ def test_until_may_end_training_between_two_losses_at_a_loss_under_the_target(ba
     assert report.secs == report.secs_to(1.0) == 5.5
 
 
-def test_seconds_to_a_loss_count_from_the_begin_of_training() -> None:
-    simulation = Simulation(backend="turbo")
+@BACKENDS
+def test_seconds_to_a_loss_count_from_the_begin_of_training(backend: Any) -> None:
+    simulation = Simulation(backend=backend)
 
     async def main() -> Report:
         await simulation.sleep(5.0)

@@ -120,7 +120,8 @@ class Flow:
         self._kernel.unfolds.append(self.unfold)
         self._cluster.server.before_change = self.unfold
         self._wake(list(range(self._cluster.num_workers)))
-        self.fire()
+        time, order, _ = self._heap[0]
+        self._kernel.push_in_order(time, order, self)  # the task that starts this has to wait first
 
     def fire(self) -> None:
         next(self._steps, None)
