@@ -22,6 +22,14 @@ _MOST_WITHOUT_TIME = 0.5
 """Share of those that waited. Work that takes as long each time, begun together, ends together, as
 if a queue had done one of all and then the others at once: their services are the jitter of clocks,
 whose density is greater than that of any time which work takes."""
+_MANY_WINDOWS = 16
+"""Windows without overlap, from which on their spread is known well enough to compare it."""
+_UNEVEN = 0.15
+"""Relative spread of shuffled windows: below it, what services differ by may be the jitter of
+clocks, which evens out as well."""
+_LEAST_RATIO = 0.3
+"""Of the spread of windows to that of shuffled ones, which is 1 but for chance where a queue has
+done independent work. Work that does not queue, of clients in step, has less than 0.25."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +46,10 @@ class Served:
     """Of those that ended: how many found all servers busy."""
     num_without_time: int
     """Of those that waited: how many were done at once when their turn had come."""
+    in_turn: Floats
+    """float64, shape (m,): the services of those that ended, in the order of their turns."""
+    num_together: int
+    """The most that were under way at a time."""
 
     @property
     def is_plausible(self) -> bool:
@@ -45,7 +57,31 @@ class Served:
         return (
             float(self.contradicts.sum()) <= (1.0 - _PLAUSIBLE) * self.num_waited
             and self.num_without_time <= _MOST_WITHOUT_TIME * self.num_waited
+            and not _do_even_out(self.in_turn, self.num_together)
         )
+
+
+def _do_even_out(services: Floats, num_together: int) -> bool:
+    """Whether services of very different lengths add up to about the same, turn after turn.
+
+    Clients in step, of which none waits for another, look like a queue: one takes all the time, and
+    the others end just after it. But each of their spans takes as long, and so does each window of
+    as many services as there are clients. Independent services have no such order.
+    """
+    if len(services) < _MANY_WINDOWS * num_together:
+        return False
+    windows = _spread(services, num_together)
+    # shuffled by a seed of its own, so that a fit gives the same each time
+    shuffled = _spread(np.random.default_rng(0).permutation(services), num_together)
+    usual = num_together * float(services.mean())
+    return shuffled > _UNEVEN * usual and windows < _LEAST_RATIO * shuffled
+
+
+def _spread(services: Floats, length: int) -> float:
+    """Between the quartiles of the sums of so many in a row: a stall of a machine counts little."""
+    sums = np.concatenate([[0.0], np.cumsum(services)])
+    low, high = np.quantile(sums[length:] - sums[:-length], (0.25, 0.75))
+    return float(high - low)
 
 
 def log_num_orders(spans: Spans) -> float:
@@ -84,6 +120,7 @@ def serve(spans: Spans, num_servers: int) -> Served:
     waited = ended - secs > spans.begun
     waited &= ~spans.is_cut
     slack = min(_JITTER_SECS, 0.2 * float(np.median(np.abs(secs))))
+    together = np.arange(1, len(order) + 1) - np.searchsorted(np.sort(ends), begun, "right")
     at_once = waited & (secs < _NO_TIME * float(np.maximum(secs, 0.0).mean()))
     return Served(
         secs,
@@ -91,4 +128,6 @@ def serve(spans: Spans, num_servers: int) -> Served:
         waited & (secs < -slack),
         int(np.count_nonzero(waited)),
         int(np.count_nonzero(at_once)),
+        (ends - starts)[~is_cut],
+        max(1, int(together.max())),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import time
@@ -165,6 +166,31 @@ def test_even_work_that_begins_together_neither_queues_nor_shares(
     service = fitted(Spans.of(begun[order], ended[order]))
     assert service.dependence is FREE
     assert service.samples.mean() == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("compute_secs", [1e-4, 4e-4])
+@pytest.mark.parametrize("num_clients", [4, 16])
+def test_clients_in_step_that_compute_one_after_the_other_do_not_queue(
+    num_clients: int, compute_secs: float
+) -> None:
+    # each waits for 15 ms, then computes on the one event loop, which stalls now and then
+    rng = np.random.default_rng(num_clients)
+    free_at, due = 0.0, [(0.0, each) for each in range(num_clients)]
+    begun = np.zeros((2, num_clients))
+    columns: list[tuple[float, float]] = []
+    for _ in range(200 * num_clients):
+        at, client = heapq.heappop(due)
+        seen = max(at, free_at)
+        if begun[1, client]:
+            columns.append((begun[0, client], seen))
+        stall = rng.exponential(0.02) if rng.random() < 0.005 else 0.0
+        free_at = seen + compute_secs * rng.uniform(0.5, 1.5) + stall
+        begun[:, client] = free_at, 1.0
+        heapq.heappush(due, (free_at + 0.015 + rng.exponential(5e-4), client))
+    columns.sort()
+    service = fitted(Spans.of(*np.array(columns).T))
+    assert service.dependence is FREE
+    assert service.samples.mean() == pytest.approx(0.016, rel=0.1)
 
 
 def test_a_queue_of_cut_waits_is_still_found() -> None:
