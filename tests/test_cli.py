@@ -8,6 +8,7 @@ import pty
 import re
 import resource
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -386,7 +387,7 @@ def test_every_example_of_the_help_is_accepted(
     examples = re.findall(r"^  asynchooks (.*)$", help_of(command), flags=re.MULTILINE)
     monkeypatch.setattr(cli, "COMMANDS", {k: only_checked(v) for k, v in COMMANDS.items()})
     assert len(examples) >= 2
-    assert [line for line in examples if main(line.split()) != 0] == []
+    assert [line for line in examples if main(shlex.split(line)) != 0] == []
 
 
 def test_without_a_command_it_prints_its_help_on_stderr_and_exits_with_2(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ Predict a learner with 8, 16, 32 and 64 rollouts at a time:
   asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64
 Find the fastest setting whose staleness stays small, at 2.50 an hour:
   asynchooks plan run.pftrace --program learner.py:main --set concurrency=8..64 \
---set max_staleness=1,2,4 --target staleness<=2 --price 2.5
+--set max_staleness=1,2,4 --target "staleness<=2" --price 2.5
 Ask a built-in program, made of the recorded stages:
   asynchooks plan run.pftrace --set concurrency=8..64 --json"""
 
@@ -45,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="Read this record of a run.")
     what = parser.add_argument_group("program and settings").add_argument
     what("--program", metavar="FILE:NAME",
-        help="Run this async function, of learner.py:main or package.module:main. The default is a "
-        "built-in program, made of the stages, or of the parameter server, that were recorded.",
+        help="Run this async function, of learner.py:main or package.module:main, whose module is "
+        "imported: keep what starts a real run under `if __name__ == '__main__':`. What it prints "
+        "goes to stderr. The default is a built-in program, made of the stages, or of the "
+        "parameter server, that were recorded.",
     )  # fmt: skip
     what("--set", dest="settings", action="append", default=[], type=argument(parse_setting),
         metavar="NAME=VALUES",
@@ -134,7 +136,8 @@ def _run(options: argparse.Namespace, traces: list[Trace], main: Any) -> int:
         plan.check_settings(main, settings[0])
     except TypeError as error:
         raise PlanError(str(error)) from error
-    checks = plan.checks(main, options.runs, options.seed)
+    with redirect_stdout(sys.stderr):  # what the program prints is no part of the table or JSON
+        checks = plan.checks(main, options.runs, options.seed)
     missed = [each for each in checks if each.is_mismatch]
     if not options.json:
         print_recorded(plan, checks)
@@ -145,7 +148,7 @@ def _run(options: argparse.Namespace, traces: list[Trace], main: Any) -> int:
             "the recorded settings are missed by more than 10 % beyond chance, so no table is "
             f"printed. {missed[0].reasons()}. --allow-mismatch prints it anyway"
         )
-    with progress(len(settings)) as done:
+    with progress(len(settings)) as done, redirect_stdout(sys.stderr):
         found = predict_all(
             plan, main, settings, num_runs=options.runs, seed=options.seed,
             num_processes=options.processes, allow_mismatch=options.allow_mismatch, done=done,

@@ -75,7 +75,9 @@ def print_result(result: Result) -> None:
     """A row for each setting, the reasons behind, and the best one."""
     console = _console()
     names = list(dict.fromkeys(name for row in result.rows for name in row.settings))
-    titles = ["updates/s", "staleness", "max", "idle", f"s to {result.num_updates:,}"]
+    titles = ["updates/s", "idle", f"s to {result.num_updates:,}"]
+    if has_staleness := _is_known("staleness", result):
+        titles[1:1] = ["staleness", "max"]
     if result.price is not None:
         titles.append("cost")
     table = _table(*names, *titles, "")
@@ -87,7 +89,10 @@ def print_result(result: Result) -> None:
             blank = [""] * len(titles)
             table.add_row(*own, *blank, f"failed [{len(reasons)}]".replace("[", "\\["))
             continue
-        shown = [_shown(each) for each in _estimates(row.prediction, result)]
+        estimates = _estimates(row.prediction, result)
+        if not has_staleness:
+            del estimates[1:3]
+        shown = [_shown(each) for each in estimates]
         mark = ""
         if row.prediction.is_extrapolated:
             text = "; ".join(row.prediction.notes)
@@ -102,12 +107,30 @@ def print_result(result: Result) -> None:
     console.print(_about_best(result), soft_wrap=True, markup=False, highlight=False)
 
 
+def _is_known(figure: str, result: Result) -> bool:
+    """Whether a planned setting has this figure, or none has any."""
+    values = [
+        getattr(row.prediction, figure).value for row in result.rows if row.prediction is not None
+    ]
+    return not values or not all(math.isnan(each) for each in values)
+
+
 def _about_best(result: Result) -> str:
     within = f" with {result.target}" if result.target is not None else ""
     row = result.best
     if row is None or row.prediction is None:
+        if result.target is not None and not _is_known(result.target.figure, result):
+            return (
+                f"There is no setting{within}: {result.target.figure} is not known of this "
+                "program. Only rollouts(...) and parameter servers measure staleness."
+            )
         return f"There is no setting{within}."
-    beyond = ", beyond what was recorded" if row.prediction.is_extrapolated else ""
+    beyond = ""
+    if row.prediction.is_extrapolated:
+        beyond = (
+            ", beyond what was recorded. Record a run at or near this setting, too, and give "
+            "both traces: that makes its interval narrow"
+        )
     return (
         f"Best{within}: {_named(row.settings)} with {_shown(row.prediction.rate)} "
         f"updates/s{beyond}."

@@ -20,6 +20,8 @@ _HEAVY = 0.05
 """Share of all work that its longest hundredth is: above it the longest samples are looked at."""
 NUM_LONGEST = 5
 """Samples of which few enough were seen that others may come."""
+OFF_BY_TIME = 0.10
+"""Relative: how far off a rate may be where work is drawn by blocks of time."""
 _MANY = 15
 """Samples that each worker needs for the slowest of all to be known."""
 
@@ -96,11 +98,16 @@ class Used:
                     f"{name}: {num} samples are few for the slowest of {use.num_workers} workers; "
                     f"{_MANY} for each are enough"
                 )
-            if service.starts is not None:
-                notes.append(
-                    f"{name}: all work was slow at the same times, which is drawn by blocks of time"
-                )
         return notes
+
+    def drawn_by_time(self) -> list[str]:
+        """Of each service whose work was slow at the same times, a note."""
+        return [
+            f"{name}: all work was slow at the same times, so it is drawn by blocks of time, and "
+            f"the rate may be off by {100 * OFF_BY_TIME:.0f} %"
+            for name, (service, _) in self.uses.items()
+            if service.starts is not None
+        ]
 
 
 def _size_range(service: Service) -> tuple[float, float]:

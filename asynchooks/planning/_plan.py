@@ -28,7 +28,7 @@ from .._errors import (
 from ..simulation import Simulation
 from ..simulation._simulation import Backend
 from ._fit import fit
-from ._flags import NUM_LONGEST, Used, capped
+from ._flags import NUM_LONGEST, OFF_BY_TIME, Used, capped
 from ._outside import Guard, StalledError, is_programs, place
 from ._player import Player, Saves
 from ._prediction import Check, Prediction, estimates
@@ -397,7 +397,9 @@ class Plan:
         if used.has_unknown_sizes and not was_recorded:
             extremes += several(num_extremes, are_sizes_linear=True)
         outside += used.further_flags()
-        moved, errors = 0.0, dict(errors)
+        moved, errors, by_time = 0.0, dict(errors), used.drawn_by_time()
+        if by_time and not was_recorded:  # in the recorded setting, each block is at its own time
+            errors["rate"] = math.hypot(errors.get("rate", 0.0), OFF_BY_TIME)
         if used.has_long_work and not outside:  # else it is flagged, and wide, already
             short = several(num_extremes, capped)
             rates = [_mean_rate(each) for each in (runs[:num_extremes], short)]
@@ -418,7 +420,7 @@ class Plan:
             dict(program.settings),
             **estimates(figures, [each.figures for each in extremes], errors),
             is_extrapolated=bool(outside),
-            notes=(*notes, *outside),
+            notes=(*notes, *by_time, *outside),
             num_runs=len(runs),
         )
 

@@ -199,6 +199,46 @@ def test_a_module_that_exits_as_it_is_imported_is_refused(
     assert "ends with exit code 3" in refused(capsys, recorded, "--program", f"{program}:main")
 
 
+QUEUE = """\
+import asyncio
+from asynchooks import FeedHook, FunctionSessionCreator, MonitoredSession, StopAtStepHook
+from asynchooks.planning import timed
+
+rollout = timed("rollout", returns=0)(asyncio.sleep)
+
+async def act(session, queue):
+    while True:
+        await session.or_stop(queue.put, await rollout(0.01))
+
+async def main(concurrency=4):
+    queue = asyncio.Queue(maxsize=2)
+    hooks = [FeedHook(queue, "x"), StopAtStepHook(40)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(lambda x: {})) as session:
+        for _ in range(concurrency):
+            session.start_soon(act, session, queue)
+        while not session.should_stop():
+            await session.run([])
+    print("at step", session.global_step.value)
+"""
+
+
+def test_what_the_program_prints_and_a_staleness_that_it_lacks_spoil_no_output(
+    recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "of_a_queue.py"
+    program.write_text(QUEUE)
+    arguments = ["plan", recorded, "--program", f"{program}:main", "--set", "concurrency=2,4",
+                 "--allow-mismatch", "--processes", "1"]  # fmt: skip
+    assert main([*arguments, "--json"]) == 0
+    printed, errors = capsys.readouterr()
+    assert [each["staleness"]["value"] for each in json.loads(printed)["settings"]] == [None] * 2
+    assert set(errors.splitlines()) == {"at step 40"}
+    assert main([*arguments, "--target", "staleness<=2"]) == 0
+    table, _, last = capsys.readouterr().out.strip().rpartition("\n")
+    assert "staleness" not in table.rpartition("concurrency")[2]
+    assert "staleness is not known of this program" in last
+
+
 def test_no_table_is_printed_where_the_recorded_setting_is_missed(
     recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,19 @@ def test_a_load_that_was_not_recorded_is_flagged_and_the_truth_is_within() -> No
         assert found.rate.covers(recorded(SHARED, 5000, concurrency=concurrency).figures().rate)
 
 
+def test_work_that_was_slow_at_the_same_times_widens_the_rate_and_is_noted() -> None:
+    work = RNG.gamma(4.0, 0.15, 2000)
+    even, by_time = (
+        plan_of(service_of("rollout", work, starts=starts), service_of("learn", [0.05]))
+        for starts in (None, np.linspace(0.0, 100.0, len(work)))
+    )
+    rate = even.predict(train_on_rollouts, **ROLLOUT_SETTING).rate
+    found = by_time.predict(train_on_rollouts, **ROLLOUT_SETTING)
+    assert found.rate.high >= 1.1 * found.rate.value > rate.high
+    assert "rollout: all work was slow at the same times" in "".join(found.notes)
+    assert not found.is_extrapolated  # the setting is the recorded one
+
+
 def test_loads_between_two_recordings_are_not_flagged_and_are_close() -> None:
     plan = Plan([recorded(SHARED, concurrency=8, size=4), recorded(SHARED, 1, concurrency=64)])
     found = plan.predict(train_on_rollouts, concurrency=24, size=8)
