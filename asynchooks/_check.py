@@ -92,6 +92,21 @@ def path(name: str, value: object, expected: str = "the path of a directory") ->
     return result
 
 
+def path_of_file(name: str, value: object) -> str:
+    """The value as the path of a file that is written, which may be there already."""
+    result = path(name, value, "the path of a file")
+    if not result or "\0" in result:
+        raise ValueError(f"{name} is {result!r}; give the path of a file, such as 'run.pftrace'")
+    if os.path.isdir(result):
+        raise IsADirectoryError(
+            f"{name} is the directory {result!r}; give the path of a file, such as "
+            f"{os.path.join(result, 'run.pftrace')!r}"
+        )
+    if os.path.exists(result) and not os.path.isfile(result):
+        raise ValueError(f"{name} is {result!r}, a device or a pipe; give the path of a file")
+    return result
+
+
 def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], expected: str) -> T:
     """The value, an instance of the type, or of one of these types."""
     if not isinstance(value, kind):

@@ -148,6 +148,9 @@ class Recorder(ABC):
         self._num_makers += 1
         return self._num_makers % 4096 << 32
 
+    is_of_program: bool = False
+    """Whether it records a whole program: sessions in it may have recorders of their own, too."""
+
     is_closed: bool = False
     """Whether it records nothing any more."""
 

@@ -143,6 +143,7 @@ class FileRecorder(TrackRecorder):
         self.clock = clock
         self._is_virtual = is_virtual
         self._closes_with_sessions = closes_with_sessions
+        self.is_of_program = not closes_with_sessions
         self._least_secs = least_secs
         # of what follows, up to the steps; the garbage collector may close a coroutine of a span
         # while this thread holds it

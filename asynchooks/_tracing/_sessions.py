@@ -44,8 +44,10 @@ class FileSession(SessionRecord):
         self.step = step
         self.track = recorder.take_track(name)
         self._task = engine.current_task()
-        self._place = Place(recorder, self.track, self._task, is_session=True, engine=engine)
-        self._place.enter()
+        self._place: Place | None = None
+        if not _is_recorded_otherwise(recorder):
+            self._place = Place(recorder, self.track, self._task, is_session=True, engine=engine)
+            self._place.enter()
         self._runs: list[RunTimes] = []
         self.ends = np.zeros(0)
         """When the runs of the last `take` ended."""
@@ -103,7 +105,8 @@ class FileSession(SessionRecord):
             return
         self._span.end(error)
         self._span = None
-        self._place.leave()
+        if self._place is not None:
+            self._place.leave()
         self.end_waits()
         self.is_over = True
         await self._recorder.session_ended(self._engine)
@@ -192,6 +195,14 @@ class _PlainCall(HookCall):
                 return method(*args)
 
         return recorded
+
+
+def _is_recorded_otherwise(recorder: Recorder) -> bool:
+    """Whether what tasks do belongs to the record of the whole program, as a plan needs it."""
+    outer = Place.current()
+    if outer is None or outer.recorder is recorder or outer.recorder.is_closed:
+        return False
+    return outer.recorder.is_of_program
 
 
 def _part_of_run(name: str) -> Label:

@@ -19,7 +19,8 @@ class TraceHook(SessionRunHook):
     evaluations, other sessions. List it first: of the hooks before it `begin` is missing. Open the
     file at https://ui.perfetto.dev, also while it grows; after a kill it lacks the last half
     second. An existing file is replaced. Sessions that overlap in time may share one hook, and so
-    its file, which ends with the last of them.
+    its file, which ends with the last of them. Within `planning.record` the file has the session
+    alone, with its runs and hooks: what else happens there is in that record.
 
     A thread writes. Where the disk is full the file ends, the log says so, and training goes on;
     where it is too slow, runs are missing from the trace.
@@ -61,7 +62,7 @@ class TraceHook(SessionRunHook):
                 "TraceHook got neither a path nor a tracer; give TraceHook('run.pftrace'), or "
                 "tracer=opentelemetry.trace.get_tracer('training')"
             )
-        self._path = None if path is None else _check.path("path", path, "the path of a file")
+        self._path = None if path is None else _check.path_of_file("path", path)
         self._tracer = tracer
         if tracer is not None and not callable(getattr(tracer, "start_span", None)):
             raise TypeError(

@@ -21,6 +21,9 @@ from .._version import __version__
 class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
     """Record what runs in the block, and in tasks that it starts, into one file.
 
+    Threads that a program starts itself take no part, unless they run in a copy of its context
+    (`contextvars.copy_context().run`).
+
     Recorded are sessions with their runs, hooks and waits, stages of data, rollouts, saves,
     evaluations, pushes and pulls, and what `timed` and `span` name. The file is a trace in
     Perfetto's format, as `TraceHook` writes it: open it at https://ui.perfetto.dev, and read it
@@ -56,17 +59,10 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
         name: str = "",
         flush_secs: float = 0.5,
     ) -> None:
-        self._path = _check.path("path", path, "the path of a file")
+        self._path = _check.path_of_file("path", path)
         self._settings = _checked_settings({} if settings is None else settings)
         self._name = _check.instance("name", name, str, "a text, such as 'worker 3'")
         self._flush_secs = _check.seconds("flush_secs", flush_secs)
-        if "\0" in self._path:
-            raise ValueError(f"path is {self._path!r}; give a path without a null character")
-        if os.path.isdir(self._path):
-            raise IsADirectoryError(
-                f"path is the directory {self._path!r}; give the path of a file, such as "
-                f"{os.path.join(self._path, 'run.pftrace')!r}"
-            )
         self._recorder: FileRecorder | None = None
         self._place: Place | None = None
         self._is_used = False

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Spans:
     """Spans of one name, in order of their beginnings, in seconds of the machine's clock.
 
@@ -38,6 +38,11 @@ class Spans:
 
     def __len__(self) -> int:
         return len(self.begun)
+
+    def __repr__(self) -> str:
+        mean = f"; mean {float(self.secs.mean()):.3g} s" if len(self) else ""
+        num_cut = int(np.count_nonzero(self.is_cut))
+        return f"<{len(self)} spans{f', {num_cut} cut' if num_cut else ''}{mean}>"
 
     @property
     def secs(self) -> Floats:

@@ -72,6 +72,10 @@ def timed(
 
     def decorate(fn: F) -> F:
         _check.function("the decorated function", fn, "a function")
+        if inspect.isclass(fn):
+            raise TypeError(
+                f"timed({name!r}) decorates the class {fn.__qualname__}; decorate its method"
+            )
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise TypeError(
                 f"timed({name!r}) decorates the generator {fn.__qualname__}; decorate the function "

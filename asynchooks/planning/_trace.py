@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,10 +100,11 @@ class Law(NamedTuple):
     rate_times_secs: float
 
 
+_MOST_SHOWN = 8
 _NO_USES = Uses(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """One run of a program: its spans, uses and marks, in the seconds of its machine's clock.
 
@@ -128,6 +130,13 @@ class Trace:
     """Of the recorder: the machine, its load, the stages of data, the protocol."""
     is_complete: bool = True
     """Whether the recorder was closed; a killed process lacks its last half second."""
+
+    def __repr__(self) -> str:
+        counts = (f"{len(spans)} {name}" for each in self.spans.values()
+                  for name, spans in each.items())  # fmt: skip
+        shown = ", ".join(islice(counts, _MOST_SHOWN + 1))
+        rest = ", ..." if shown.count(", ") >= _MOST_SHOWN else ""
+        return f"<Trace of {self.ended - self.began:.3g} s: {shown}{rest}>"
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *more_paths: str | os.PathLike[str]) -> Trace:

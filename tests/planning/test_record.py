@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,25 @@ async def test_a_trace_hooks_file_is_read_alike(tmp_path: Path) -> None:
     trace = Trace.read(path)
     assert len(trace.find("compute")) == len(trace.find("run")) == 5
     assert trace.is_complete
+
+
+@BACKENDS
+def test_the_record_of_a_program_has_all_of_a_session_with_a_trace_hook(
+    tmp_path: Path, backend: str
+) -> None:
+    @timed("learn")
+    async def learn() -> dict[str, float]:
+        return {}
+
+    async def main() -> None:
+        hooks = [TraceHook(tmp_path / "hook.pftrace"), StopAtStepHook(last_step=5)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(learn)) as session:
+            while not session.should_stop():
+                await session.run([])
+
+    trace = recorded(tmp_path / "run.pftrace", main, backend=backend)
+    assert len(trace.find("learn")) == len(trace.find("run")) == 5
+    assert len(Trace.read(tmp_path / "hook.pftrace").find("run")) == 5
 
 
 def test_a_simulated_run_is_recorded_in_virtual_time(tmp_path: Path) -> None:
@@ -422,6 +442,27 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="was entered before"), block:
         pass
     assert not (tmp_path / "b").exists()
+
+
+def test_only_files_are_written(tmp_path: Path) -> None:
+    for make in (record, TraceHook):
+        with pytest.raises(IsADirectoryError, match=r"give the path of a file, such as .*run\.pf"):
+            make(tmp_path)
+        with pytest.raises(ValueError, match="path is ''; give the path of a file"):
+            make("")
+        with pytest.raises(ValueError, match="path is '/dev/null', a device or a pipe"):
+            make("/dev/null")
+
+
+def test_a_class_is_not_timed() -> None:
+    with pytest.raises(TypeError, match=r"timed\('work'\) decorates the class .*; decorate its"):
+        timed("work")(Path)
+
+
+def test_traces_and_spans_are_shown_in_short(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "run.pftrace", programs.learner, 4, 30, backend="asyncio")
+    assert re.fullmatch(r"<Trace of \S+ s: .*30 learn.*>", repr(trace))
+    assert re.fullmatch(r"<30 spans; mean \S+ s>", repr(trace.find("learn")))
 
 
 def test_rows_are_made_for_tables(tmp_path: Path) -> None:
