@@ -24,6 +24,7 @@ from .._errors import (
     LivelockError,
     OutsideWorkError,
     PlanError,
+    TraceError,
 )
 from ..simulation import Simulation
 from ..simulation._simulation import Backend
@@ -99,13 +100,13 @@ class Plan:
             recordings: a run each: the path of its file, or the paths of its processes' files.
 
         Raises:
-            TraceError: a file is no trace, or has nothing of a run in it.
+            TraceError: a file is no trace, has nothing of a run in it, or is given twice.
             OSError: a file cannot be read.
             TypeError, ValueError: a recording is no path, or none is given.
         """
         if not recordings:
             raise ValueError("Plan.read got no recording; give a path: Plan.read('run.pftrace')")
-        traces = []
+        traces, known = [], set[str]()
         for each in recordings:
             expected = "the path of a run's file, or a list of the paths of its processes' files"
             _check.instance("a recording", each, (str, os.PathLike, Sequence), expected)
@@ -113,6 +114,10 @@ class Plan:
             if not paths:
                 raise ValueError(f"a recording is {each!r}, without a path; give {expected}")
             traces.append(Trace.read(*paths))
+            files = {os.path.realpath(path) for path in paths}
+            if again := files & known:
+                raise TraceError(f"{again.pop()} is given twice; give each run once")
+            known |= files
         return cls(traces)
 
     @property

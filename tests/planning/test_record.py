@@ -20,7 +20,7 @@ from asynchooks import FunctionSessionCreator, MonitoredSession, StopAtStepHook,
 from asynchooks._engine.recording import Kind
 from asynchooks._tracing._format import Encoder
 from asynchooks._tracing._recorder import FileRecorder
-from asynchooks.planning import Trace, TraceError, record, span, timed
+from asynchooks.planning import Plan, Trace, TraceError, record, span, timed
 from asynchooks.simulation import Empirical, Simulation
 
 from ..tracing import reading
@@ -371,6 +371,13 @@ def test_a_file_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     recorded(path, programs.learner, 2, 3, backend="asyncio")
     with pytest.raises(TraceError, match="given twice"):
         Trace.read(path, path)
+
+
+def test_a_run_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.pftrace"
+    recorded(path, programs.learner, 4, 5, backend="asyncio")
+    with pytest.raises(TraceError, match=r"run.pftrace is given twice; give each run once"):
+        Plan.read(path, [path])
 
 
 def test_settings_of_the_first_file_count(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ PARAMETERS = [
 ]
 CONDITION = {True: "condition"}
 SELDOM = st.integers(0, 9).map(lambda number: number == 5)
+CANCELLED = st.sampled_from([0.0, 1.0, 3.3, 7.0, 1000.0])
 WHOLE_SECS = st.integers(1, 30).map(float)
 
 
@@ -83,6 +84,8 @@ class Training:
     max_turns: int = 10_000
     until: Any = None
     """As for `run`; or "condition"."""
+    cancelled_after: float | None = None
+    """Trains within a program, which cancels it after so many seconds; None: trains by `run`."""
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,6 +143,7 @@ def trainings(draw: st.DrawFn) -> Training:
         shuffle_ties=draw(SELDOM),
         max_turns=draw(st.sampled_from([1, 10_000, 10_000, 10_000, 10_000])),
         until=until,
+        cancelled_after=draw(SELDOM.flatmap(lambda is_part: CANCELLED if is_part else st.none())),
         arguments=arguments,
     )
 
@@ -171,12 +175,18 @@ class _Run:
     def result(self) -> list[Any]:
         training, cluster, error = self._training, self._cluster, None
         try:
-            cluster.run(
-                gradient=None if training.gradient is None else self._gradient,
-                loss=_loss if training.has_loss else None,
-                until=self._is_over if training.until == "condition" else training.until,
+            options = {
+                "gradient": None if training.gradient is None else self._gradient,
+                "loss": _loss if training.has_loss else None,
                 **training.arguments,
-            )
+            }
+            until = self._is_over if training.until == "condition" else training.until
+            if training.cancelled_after is None:
+                cluster.run(until=until, **options)
+            else:
+                for only_of_run in ("target_loss", "warm_up"):
+                    options.pop(only_of_run, None)
+                self._simulation.run(self._main, options, until=until)
         except (Exception, KeyboardInterrupt) as raised:
             # a line of asynchooks that waits is another one
             texts = [str(raised), *getattr(raised, "__notes__", [])]
@@ -189,6 +199,14 @@ class _Run:
             timeline.spans, timeline.pushes, timeline.runs,
             self._simulation.trace.to_bytes() if training.keep_trace else None,
         ]  # fmt: skip
+
+    async def _main(self, options: dict[str, Any]) -> None:
+        assert self._training.cancelled_after is not None
+        await self._simulation.sleep(1.0)
+        training = self._simulation.start(lambda: self._cluster.train(**options))
+        await self._simulation.sleep(self._training.cancelled_after)
+        training.cancel()
+        await training.wait()
 
     def _gradient(self, parameters: Any, worker: Any) -> Any:
         kind, cluster = self._training.gradient, self._cluster

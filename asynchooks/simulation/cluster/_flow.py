@@ -121,7 +121,7 @@ class Flow:
         self._cluster.server.before_change = self.unfold
         self._wake(list(range(self._cluster.num_workers)))
         time, order, _ = self._heap[0]
-        self._kernel.push_in_order(time, order, self)  # the task that starts this has to wait first
+        self._kernel.push_in_order(time, order, self)
 
     def fire(self) -> None:
         next(self._steps, None)
@@ -154,7 +154,7 @@ class Flow:
             kernel.next_order, heapq.heapreplace, heapq.heappop, heapq.heappush,
         )  # fmt: skip
         most_turns, last, turns = kernel.max_turns * len(workers), -1.0, 0
-        is_first = False  # since the kernel has fired this
+        is_first = True  # since the kernel has fired this
         index, beginning = 0, [0]
         try:
             while True:
