@@ -103,7 +103,10 @@ def path_of_file(name: str, value: object) -> str:
             f"{os.path.join(result, 'run.pftrace')!r}"
         )
     if os.path.exists(result) and not os.path.isfile(result):
-        raise ValueError(f"{name} is {result!r}, a device or a pipe; give the path of a file")
+        raise FileExistsError(
+            f"{name} is {result!r}, a device, a pipe or a socket, which a file would replace; "
+            "give the path of a file, such as 'run.pftrace'"
+        )
     return result
 
 

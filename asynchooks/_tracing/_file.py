@@ -64,6 +64,8 @@ class TraceFile:
         path = os.path.abspath(self._path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if os.path.lexists(path):
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise FileExistsError(f"{path!r} is no file")
             os.unlink(path)  # so that another writer of it goes on with what it had
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._file = os.open(path, flags, 0o666)

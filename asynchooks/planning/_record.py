@@ -44,6 +44,7 @@ class record:  # noqa: N801 - read as a statement: `with record("run.pftrace"):`
     Raises:
         TypeError, ValueError: an argument is of the wrong type or out of range.
         IsADirectoryError: the path is a directory's.
+        FileExistsError: it is that of a device, a pipe or a socket.
         RuntimeError: what runs here is recorded already, or this block was entered before.
 
     Example:

@@ -102,10 +102,11 @@ def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
         span = recorder.timed_span(place, name, whose)
         try:
             result = await fn(*args, **kwargs)
-        except BaseException as error:
+            size = _size(work, result, args, kwargs) if has_size else math.nan
+        except BaseException as error:  # of the size, too: an open span would count as load
             span.end(error)
             raise
-        span.end(None, _size(work, result, args, kwargs) if has_size else math.nan)
+        span.end(None, size)
         return result
 
     return call
@@ -126,10 +127,11 @@ def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
         span = recorder.timed_span(place, name, whose)
         try:
             result = fn(*args, **kwargs)
-        except BaseException as error:
+            size = _size(work, result, args, kwargs) if has_size else math.nan
+        except BaseException as error:  # of the size, too: an open span would count as load
             span.end(error)
             raise
-        span.end(None, _size(work, result, args, kwargs) if has_size else math.nan)
+        span.end(None, size)
         return result
 
     return call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import random
 import re
 import time
@@ -108,6 +109,43 @@ def test_what_is_cancelled_fails_or_has_not_ended_is_cut(tmp_path: Path, backend
     assert found.secs[2] == pytest.approx(0.03, abs=0.02)
     assert found.secs.min() > 0.0
     reading.read(path)
+
+
+@BACKENDS
+def test_work_whose_size_cannot_be_had_has_ended(tmp_path: Path, backend: str) -> None:
+    @timed("async", output_size=len)
+    async def work() -> int:
+        return 3
+
+    @timed("plain", input_size=lambda: math.nan)
+    def plain() -> None: ...
+
+    async def main() -> None:
+        with pytest.raises(TypeError, match="has no len"):
+            await work()
+        with pytest.raises(ValueError, match="input_size of 'plain'"):
+            plain()
+        await anyio.sleep(0.05)
+
+    trace = recorded(tmp_path / "run.pftrace", main, backend=backend)
+    for name in ("async", "plain"):
+        assert trace.find(name).is_cut.tolist() == [True]
+        assert trace.find(name).secs[0] < 0.04  # not until the end of the record
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for make in (record, TraceHook):
+        with pytest.raises(FileExistsError, match="a device, a pipe or a socket"):
+            make(pipe)
+    block = record(tmp_path / "late")
+    os.mkfifo(tmp_path / "late")
+    with block:
+        pass
+    assert pipe.is_fifo()
+    assert (tmp_path / "late").is_fifo()
 
 
 @pytest.mark.anyio
@@ -457,8 +495,6 @@ def test_only_files_are_written(tmp_path: Path) -> None:
             make(tmp_path)
         with pytest.raises(ValueError, match="path is ''; give the path of a file"):
             make("")
-        with pytest.raises(ValueError, match="path is '/dev/null', a device or a pipe"):
-            make("/dev/null")
 
 
 def test_a_class_is_not_timed() -> None:
