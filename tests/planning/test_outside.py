@@ -98,6 +98,9 @@ def test_a_file_may_be_read(tmp_path: Path) -> None:
         (lambda: Path("nowhere").mkdir(), "makes a directory"),
         (lambda: os.rename("a", "b"), "renames a file"),
         (lambda: os.remove("nowhere"), "removes a file"),
+        (lambda: os.chmod("nowhere", 0o600), "changes a file's mode"),
+        (lambda: os.utime("nowhere"), "changes a file's times"),
+        (lambda: os.execv("/nowhere", ["nowhere"]), "replaces its process"),
         (lambda: socket.socket(), "opens a socket"),
         (lambda: os.system("true"), "starts a process"),
         pytest.param(
