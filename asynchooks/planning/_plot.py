@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _check
+from .._errors import shown
 from ..simulation.output._plots import check_format, check_matplotlib
 from ..simulation.output._whole_file import whole_file
 from ._prediction import Check, Estimate, Prediction
@@ -39,6 +40,10 @@ def plot_plan(
     Example:
         plot_plan("plan.png", [plan.predict(main, concurrency=num) for num in (8, 16, 32)])
     """
+    if isinstance(predictions, Prediction) or not isinstance(predictions, Iterable):
+        raise TypeError(
+            f"predictions is {shown(predictions)}; give a list of what Plan.predict returns"
+        )
     predictions = [
         _check.instance("each prediction", each, Prediction, "what Plan.predict returns")
         for each in predictions

@@ -15,7 +15,7 @@ import pytest
 
 from asynchooks._cli.plan_settings import parse_setting, parse_target, products
 from asynchooks.cli import main
-from asynchooks.planning import Trace, record
+from asynchooks.planning import Trace, plot_plan, record
 
 from . import program_of_sleeps
 
@@ -351,3 +351,12 @@ def test_settings_are_combined() -> None:
     ]  # fmt: skip
     assert products([]) == [{}]
     assert str(parse_target(" idle_share <= 0.5")) == "idle_share <= 0.5"
+
+
+def test_a_plot_of_no_list_is_refused(tmp_path: Path) -> None:
+    for predictions in (3, None):
+        with pytest.raises(TypeError, match="predictions is .*; give a list of what Plan.predict"):
+            plot_plan(tmp_path / "plan.png", predictions)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="predictions is empty"):
+        plot_plan(tmp_path / "plan.png", [])
+    assert not (tmp_path / "plan.png").exists()
