@@ -31,6 +31,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {*(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))}
 )
+_STANDARD = tuple({sysconfig.get_path(each) for each in ("stdlib", "platstdlib")})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = {
     "socket.__new__": "opens a socket",
@@ -209,6 +210,15 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
+def _is_started_by_program(frame: FrameType | None) -> bool:
+    """Whether it was the program's own code, perhaps by Python's modules."""
+    while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
+        if f"{os.sep}site-packages{os.sep}" in frame.f_code.co_filename:
+            return False
+        frame = frame.f_back
+    return frame is not None and is_programs(frame.f_code.co_filename)
+
+
 # The process's: audit hooks cannot be removed, and there is one clock of each name, which other
 # code of the process reads too while a plan runs
 
@@ -235,6 +245,7 @@ def _virtual_clocks() -> Iterator[None]:
             for name, clock in _CLOCKS.items():
                 setattr(time, name, _clock(name, clock))
                 setattr(time, f"{name}_ns", _clock(name, _IN_NS[name], 1e9))
+            threading.Thread.start = _start  # type: ignore[method-assign, assignment]
         _plans.append(mark)
     try:
         yield
@@ -245,6 +256,7 @@ def _virtual_clocks() -> Iterator[None]:
                 for name, clock in _CLOCKS.items():
                     setattr(time, name, clock)
                     setattr(time, f"{name}_ns", _IN_NS[name])
+                threading.Thread.start = _start_really  # type: ignore[method-assign]
 
 
 def _clock(name: str, real: Callable[[], Any], per_sec: float | None = None) -> Callable[[], Any]:
@@ -258,6 +270,20 @@ def _clock(name: str, real: Callable[[], Any], per_sec: float | None = None) -> 
         return secs if per_sec is None else int(secs * per_sec)
 
     return read
+
+
+_start_really = threading.Thread.start
+
+
+def _start(thread: threading.Thread) -> None:
+    """Start the thread, unless a planned program does: what it did there would not be seen.
+
+    Python 3.11 has no audit event of it. Libraries may start threads for what they are used for.
+    """
+    guard = Guard.current()
+    if guard is not None and _is_started_by_program(sys._getframe(1)):
+        guard.refuse("starts a thread")
+    _start_really(thread)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:

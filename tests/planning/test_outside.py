@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,8 @@ def test_a_file_may_be_read(tmp_path: Path) -> None:
         (lambda: os.execv("/nowhere", ["nowhere"]), "replaces its process"),
         (lambda: socket.socket(), "opens a socket"),
         (lambda: os.system("true"), "starts a process"),
+        (lambda: threading.Thread(target=print).start(), "starts a thread"),
+        (lambda: ThreadPoolExecutor().submit(print), "starts a thread"),
         pytest.param(
             lambda: subprocess.run([sys.executable, "-c", ""], check=True),
             "starts a process",
