@@ -1,4 +1,4 @@
-"""What a plan keeps a program from: files, sockets, processes, and waits that take real time.
+"""What a plan keeps a program from: files, sockets, processes, threads, and real waits.
 
 Virtual time sees neither. What the program does outside is refused where it does it, by Python's
 audit events; a wait or a loop that takes real time is found by a thread that looks whether virtual
@@ -27,6 +27,8 @@ from ..simulation import Simulation
 
 STALL_SECS = 5.0
 """Real seconds in which nothing happens in virtual time: then the plan is given up."""
+_SIGNAL: Any = getattr(signal, "SIGURG", None)
+"""What gives up the thread of the program; None: there is none, on Windows."""
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {*(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))}
@@ -120,8 +122,8 @@ class Guard:
     def watched(self) -> Iterator[None]:
         """Give the block up when virtual time does not go on; in the thread of the program."""
         is_main = threading.current_thread() is threading.main_thread()
-        can_signal = is_main and hasattr(signal, "SIGURG")
-        previous = signal.signal(signal.SIGURG, self._interrupt) if can_signal else None
+        can_signal = is_main and _SIGNAL is not None
+        previous = signal.signal(_SIGNAL, self._interrupt) if can_signal else None
         self._done.acquire()
         # no threading.Thread: while there are several the kernels count those of anyio's pool
         _thread.start_new_thread(self._watch, (can_signal,))
@@ -130,7 +132,7 @@ class Guard:
         finally:
             self._done.release()
             if can_signal:
-                signal.signal(signal.SIGURG, previous)
+                signal.signal(_SIGNAL, previous)
 
     def _watch(self, can_signal: bool) -> None:
         last, since = None, time.monotonic()
@@ -156,8 +158,8 @@ class Guard:
             f"stands at {self._simulation.now!r} s{where}. Virtual time passes in `timed` "
             "functions and in sleeps: make what waits, or computes, here `timed`"
         )
-        if can_signal:
-            signal.pthread_kill(self._thread, signal.SIGURG)
+        if can_signal and sys.platform != "win32":
+            signal.pthread_kill(self._thread, _SIGNAL)
         else:
             _raise_in(self._thread)
         return True

@@ -48,7 +48,7 @@ SERVER = plan_of(
     service_of("compute", RNG.gamma(6.0, 0.08 / 6, 20_000)),
     service_of("service", 0.006 * RNG.uniform(0.7, 1.3, 5_000), dependence=Dependence.QUEUE),
 )
-ROLLOUT_SETTING = {"concurrency": 16, "size": 8, "steps": 120}
+ROLLOUT_SETTING: dict[str, Any] = {"concurrency": 16, "size": 8, "steps": 120}
 SERVER_SETTING = {"workers": 8, "protocol": "async", "updates": 500}
 
 
