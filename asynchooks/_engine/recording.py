@@ -190,9 +190,9 @@ class Recorder(ABC):
         What `Span.end` gets as value is its size.
         """
 
-    def timed_span(self, place: Place, name: str, worker: int | None) -> Span:
+    def timed_span(self, place: Place, name: str, worker: int | None, *, is_inline: bool) -> Span:
         """`work_span` of timed work, at `recorded_in`; one that knows the running task need not
-        look for its engine, which takes 1 us."""
+        look for its engine, which takes 1 us. `is_inline`: a plain function does it."""
         return self.work_span(engine_if_any(), Kind.WORK, name, worker)
 
     @abstractmethod

@@ -47,6 +47,8 @@ class Content:
     """In order of their beginnings; what had not ended is cut, at the end of the file."""
     uses: Table = field(default_factory=lambda: np.zeros((0, 7)))
     marks: Table = field(default_factory=lambda: np.zeros((0, 7)))
+    cpu: list[tuple[float, float]] = field(default_factory=list)
+    """(When, processor seconds of the thread that began to record), at each write."""
     secs_back: float = 0.0
     """By how much the clock went back between two writes; a clock of ours never does."""
 
@@ -236,6 +238,8 @@ class _Reader:
         if (flushed := about.get("flushed")) is not None:
             self.content.secs_back = max(self.content.secs_back, self._flushed - flushed)
             self._flushed = flushed
+            if "cpu" in about:
+                self.content.cpu.append((flushed, about["cpu"]))
         for number, (name, kind, worker, on_session, is_cut) in about.get("labels", {}).items():
             label = Label(name, _OF_KIND.get(kind), worker, on_session, is_cut)
             self.content.labels[int(number)] = label

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from itertools import chain, count
 from typing import Any
@@ -160,6 +161,8 @@ class FileRecorder(TrackRecorder):
         self._sessions: list[FileSession] = []
         self._steps: list[StepCounter] = []
         self._flushed_at = self.clock()
+        self._inline: list[str] = []
+        self._cpu_clock = None if is_virtual else _cpu_clock_of_this_thread()
         self._has_warned = False
         program = os.path.basename(sys.argv[0]) if sys.argv else ""
         self._encoder = Encoder(name or program or "python")
@@ -246,16 +249,28 @@ class FileRecorder(TrackRecorder):
             number = self._labels.number(label)
         return WorkSpan(self, (label, number), place.track)
 
-    def timed_span(self, place: Place, name: str, worker: int | None) -> Span:
+    def timed_span(self, place: Place, name: str, worker: int | None, *, is_inline: bool) -> Span:
         if place.track is None or not place.is_here:
-            return self.work_span(engine_if_any(), Kind.WORK, name, worker)
+            engine = engine_if_any()
+            if is_inline and engine is not None and not engine.is_elsewhere:
+                self._note_inline(name)
+            return self.work_span(engine, Kind.WORK, name, worker)
         key = (name, worker, place.is_session)
         work = self._timed_labels.get(key)
         if work is None:
             label = _work_label(Kind.WORK, *key)
+            if is_inline:
+                self._note_inline(name)
             with self._lock:
                 work = self._timed_labels[key] = label, self._labels.number(label)
         return WorkSpan(self, work, place.track)
+
+    def _note_inline(self, name: str) -> None:
+        """The event loop's own thread computes this work."""
+        with self._lock:
+            if name not in self._inline:
+                self._inline = [*self._inline, name]
+                self._about["inline"] = self._inline
 
     def _work_on_own_track(
         self, engine: Engine | None, kind: Kind, name: str, worker: int | None
@@ -442,7 +457,22 @@ class FileRecorder(TrackRecorder):
             )
         )
         # by the times of its chunks, a reader sees a clock that has jumped
-        return self._encoder.about({"flushed": now}) + chunk if chunk else b""
+        if not chunk:
+            return b""
+        flushed: dict[str, Any] = {"flushed": now}
+        if (secs := self._cpu_secs()) is not None:
+            flushed["cpu"] = secs
+        return self._encoder.about(flushed) + chunk
+
+    def _cpu_secs(self) -> float | None:
+        """What the thread that began to record has computed so far."""
+        if self._cpu_clock is None:
+            return None
+        try:
+            return time.clock_gettime(self._cpu_clock)
+        except OSError:  # it has ended
+            self._cpu_clock = None
+            return None
 
     def _step_points(
         self, now: float, steps: list[StepCounter], sessions: list[FileSession]
@@ -474,6 +504,12 @@ class FileRecorder(TrackRecorder):
                 "what is recorded. Training goes on",
                 self._path, num_lost,
             )  # fmt: skip
+
+
+def _cpu_clock_of_this_thread() -> int | None:
+    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(threading.get_ident())
 
 
 def _work_label(kind: Kind, name: str, worker: int | None, is_on_session: bool) -> Label:

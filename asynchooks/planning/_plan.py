@@ -31,6 +31,7 @@ from ..simulation._simulation import Backend
 from ._fit import fit
 from ._flags import NUM_LONGEST, OFF_BY_TIME, Used, capped
 from ._outside import Guard, StalledError, is_programs, place
+from ._overhead import loop_secs
 from ._player import Player, Saves
 from ._prediction import Check, Prediction, estimates
 from ._requests import request_services, served_of
@@ -89,6 +90,7 @@ class Plan:
             raise ValueError("traces is empty; give at least one: Plan.read('run.pftrace')")
         self._fitted: dict[tuple[str, bool], Service] = {}
         self._saves = Saves.of(self.traces)
+        self._loop_secs = loop_secs(self.traces)
         self._needs_loop: set[object] = set()  # programs that "turbo" does not run
         self._checks: dict[object, list[Check]] = {}
 
@@ -235,6 +237,7 @@ class Plan:
             beyond=beyond,
             are_sizes_linear=are_sizes_linear,
             saves=self._saves,
+            loop_secs=self._loop_secs,
         )
         guard = Guard(simulation, player.thread_in_call)
 

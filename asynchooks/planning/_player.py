@@ -72,6 +72,7 @@ class Player(Recorder, StandIn):
         beyond: what is assumed of shared services outside of the recorded load.
         are_sizes_linear: whether work of which one size was recorded grows with its size.
         saves: what runs wait for in place of hooks that save.
+        loop_secs: what the program's own code takes beside each timed call, >= 0.
     """
 
     is_closed = False
@@ -86,7 +87,9 @@ class Player(Recorder, StandIn):
         beyond: Beyond = Beyond.LAW,
         are_sizes_linear: bool = False,
         saves: Saves | None = None,
+        loop_secs: float = 0.0,
     ) -> None:
+        self._loop_secs = loop_secs
         self.saves, self._num_runs = saves, 0
         self._simulation, self._service_of, self._recorded = simulation, service_of, recorded
         self._seed, self._beyond, self._are_sizes_linear = seed, beyond, are_sizes_linear
@@ -124,6 +127,8 @@ class Player(Recorder, StandIn):
             self._work_rows[work.name].append(
                 (begun, clock(), drawn.size, worker, track, -1, is_cut, track >= 0)
             )
+        if self._loop_secs:
+            station.kernel.hold(self._loop_secs)
         returns = work.returns
         return _returned(work, args, kwargs, drawn) if callable(returns) else returns
 
@@ -153,6 +158,8 @@ class Player(Recorder, StandIn):
             self._work_rows[work.name].append(
                 (begun, self.clock(), drawn.size, worker, track, -1, is_cut, track >= 0)
             )
+        if self._loop_secs and turns is None:
+            station.kernel.hold(self._loop_secs)
         return _returned(work, args, kwargs, drawn) if callable(work.returns) else work.returns
 
     # Requests to a server elsewhere

@@ -99,7 +99,7 @@ def _async_call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
         if (stand_in := recorder.stand_in) is not None:
             return await stand_in.perform(work, args, kwargs)
         whose = None if worker is None else worker_of(work, args, kwargs)
-        span = recorder.timed_span(place, name, whose)
+        span = recorder.timed_span(place, name, whose, is_inline=False)
         try:
             result = await fn(*args, **kwargs)
             size = _size(work, result, args, kwargs) if has_size else math.nan
@@ -124,7 +124,7 @@ def _call(work: TimedWork, fn: Callable[..., Any]) -> Callable[..., Any]:
         if (stand_in := recorder.stand_in) is not None:
             return stand_in.perform_inline(work, args, kwargs)
         whose = None if worker is None else worker_of(work, args, kwargs)
-        span = recorder.timed_span(place, name, whose)
+        span = recorder.timed_span(place, name, whose, is_inline=True)
         try:
             result = fn(*args, **kwargs)
             size = _size(work, result, args, kwargs) if has_size else math.nan

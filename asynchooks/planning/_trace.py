@@ -280,6 +280,8 @@ def _trace_of(contents: list[tuple[str, Content]]) -> Trace:
             content.shift(secs)
         settings = content.about.get("settings", {}) | settings
         about = content.about | about  # what the first file says counts
+        if len(contents) == 1 and content.cpu:
+            about["cpu"] = content.cpu
         for label_number, label in content.labels.items():
             some = content.spans[content.spans[:, LABEL] == label_number]
             if label.kind is not None and len(some):
