@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
 import anyio.lowlevel
@@ -52,6 +54,23 @@ def use_engine(engine: Engine) -> Iterator[None]:
         yield
     finally:
         engine_in_use.reset(token)
+
+
+def cpu_clock() -> Callable[[], float | None] | None:
+    """Of this thread, for others to read: its processor seconds, None once it has ended.
+
+    None on systems that have no such clock.
+    """
+    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def read() -> float | None:
+        with suppress(OSError):
+            return time.clock_gettime(clock)
+        return None
+
+    return read
 
 
 def system_now() -> float:

@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable
 from itertools import chain, count
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .._engine.base import Engine
-from .._engine.current import engine_if_any
+from .._engine.current import cpu_clock, engine_if_any
 from .._engine.recording import (
     Kind,
     Place,
@@ -162,7 +161,7 @@ class FileRecorder(TrackRecorder):
         self._steps: list[StepCounter] = []
         self._flushed_at = self.clock()
         self._inline: list[str] = []
-        self._cpu_clock = None if is_virtual else _cpu_clock_of_this_thread()
+        self._cpu_secs = None if is_virtual else cpu_clock()
         self._has_warned = False
         program = os.path.basename(sys.argv[0]) if sys.argv else ""
         self._encoder = Encoder(name or program or "python")
@@ -460,19 +459,9 @@ class FileRecorder(TrackRecorder):
         if not chunk:
             return b""
         flushed: dict[str, Any] = {"flushed": now}
-        if (secs := self._cpu_secs()) is not None:
+        if self._cpu_secs is not None and (secs := self._cpu_secs()) is not None:
             flushed["cpu"] = secs
         return self._encoder.about(flushed) + chunk
-
-    def _cpu_secs(self) -> float | None:
-        """What the thread that began to record has computed so far."""
-        if self._cpu_clock is None:
-            return None
-        try:
-            return time.clock_gettime(self._cpu_clock)
-        except OSError:  # it has ended
-            self._cpu_clock = None
-            return None
 
     def _step_points(
         self, now: float, steps: list[StepCounter], sessions: list[FileSession]
@@ -504,12 +493,6 @@ class FileRecorder(TrackRecorder):
                 "what is recorded. Training goes on",
                 self._path, num_lost,
             )  # fmt: skip
-
-
-def _cpu_clock_of_this_thread() -> int | None:
-    if sys.platform == "win32" or not hasattr(time, "pthread_getcpuclockid"):
-        return None
-    return time.pthread_getcpuclockid(threading.get_ident())
 
 
 def _work_label(kind: Kind, name: str, worker: int | None, is_on_session: bool) -> Label:

@@ -83,6 +83,6 @@ def test_a_planned_run_computes_as_long(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(time, "thread_time", iter(np.arange(10**6) * 1.0).__next__)
     for backend in ("turbo", "asyncio", "trio"):
-        found = Plan([waits]).run(main, backend=backend, steps=50)  # type: ignore[arg-type]
+        found = Plan([waits]).run(main, backend=backend, steps=50)
         assert found.ended - found.began == pytest.approx(50 * 0.012)
         assert found.find("wait").secs == pytest.approx(0.01)
