@@ -426,7 +426,12 @@ class Plan:
             )
         return Prediction(
             dict(program.settings),
-            **estimates(figures, [each.figures for each in extremes], errors),
+            **estimates(
+                figures,
+                [each.figures for each in extremes],
+                errors,
+                is_extrapolated=bool(outside),
+            ),
             is_extrapolated=bool(outside),
             notes=(*notes, *by_time, *outside),
             num_runs=len(runs),

@@ -13,9 +13,9 @@ from .. import _check
 from ..simulation.output._interval import student_t
 from ._trace import Figures
 
-FLOOR = 0.015
-"""Share of a figure by which its interval is wide at least: the event loop's own time, which no
-span shows."""
+FLOOR, FLOOR_BEYOND = 0.015, 0.03
+"""Shares of a figure by which its interval is wide at least, within the recorded load and beyond:
+where a service is used to its end, all that no span shows makes it slower."""
 FIGURES = ("rate", "staleness", "max_staleness", "idle_share")
 
 
@@ -176,6 +176,8 @@ def estimates(
     runs: Sequence[Figures],
     extremes: Sequence[Figures],
     errors: Mapping[str, float],
+    *,
+    is_extrapolated: bool,
 ) -> dict[str, Estimate]:
     """One estimate for each figure.
 
@@ -183,12 +185,14 @@ def estimates(
         runs: of one setting, each with services of its own that might as well have been recorded.
         extremes: runs under other assumptions, which the intervals are to hold as well.
         errors: by name of a figure: the model's own relative error.
+        is_extrapolated: whether the setting is beyond what was recorded.
     """
     return {
         name: _estimate(
             [getattr(each, name) for each in runs],
             [getattr(each, name) for each in extremes],
             errors.get(name, 0.0),
+            FLOOR_BEYOND if is_extrapolated else FLOOR,
             is_share=name == "idle_share",
         )
         for name in FIGURES
@@ -196,17 +200,22 @@ def estimates(
 
 
 def _estimate(
-    values: Sequence[float], extremes: Sequence[float], error: float, *, is_share: bool
+    values: Sequence[float],
+    extremes: Sequence[float],
+    error: float,
+    least: float,
+    *,
+    is_share: bool,
 ) -> Estimate:
     known = np.array([each for each in values if not math.isnan(each)])
     if not len(known):
         return Estimate(math.nan, math.nan, math.nan)
     num, mean = len(known), float(known.mean())
     spread = float(known.std(ddof=1)) * math.sqrt(1.0 + 1.0 / num) if num > 1 else math.inf
-    floor = FLOOR if is_share else FLOOR * mean
+    others = [each for each in extremes if not math.isnan(each)]
+    floor = least if is_share else least * mean
     half = math.hypot(student_t(num - 1) * spread, floor, error * mean) if num > 1 else math.inf
     low, high = mean - half, mean + half
-    others = [each for each in extremes if not math.isnan(each)]
     if others:  # each a run, with chance of its own
         share = 0.0 if is_share else half / mean if mean > 0 else 0.0
         low = min(low, *(each * max(0.0, 1.0 - share) for each in others))

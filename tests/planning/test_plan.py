@@ -269,15 +269,17 @@ def figures(rate: float, staleness: float = 7.0, idle: float = 0.25) -> Figures:
 
 
 def test_an_identity_has_an_interval_of_the_floor() -> None:
-    staleness = estimates([figures(10.0)] * 4, [], {})["staleness"]
-    assert staleness == pytest.approx((7.0, 7.0 * 0.985, 7.0 * 1.015))
+    for is_extrapolated, share in ((False, 0.015), (True, 0.03)):
+        found = estimates([figures(10.0)] * 4, [], {}, is_extrapolated=is_extrapolated)
+        assert found["staleness"] == pytest.approx((7.0, 7.0 * (1 - share), 7.0 * (1 + share)))
 
 
 def test_intervals_hold_the_runs_of_other_assumptions_and_the_error_of_the_model() -> None:
     runs = [figures(10.0)] * 4
-    rate = estimates(runs, [figures(4.0), figures(20.0)], {})["rate"]
-    assert rate == pytest.approx((10.0, 4.0 * 0.985, 20.0 * 1.015))
-    rate = estimates(runs, [], {"rate": 0.2})["rate"]
+    others = [figures(4.0), figures(20.0)]
+    rate = estimates(runs, others, {}, is_extrapolated=True)["rate"]
+    assert rate == pytest.approx((10.0, 4.0 * 0.97, 20.0 * 1.03))
+    rate = estimates(runs, [], {"rate": 0.2}, is_extrapolated=False)["rate"]
     assert rate.low == pytest.approx(10 * (1 - np.hypot(0.2, 0.015)))
 
 
