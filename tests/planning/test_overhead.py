@@ -73,7 +73,7 @@ def test_code_that_is_not_timed_is_planned(tmp_path: Path, backend: str) -> None
     with record(path, flush_secs=0.1):
         anyio.run(main, backend=backend)
     secs = loop_secs([Trace.read(path)])
-    assert SPIN_SECS <= secs < 1.5 * SPIN_SECS
+    assert 0.9 * SPIN_SECS <= secs < 2.0 * SPIN_SECS
 
 
 def test_a_planned_run_computes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
