@@ -94,11 +94,12 @@ def _push_of(
         has_updated()
 
     def push_by_server(worker: int, gradient: Any, version: int) -> tuple[Outcome, int]:
-        value, slowest = gate.value, clocks.slowest
+        value = gate.value
+        slowest = None if clocks.num_at is None else clocks.slowest
         pushed = server.push(worker, gradient, version)
         if gate.value != value:
             has_updated()
-        if clocks.slowest != slowest:
+        if slowest is not None and clocks.slowest != slowest:
             has_moved_slowest()
         return pushed
 
@@ -148,19 +149,10 @@ def _push_of(
             outcome = server._collect(Gradient(worker, version, updates.kept(gradient)))
             if gate.value != now:
                 has_updated()
-        values, num_at = clocks.values, clocks.num_at
-        clock = values[worker]
-        num = num_at[clock]
-        if num == 1 and clock == clocks.slowest:
-            tick(worker)
+        if clocks.num_at is None:
+            clocks.values[worker] += 1
+        elif tick(worker):
             has_moved_slowest()
-        else:
-            if num > 1:
-                num_at[clock] = num - 1
-            else:
-                del num_at[clock]
-            values[worker] = clock = clock + 1
-            num_at[clock] = num_at.get(clock, 0) + 1
         return outcome, staleness
 
     return push
