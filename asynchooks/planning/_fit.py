@@ -300,7 +300,7 @@ class _Fit:
         if dependence.is_queue or self.recorded.is_own:
             return
         if not has_load:
-            self._say("never were two under way, so it is not known how they share a service")
+            self._say("how several would share it is not known; record a run with more under way")
         elif interval[1] - interval[0] > max(0.05, 0.5 * interval[0]):
             self._say(
                 f"the load hardly varied, or too few ended: a slowdown of {interval[0]:.2g} to "

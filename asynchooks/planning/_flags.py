@@ -50,10 +50,11 @@ class Used:
             outside = sum(num for load, num in use.loads.items() if not low <= load <= high)
             total = sum(use.loads.values())
             if outside > _OUTSIDE * total:
-                used_low, used_high = use.load_range()
+                least, most = use.load_range()
+                used = f"{least} to {most}" if least < most else f"{most}"
                 notes.append(
                     f"{name}: {100 * outside / total:.0f} % of the work begins at a load that was "
-                    f"not recorded: {used_low} to {used_high} under way, recorded "
+                    f"not recorded: {used} under way, recorded "
                     f"{service.load_low:.0f} to {service.load_high:.0f}"
                 )
         return notes

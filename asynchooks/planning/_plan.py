@@ -433,7 +433,7 @@ class Plan:
                 is_extrapolated=bool(outside),
             ),
             is_extrapolated=bool(outside),
-            notes=(*notes, *by_time, *outside),
+            notes=(*notes, *outside, *by_time),
             num_runs=len(runs),
         )
 

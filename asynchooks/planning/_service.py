@@ -316,7 +316,7 @@ class Service:
         if self.dependence is Dependence.SHARED:
             return f"shared, slowdown {self.slowdown:.3g} {interval} for each further one"
         if self.load_high <= 1.0:
-            return "one at a time"
+            return "seen one at a time"
         return f"free of the load, slowdown 0 {interval}"
 
 
