@@ -81,8 +81,8 @@ class Manifest:
             path, prefix, self.step, self.serial, self.seconds, self.metric, num_bytes
         )
 
-    def write(self, path: str) -> None:
-        """Write it into a checkpoint's directory: whole, or not at all."""
+    def encoded(self, where: str) -> bytes:
+        """What the file holds; `where` the checkpoint is to be, for an error."""
         content = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -99,11 +99,16 @@ class Manifest:
         encoded = _encoded({**content, "checksum": _checksum(content)})
         if len(encoded) > MAX_BYTES:
             raise CheckpointError(
-                f"{os.path.dirname(path)}: the checkpoint {self.name} is not saved: to name its "
+                f"{where}: the checkpoint {self.name} is not saved: to name its "
                 f"{len(self.files):,} files {MANIFEST} would take {len(encoded):,} bytes, and may "
                 f"have {MAX_BYTES:,}; older checkpoints are untouched; have the saver write fewer "
                 "files"
             )
+        return encoded
+
+    def write(self, path: str) -> None:
+        """Write it into a checkpoint's directory: whole, or not at all."""
+        encoded = self.encoded(os.path.dirname(path))
         target = os.path.join(path, MANIFEST)
         with open(f"{target}.new", "xb") as file:
             file.write(encoded)
@@ -169,6 +174,11 @@ def read_manifest(path: str) -> Manifest:
             f"{MANIFEST} was not written here: it has {num_bytes:,} bytes, and none has more than "
             f"{MAX_BYTES:,}",
         )
+    return parse_manifest(path, raw)
+
+
+def parse_manifest(path: str, raw: bytes) -> Manifest:
+    """The manifest that a file holds; `path` of its checkpoint, for errors, as of `verify`."""
     content = _decoded(path, raw)
     try:
         return _parsed(content)
