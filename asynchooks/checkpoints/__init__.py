@@ -1,19 +1,23 @@
-"""Checkpoints on disk: complete or not there at all, and checked before they are used.
+"""Checkpoints on disk or in an object store: complete or absent, and checked before use.
 
 Everything here blocks, and expects one call at a time: hooks call it in threads. Directories know
 nothing of arrays and models: savers do.
 """
 
 from .._later import listing
+from ._checkpoint_store import CheckpointStore
 from ._directory import CheckpointDirectory
 from ._manifest import Checkpoint
 from ._retention import Mode, Retention
 from ._savers import Saver, SnapshotSaver, StateDict, StateDictSaver, check_saver
+from ._store import ObjectStore
 
 __all__ = [
     "Checkpoint",
     "CheckpointDirectory",
+    "CheckpointStore",
     "Mode",
+    "ObjectStore",
     "Retention",
     "Saver",
     "SnapshotSaver",

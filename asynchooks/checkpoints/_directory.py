@@ -92,9 +92,9 @@ class CheckpointDirectory(CheckpointPlace):
             )
         if address is not None and ("://" in path or not isinstance(directory, str)):
             raise ValueError(
-                f"the directory of checkpoints is {path!r}, the address of an object store; give "
-                "the path of a local directory, and copy its checkpoints to the store in a "
-                "CheckpointSaverListener"
+                f"the directory of checkpoints is {path!r}, an address; give the path of a local "
+                "directory, or the address of an object store, as text, to CheckpointSaverHook or "
+                "CheckpointStore"
             )
         self._path = os.path.abspath(path)
         super().__init__(self._path, basename, retention)
@@ -160,9 +160,12 @@ class CheckpointDirectory(CheckpointPlace):
                 if each.serial not in self._found_damaged and _looks_whole(each)
             ]
             for each in superfluous(whole, self._retention):
-                remove_tree(self._layout.move_aside(each.path))
+                self._remove(each)
         except (OSError, CheckpointError) as error:
             logger.warning("Older checkpoints in %s are not deleted: %s", self._path, error)
+
+    def _remove(self, checkpoint: Checkpoint) -> None:
+        remove_tree(self._layout.move_aside(checkpoint.path))
 
     def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
         """Set the metric of the checkpoint of a step, which was found after it was saved.

@@ -39,6 +39,11 @@ class Layout:
         """(path, step) of everything that is named like a checkpoint."""
         return [(path, numbers[0]) for path, numbers in self._matching("", _NUMBER)]
 
+    def rejected(self) -> list[int]:
+        """The serials of those that were rejected."""
+        found = self._matching("", rf"{_NUMBER}\.rejected-{_NUMBER}")
+        return [numbers[1] for _, numbers in found]
+
     def _matching(self, before: str, after: str) -> list[tuple[str, list[int]]]:
         """Path and numbers of every name of this form."""
         pattern = re.compile(f"{before}{re.escape(self.basename)}-{after}")

@@ -82,7 +82,7 @@ def test_a_directory_at_the_prefix_is_a_checkpoint_too(tmp_path: Path) -> None:
     ["s3://bucket/run", "gs://bucket", "memory:///", Path("gs://bucket/run"), Path("s3://bucket")],
 )
 def test_the_address_of_an_object_store_is_refused(address: str | Path) -> None:
-    match = "give the path of a local directory, and copy its checkpoints"
+    match = "give the path of a local directory, or the address of an object store"
     with pytest.raises(ValueError, match=match):
         CheckpointDirectory(address)
 

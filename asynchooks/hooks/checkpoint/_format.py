@@ -12,7 +12,8 @@ from typing import Any
 
 from ..._errors import add_note
 from ...backends._raw_session import RawSession
-from ...checkpoints import Checkpoint, CheckpointDirectory, Saver, SnapshotSaver
+from ...checkpoints import Checkpoint, Saver, SnapshotSaver
+from ...checkpoints._place import CheckpointPlace
 
 HOOKS = "hooks.json"
 """The file of a checkpoint that holds the hooks' states."""
@@ -45,11 +46,11 @@ class CheckpointFormat:
             deletes the old ones.
     """
 
-    def __init__(self, directory: CheckpointDirectory | None) -> None:
+    def __init__(self, directory: CheckpointPlace | None) -> None:
         self._directory = directory
 
     @property
-    def directory(self) -> CheckpointDirectory:
+    def directory(self) -> CheckpointPlace:
         """Where the checkpoints are; only where this format has a directory."""
         assert self._directory is not None
         return self._directory
@@ -66,12 +67,13 @@ class CheckpointFormat:
 
     def close(self) -> None:
         """Release the directory; may be called twice."""
-        self.abandon()
+        if self._directory is not None:
+            self._directory.close()
 
     def abandon(self) -> None:
         """Release the directory, and nothing else, which might block."""
         if self._directory is not None:
-            self._directory.close()
+            self._directory.abandon()
 
     def flush(self) -> None:
         """Bring everything to the disk; checkpoints are there already."""
@@ -123,7 +125,7 @@ class CheckpointFormat:
 class SaverFormat(CheckpointFormat):
     """The format of any object that has `save` and `restore`."""
 
-    def __init__(self, directory: CheckpointDirectory, saver: Saver) -> None:
+    def __init__(self, directory: CheckpointPlace, saver: Saver) -> None:
         super().__init__(directory)
         self._saver = saver
 
@@ -153,7 +155,7 @@ make_graph_format: Callable[..., CheckpointFormat]
 
 
 def restored_from(
-    directory: CheckpointDirectory, checkpoint: Checkpoint, *, is_model: bool
+    directory: CheckpointPlace, checkpoint: Checkpoint, *, is_model: bool
 ) -> Restored:
     """What was saved in a checkpoint besides the model."""
     hooks = directory.read_extra(checkpoint, HOOKS)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ... import _check
+from ..._errors import shown
 from ..._hook import (
     FinishPhase,
     SessionHooks,
@@ -24,7 +25,10 @@ from ..._running.hook_state import TimerState
 from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
-from ...checkpoints import CheckpointDirectory, Mode, Retention, check_saver
+from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
+from ...checkpoints._mirror import MirroredDirectory
+from ...checkpoints._place import CheckpointPlace
+from ...checkpoints._store import ObjectStore, object_store_of
 from .._metrics import Metric, MetricReader
 from . import _format
 from ._background import WhenBusy
@@ -62,7 +66,9 @@ class CheckpointSaverHook(SessionRunHook):
     Only one run at a time may use `checkpoint_dir`, and two hooks must not share it.
 
     Args:
-        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file).
+        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file). On a step
+            function also an object store: an address such as "s3://bucket/run", an object of
+            obstore, or an `ObjectStore`, with the same guarantees.
         save_secs: seconds between two saves, >= 0.
         save_steps: steps between two saves, >= 0; exactly one of the two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
@@ -85,6 +91,10 @@ class CheckpointSaverHook(SessionRunHook):
             the model is saved immediately, whatever the intervals, after an exclusive evaluation
             that beats the best ones kept. A concurrent evaluation ranks the checkpoint of the step
             at which it began; if that was not saved or is gone, a warning is logged.
+        mirror: an object store, as `checkpoint_dir` takes it, into which the checkpoints of a local
+            directory are copied while training continues. One whose copy fails is logged and tried
+            again. If the directory has no checkpoint that is as new as the newest of the store,
+            that is brought back. On a graph only with `background=True`.
 
     Raises:
         ValueError: both saver and scaffold are given, or both or neither of the intervals.
@@ -119,7 +129,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     def __init__(
         self,
-        checkpoint_dir: str | os.PathLike[str],
+        checkpoint_dir: str | os.PathLike[str] | Any,
         save_secs: float | None = None,
         save_steps: int | None = None,
         saver: Any = None,
@@ -132,6 +142,7 @@ class CheckpointSaverHook(SessionRunHook):
         when_busy: WhenBusy = WhenBusy.WAIT,
         retention: Retention | None = None,
         metric: Any = None,
+        mirror: Any = None,
     ) -> None:
         if saver is not None and scaffold is not None:
             raise ValueError(f"got saver={saver!r} and scaffold={scaffold!r}; give one of them")
@@ -142,7 +153,12 @@ class CheckpointSaverHook(SessionRunHook):
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
         self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
-        self._directory = _check.path("checkpoint_dir", checkpoint_dir)
+        self._store = object_store_of(checkpoint_dir)
+        self._mirror = None if mirror is None else _mirror_of(mirror, self._store)
+        if self._store is None:
+            self._directory = _check.path("checkpoint_dir", checkpoint_dir)
+        else:
+            self._directory = self._store.name
         self._basename = checkpoint_basename
         self._saver = saver
         self._scaffold = scaffold
@@ -190,7 +206,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._open = Checkpointer(
             form=self._choose_format(), listeners=self._listeners, hooks=shared.hooks,
             timer=self._timer, metric=self._metric,
-            path=os.path.join(self._directory, self._basename),
+            path=f"{self._directory}/{self._basename}",
             is_background=self._is_background, when_busy=self._when_busy,
         )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
@@ -217,9 +233,15 @@ class CheckpointSaverHook(SessionRunHook):
 
     def _choose_format(self) -> CheckpointFormat:
         if begin_graph.get() is not None:
+            if self._store is not None:
+                raise ValueError(
+                    f"checkpoint_dir is the object store {self._store.name}, and the model is a "
+                    "TensorFlow graph, which is restored from a local directory; give one, and "
+                    "mirror= the store, with background=True"
+                )
             return _format.make_graph_format(
                 self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
-                self._retention, background=self._is_background,
+                self._retention, background=self._is_background, mirror=self._mirror,
             )  # fmt: skip
         if self._saver is None:
             raise RuntimeError(
@@ -229,8 +251,15 @@ class CheckpointSaverHook(SessionRunHook):
                 "MonitoredSession(hooks, ChiefSessionCreator()))"
             )
         check_saver(self._saver)
-        directory = CheckpointDirectory(self._directory, self._basename, self._retention)
-        return SaverFormat(directory, self._saver)
+        options = self._basename, self._retention
+        place: CheckpointPlace
+        if self._store is not None:
+            place = CheckpointStore(self._store, *options)
+        elif self._mirror is not None:
+            place = MirroredDirectory(self._directory, self._mirror, *options)
+        else:
+            place = CheckpointDirectory(self._directory, *options)
+        return SaverFormat(place, self._saver)
 
     async def restore_model(self, session: Any) -> int | None:
         return await self.checkpointer.restore(raw_session_of(session))
@@ -335,3 +364,18 @@ class CheckpointSaverHook(SessionRunHook):
                 self._refusals.remove(refusal)
                 return True
         return False
+
+
+def _mirror_of(mirror: Any, store: ObjectStore | None) -> ObjectStore:
+    if store is not None:
+        raise ValueError(
+            f"checkpoint_dir is the object store {store.name}, and a mirror is given; give a local "
+            "directory with a mirror, or the store alone"
+        )
+    found = object_store_of(mirror)
+    if found is None:
+        raise TypeError(
+            f"mirror is {shown(mirror)}; give the address of an object store, such as "
+            '"s3://bucket/run", or an object of obstore.store'
+        )
+    return found
