@@ -131,6 +131,9 @@ class CheckpointStore(CheckpointPlace):
         self._lease.release(waits=False)
         self._remove_staging()
 
+    def address_of(self, checkpoint: Checkpoint) -> str:
+        return f"{self._where}/{checkpoint.serial:010d}/{self._basename}-{checkpoint.step}"
+
     @property
     def name(self) -> str:
         """The address, for messages."""
@@ -227,7 +230,11 @@ class CheckpointStore(CheckpointPlace):
         upload = self._uploads().get(checkpoint.serial)
         newest = [each.serial for each in self.checkpoints() if each.step == checkpoint.step]
         is_damaged = upload is not None and not newest  # then no other has its step
-        if upload is None or (newest != [checkpoint.serial] and not is_damaged):
+        if (
+            upload is None
+            or upload.is_rejected
+            or (newest != [checkpoint.serial] and not is_damaged)
+        ):
             raise ValueError(
                 f"{checkpoint!r} is not in {self._where} any more; give one that "
                 "newest_intact(), best() or checkpoints() returned after the last save()"

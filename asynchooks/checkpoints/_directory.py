@@ -11,6 +11,7 @@ Layout, beside any other files there, which are never touched:
     <basename>-<step>.rejected-<serial>/   never chosen again, never deleted
     .new-<basename>-<step>-<serial>/    being written
     .old-<basename>-<step>-<number>/    being deleted
+    .copy-<basename>-<step>-<serial>/   links to its files, while it is copied to a mirror
 """
 
 from __future__ import annotations
@@ -160,12 +161,9 @@ class CheckpointDirectory(CheckpointPlace):
                 if each.serial not in self._found_damaged and _looks_whole(each)
             ]
             for each in superfluous(whole, self._retention):
-                self._remove(each)
+                remove_tree(self._layout.move_aside(each.path))
         except (OSError, CheckpointError) as error:
             logger.warning("Older checkpoints in %s are not deleted: %s", self._path, error)
-
-    def _remove(self, checkpoint: Checkpoint) -> None:
-        remove_tree(self._layout.move_aside(checkpoint.path))
 
     def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
         """Set the metric of the checkpoint of a step, which was found after it was saved.

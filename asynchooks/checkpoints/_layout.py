@@ -35,6 +35,10 @@ class Layout:
         """Where a checkpoint is while it is being written."""
         return os.path.join(self.directory, f".new-{self.name(step)}-{serial}")
 
+    def copy(self, step: int, serial: int) -> str:
+        """Where a checkpoint's files are linked to while they are copied elsewhere."""
+        return os.path.join(self.directory, f".copy-{self.name(step)}-{serial}")
+
     def checkpoints(self) -> list[tuple[str, int]]:
         """(path, step) of everything that is named like a checkpoint."""
         return [(path, numbers[0]) for path, numbers in self._matching("", _NUMBER)]
@@ -92,6 +96,8 @@ class Layout:
 
         Only under the lock. CheckpointVersionError leaves all as it was.
         """
+        for path, _ in self._matching(r"\.copy-", f"{_NUMBER}-{_NUMBER}"):
+            remove_tree(path)
         written = self._matching(r"\.new-", f"{_NUMBER}-{_NUMBER}")
         deleted = self._matching(r"\.old-", f"{_NUMBER}-{_NUMBER}")
         rejected = self._matching("", rf"{_NUMBER}\.rejected-{_NUMBER}")

@@ -49,7 +49,6 @@ class MirroredDirectory(CheckpointDirectory):
         self._changed = threading.Condition()  # guards what follows
         self._is_due = False
         self._is_closing = False
-        self._copying: int | None = None  # a serial, which must not be deleted now
         self._rejected: list[tuple[Checkpoint, str]] = []
 
     def open(self) -> None:
@@ -108,12 +107,6 @@ class MirroredDirectory(CheckpointDirectory):
         checkpoint = super()._save(draft, write, extra)
         self._notify()
         return checkpoint
-
-    def _remove(self, checkpoint: Checkpoint) -> None:
-        with self._changed:
-            if checkpoint.serial == self._copying:
-                return  # a later save deletes it
-            super()._remove(checkpoint)
 
     def _notify(self, *, is_closing: bool = False) -> None:
         with self._changed:
@@ -205,25 +198,39 @@ class MirroredDirectory(CheckpointDirectory):
         return False
 
     def _copy(self, checkpoint: Checkpoint) -> bool:
-        with self._changed:
-            if not os.path.isdir(checkpoint.path):
-                return False
-            self._copying = checkpoint.serial
+        """Copy one checkpoint; returns whether it was, and not deleted meanwhile, or damaged."""
+        links = self._layout.copy(checkpoint.step, checkpoint.serial)
         try:
             manifest = read_manifest(checkpoint.path)
-            if not self._store.would_keep(manifest):
+            if manifest.serial != checkpoint.serial or not self._store.would_keep(manifest):
                 return False
-            manifest.verify(checkpoint.path)
-            self._store.upload(manifest, checkpoint.path)
+            _link_files(manifest, checkpoint.path, links)
+            manifest.verify(links)
+            self._store.upload(manifest, links)
+        except FileNotFoundError:
+            return False
         except DamagedCheckpointError as error:
-            logger.warning("%s; it is not copied to %s", error, self._store.name)
+            if os.path.isdir(checkpoint.path):
+                logger.warning("%s; it is not copied to %s", error, self._store.name)
             return False
         except OSError as error:
             raise failure(self._path, "cannot be read", error) from error
         finally:
-            with self._changed:
-                self._copying = None
+            remove_tree(links)
         return True
+
+
+def _link_files(manifest: Manifest, path: str, links: str) -> None:
+    """Link the files of a checkpoint, so that it may be deleted while it is copied."""
+    for name in manifest.files:
+        source, target = os.path.join(path, name), os.path.join(links, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            shutil.copyfile(source, target)
 
 
 def _differs(one: Checkpoint, other: Checkpoint) -> bool:

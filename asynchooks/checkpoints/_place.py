@@ -52,6 +52,10 @@ class CheckpointPlace:
         """As `close`, but without waiting for anything."""
         self.close()
 
+    def address_of(self, checkpoint: Checkpoint) -> str:
+        """Where a checkpoint is kept, for messages; it may be read elsewhere."""
+        return checkpoint.path
+
     def save(
         self,
         step: SupportsIndex,
