@@ -62,7 +62,7 @@ class Lease:
             raise self._in_use({} if found is None else self._read(found) or {})
         self._is_held, self._pid = True, os.getpid()
         for each in self._store.list("lease"):
-            if _generation_of(each) < self._generation:
+            if 0 < _generation_of(each) < self._generation:
                 self._store.delete(each.key)
         self._ends.clear()
         self._thread = threading.Thread(
