@@ -83,8 +83,10 @@ def test_clocks_whose_slowest_was_not_asked_for_go_on_as_others_do(
     for action, worker in actions:
         for each in (asked, unasked):
             getattr(each, action)(worker)
-    assert unasked.values == asked.values and unasked.left == asked.left
+    assert unasked.values == asked.values
+    assert unasked.left == asked.left
     assert unasked.slowest == asked.slowest
     for action, worker in later:
         assert getattr(unasked, action)(worker) == getattr(asked, action)(worker)
-        assert unasked.slowest == asked.slowest and unasked.values == asked.values
+        assert unasked.slowest == asked.slowest
+        assert unasked.values == asked.values

@@ -1,0 +1,312 @@
+"""Runs that save into real servers of objects through a bad line, and are killed anywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynchooks import CheckpointError
+from asynchooks.checkpoints import CheckpointStore, ObjectStore
+
+from ..support.object_stores import SERVERS, Proxy, StoreServer, moto, s3rver
+from .stores import REPOSITORY, mount_namespace, run_python, writer
+
+pytest.importorskip("obstore")
+
+# Each step adds one to the weight of its item, so items that are lost or come twice show
+TRAINING = """
+import logging, sys
+import anyio
+import numpy as np
+from asynchooks import (
+    CheckpointSaverHook, CheckpointSaverListener, FeedHook, FunctionSessionCreator,
+    MonitoredSession, Retention, StateDictSaver, StopAtStepHook,
+)
+from asynchooks.data import shuffle
+
+address, mirror, backend, steps = sys.argv[1], sys.argv[2] or None, sys.argv[3], int(sys.argv[4])
+logging.basicConfig(level=logging.WARNING, format="LOG %(message)s", stream=sys.stdout)
+
+class Tell(CheckpointSaverListener):
+    def after_save(self, session, step):
+        print("saved", step, flush=True)
+
+async def main():
+    weights = {"seen": np.zeros(steps), "noise": np.zeros(20_000)}
+
+    def step(item):
+        weights["seen"][item] += 1
+        weights["noise"][:] = np.sin(weights["noise"] + item)
+        return {"item": item}
+
+    saver = CheckpointSaverHook(
+        address, save_steps=8, saver=StateDictSaver(weights=weights), background=True,
+        listeners=[Tell()], retention=Retention(max_to_keep=2), mirror=mirror,
+    )
+    source = shuffle(range(steps), 64, seed=0)
+    hooks = [FeedHook(source, "item"), saver, StopAtStepHook(last_step=steps)]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        print("from", session.global_step.value, flush=True)
+        while not session.should_stop():
+            await session.run("item")
+            await anyio.sleep(0.002)
+    print("seen", weights["seen"].min(), weights["seen"].max(), float(weights["noise"].sum()).hex())
+
+anyio.run(main, backend=backend)
+"""
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreServer]:
+    with SERVERS[request.param](tmp_path) as running:
+        yield running
+
+
+def client_of(server: StoreServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a prefix, which this process can reach directly."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    return f"{server.url}/{prefix}"
+
+
+class Life:
+    """One process that trains."""
+
+    def __init__(self, environment: Any, *args: object) -> None:
+        command = [sys.executable, "-c", textwrap.dedent(TRAINING), *map(str, args)]
+        self._process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        )  # fmt: skip
+
+    def wait(self, secs: float | None) -> list[str]:
+        """What it prints; it is killed so long after its first line, unless it ends before."""
+        assert self._process.stdout is not None
+        lines = [self._process.stdout.readline()]
+        if secs is not None:
+            time.sleep(secs)
+            self._process.send_signal(signal.SIGKILL)
+        output, errors = self._process.communicate(timeout=100)
+        assert self._process.returncode in (0, -signal.SIGKILL), errors
+        return [each.strip() for each in [*lines, *output.splitlines()] if each.strip()]
+
+
+def last_saved(lines: list[str]) -> int:
+    return max((int(each.split()[1]) for each in lines if each.startswith("saved")), default=0)
+
+
+def survive(
+    server: StoreServer, backend: str, num_kills: int, monkeypatch: pytest.MonkeyPatch,
+    mirrored_from: Path | None = None,
+) -> str:  # fmt: skip
+    """Train through a bad line, killed so often; returns what the last life says of the model."""
+    url, rng, num_steps = client_of(server, "run", monkeypatch), random.Random(num_kills), 400
+    with Proxy(server.port, spoils=0.1, seed=1) as proxy:
+        environment = server.environment(proxy.port)
+        place = [url, ""] if mirrored_from is None else [mirrored_from, url]
+        reached, kills = 0, 0
+        while kills < num_kills:
+            lines = Life(environment, *place, backend, num_steps).wait(1.2 * rng.random() ** 2)
+            assert not [each for each in lines if "passed over" in each]
+            assert lines[0].startswith("from"), lines
+            assert int(lines[0].split()[1]) >= reached
+            if mirrored_from is None:
+                reached = max(reached, last_saved(lines))
+                newest = CheckpointStore(url).newest_intact()
+                assert (newest.step if newest is not None else 0) >= reached
+                if reached >= num_steps - 20:  # another training
+                    url, reached = f"{url}x", 0
+                    place = [url, ""]
+            kills += 1
+        lines = Life(environment, *place, backend, num_steps).wait(None)
+        assert proxy.counts["lost"] + proxy.counts["error"] > 0
+    (said,) = [each for each in lines if each.startswith("seen")]
+    return said
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> str:
+    """What a training says that was never killed."""
+    (said,) = [
+        each
+        for each in Life({}, tmp_path / "whole", "", "asyncio", 400).wait(None)
+        if each.startswith("seen")
+    ]
+    assert said.startswith("seen 1.0 1.0")
+    return said
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_kills_through_a_bad_line_lose_nothing_and_give_the_same_bits(
+    server: StoreServer, backend: str, whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert survive(server, backend, 8, monkeypatch) == whole
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_two_hundred_kills_through_a_bad_line_lose_nothing(
+    server: StoreServer, whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert survive(server, "asyncio", 200, monkeypatch) == whole
+
+
+@pytest.mark.faults
+def test_a_mirror_brings_a_killed_training_back_on_an_empty_machine(
+    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with moto(tmp_path) as server:
+        said = survive(server, "asyncio", 3, monkeypatch, mirrored_from=tmp_path / "local")
+        assert said == whole
+        url = client_of(server, "run", monkeypatch)
+        newest = CheckpointStore(url).newest_intact()
+        assert newest is not None
+        assert newest.step == 400
+        lines = Life(server.environment(), tmp_path / "new", url, "trio", 400).wait(None)
+        assert lines[0] == "from 400"
+
+
+@pytest.mark.faults
+def test_a_second_live_run_with_the_prefix_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with moto(tmp_path) as server:
+        url = client_of(server, "run", monkeypatch)
+        store = CheckpointStore(url)
+        store.open()
+        code = """
+        import sys
+        from asynchooks import CheckpointInUseError
+        from asynchooks.checkpoints import CheckpointStore
+        try:
+            CheckpointStore(sys.argv[1]).open()
+        except CheckpointInUseError as error:
+            print(error)
+        """
+        # it watches until the lease is renewed
+        assert "in use by process" in run_python(code, url)
+        store.save(1, writer())
+        store.close()
+
+
+@pytest.mark.faults
+def test_a_store_that_ignores_conditions_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with s3rver(tmp_path) as server:
+        url = client_of(server, "run", monkeypatch)
+        with pytest.raises(CheckpointError, match="ignores conditions"):
+            CheckpointStore(url).open()
+        store = CheckpointStore(ObjectStore(url, allow_unsafe=True))
+        store.open()
+        assert "ignores conditions" in caplog.text
+        for step in (1, 2):
+            store.save(step, writer(b"%d" % step))
+        newest = store.newest_intact()
+        assert newest is not None
+        assert newest.step == 2
+        store.close()
+
+
+@pytest.mark.faults
+def test_a_line_that_goes_down_is_a_clear_error_and_leaves_the_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore.store
+
+    with ExitStack() as stack:
+        server = stack.enter_context(moto(tmp_path))
+        url = client_of(server, "run", monkeypatch)
+        proxy = stack.enter_context(Proxy(server.port))
+        client = obstore.store.S3Store.from_url(
+            url, endpoint=f"http://127.0.0.1:{proxy.port}", client_options={"allow_http": True},
+            retry_config={"max_retries": 2},
+        )  # fmt: skip
+        store = CheckpointStore(client)
+        store.open()
+        store.save(1, writer())
+        proxy.is_down = True
+        with pytest.raises(CheckpointError, match="can be reached.*are untouched"):
+            store.save(2, writer())
+        proxy.is_down = False
+        assert store.save(2, writer()).serial == 3
+        assert [each.step for each in store.checkpoints()] == [1, 2]
+        store.close()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("ExpiredToken", "the credentials have expired"),
+        ("AccessDenied", "the right to read, write, list and delete"),
+        ("NoSuchBucket", "make the bucket"),
+    ],
+)
+def test_refusals_of_the_store_say_what_to_do(code: str, hint: str) -> None:
+    import http.server
+    import threading
+
+    import obstore.store
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def refuse(self) -> None:
+            body = (
+                f"<Error><Code>{code}</Code><Message>no</Message><Token>topsecret</Token></Error>"
+            )
+            self.send_response(403 if code != "NoSuchBucket" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_GET = do_PUT = do_DELETE = do_POST = refuse  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        client = obstore.store.S3Store(
+            "bucket", endpoint=f"http://127.0.0.1:{running.server_port}", access_key_id="a",
+            secret_access_key="b", client_options={"allow_http": True},
+        )  # fmt: skip
+        with pytest.raises(CheckpointError, match=hint) as caught:
+            CheckpointStore(client).open()
+        assert "secret" not in str(caught.value)
+        running.shutdown()
+
+
+@pytest.mark.faults
+def test_a_full_staging_disk_is_a_clear_error_and_the_next_save_goes_on(tmp_path: Path) -> None:
+    code = """
+    import subprocess, sys
+    from pathlib import Path
+    import obstore.store
+    from asynchooks import CheckpointError
+    from asynchooks.checkpoints import CheckpointStore, ObjectStore
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)
+    store = CheckpointStore(ObjectStore(obstore.store.MemoryStore(), staging_dir=sys.argv[1]))
+    store.open()
+    for num_bytes in (300_000, 3_000_000, 400_000):
+        try:
+            store.save(num_bytes, lambda path: Path(path).write_bytes(bytes(num_bytes)))
+        except CheckpointError as error:
+            print(error)
+    print([each.step for each in store.checkpoints()], store.newest_intact().step)
+    store.close()
+    """
+    lines = run_python(code, tmp_path, namespace=mount_namespace()).splitlines()
+    assert "is not saved: [Errno 28]" in lines[0]
+    assert "older checkpoints are untouched; free space there" in lines[0]
+    assert lines[1:] == ["[300000, 400000] 400000"]
