@@ -84,7 +84,9 @@ class CheckpointStore(CheckpointPlace):
         ImportError: obstore is not installed.
 
     Example:
-        store = CheckpointStore(ObjectStore(obstore.store.MemoryStore()))
+        from obstore.store import MemoryStore
+
+        store = CheckpointStore(MemoryStore())
         store.open()
         store.save(7, lambda prefix: open(f"{prefix}.txt", "w").close())
         assert store.newest_intact().step == 7
