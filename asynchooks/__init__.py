@@ -5,6 +5,7 @@ The rooms of the package; each imports only from rooms below it, or to the right
     __main__ cli _cli testing       the command line; fakes for tests
     launch                          processes of a cluster on this machine
     tf                              TensorFlow: graphs, checkpoints, clusters, bridges to its loops
+    adapters                        hooks in the training loops of other libraries
     distributed                     steps counted in other processes, through Dask
     planning                        records of runs, and plans of others in virtual time
     simulation                      thousands of workers in virtual time
@@ -73,6 +74,7 @@ from .hooks import __all__ as _hook_names
 from .hooks.checkpoint._listeners import CheckpointSaverListener
 
 if TYPE_CHECKING:
+    from . import adapters as adapters
     from . import checkpoints as checkpoints
     from . import data as data
     from . import distributed as distributed
@@ -131,6 +133,7 @@ else:  # type checkers shall see the names above, and no others
     __getattr__, __dir__ = later(
         __name__,
         {
+            "adapters": "adapters",
             "checkpoints": "checkpoints",
             "data": "data",
             "distributed": "distributed",

@@ -29,7 +29,7 @@ FOREIGN = {
     "trio": ["_engine/real_time.py", "simulation/kernel", "distributed"],
     "anyio": [
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel", "launch",
-        "tf/bridges/_portal.py",
+        "adapters",
     ],
     "time": [
         "_engine/real_time.py", "_engine/current.py", "simulation/kernel/_interpreter.py",

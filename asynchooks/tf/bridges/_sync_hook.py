@@ -20,10 +20,10 @@ from ..._hook import (
 )
 from ..._step.global_step import GlobalStep
 from ..._stopping.coordinator import Coordinator, CoordinatorOwner
+from ...adapters._portal import BlockingPortal, HookPortal, end_side_tasks
 from ...backends._raw_session import RawSession
 from ..graph._default_graph import Driven, step_name
 from ..graph._session import GraphCoordinator, GraphSession
-from ._portal import BlockingPortal, HookPortal, end_side_tasks
 
 v1 = tf.compat.v1
 

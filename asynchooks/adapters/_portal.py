@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from ..._check import instance
-from ..._engine.current import current_engine
-from ..._stopping.coordinator import Coordinator
+from .._check import instance
+from .._engine.current import current_engine
+from .._stopping.coordinator import Coordinator
 
 __all__ = ["GRACE_SECS", "BlockingPortal", "HookPortal", "end_side_tasks"]
 

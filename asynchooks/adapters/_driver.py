@@ -1,0 +1,267 @@
+"""Hooks around the steps of another library's training loop, which blocks.
+
+Each moment runs in an event loop in a thread, in a task of its own, while the loop waits. An
+adapter says when a step begins and ends, and what the step has given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from anyio.from_thread import BlockingPortal
+
+from .._engine.current import current_engine
+from .._engine.stop import Stop
+from .._errors import FetchError, StopTraining
+from .._hook import AnyHook, SessionRunArgs, SessionRunContext
+from .._running.dispatch import HookList, values_of
+from .._running.hook_state import load_hooks, save_hooks
+from .._running.merge import MergedRun
+from .._step.global_step import GlobalStep
+from .._stopping.coordinator import Coordinator, CoordinatorOwner
+from ..backends._function import pick
+from ..backends._raw_session import RawSession
+from ._portal import GRACE_SECS, HookPortal, end_side_tasks
+
+
+class HookDriver:
+    """Hooks of one training after the other; all methods block.
+
+    Args:
+        hooks: of one worker; may be used again after `end`, or `fail`.
+        portal: anyio's blocking portal to an event loop of the user's; None starts one (asyncio).
+        trainer: the name of the other library's loop, for messages.
+    """
+
+    def __init__(
+        self, hooks: Iterable[AnyHook], portal: BlockingPortal | None, trainer: str
+    ) -> None:
+        self._stop = Stop()  # of the present training
+        self._hooks = HookList(hooks, self._stop)
+        self._hooks.call_plain = _call_here
+        self._portal = HookPortal(portal)
+        self._trainer = trainer
+        self._coord: Coordinator | None = None
+        self._saved: bytes | None = None  # what the hooks are to go on from
+        self._session: TrainerSession
+        self._is_in_step = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a training is under way."""
+        return self._coord is not None
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._is_in_step
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a hook or a side task has asked for a stop, or the last step is made."""
+        return self.is_open and (self._stop.is_set or self._step.is_at_limit)
+
+    def begin(self, session: TrainerSession) -> None:
+        """Call begin and after_create_session; a training before it that failed ends now."""
+        if self.is_open:
+            lost = f"the fit before this one failed, which {self._trainer} reports to no callback"
+            self.fail(RuntimeError(lost))
+        self._guarded(self._begin, session)
+
+    def before_step(self) -> bool:
+        """Call before_run; returns whether there is a step, which a hook's input may have ended."""
+        try:
+            self._guarded(self._before)
+        except StopTraining:
+            self._stop.set()
+            return False
+        self._is_in_step = True
+        return True
+
+    def after_step(self, outputs: Mapping[str, Any]) -> None:
+        """Call after_run, with what the step has given, by name."""
+        self._is_in_step = False
+        try:
+            self._guarded(self._after, dict(outputs))
+        except StopTraining:  # a stop ended the wait of a hook
+            self._stop.set()
+
+    def end(self) -> None:
+        """Call before_end, end and after_close; does nothing where no training is under way."""
+        if self.is_open:
+            self._guarded(self._end)
+        self._portal.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Call on_error and after_close, unless the hooks have ended."""
+        coord, self._coord = self._coord, None
+        self._is_in_step = False
+        if coord is not None:
+            self._portal.call(self._end_failed, coord, error)
+        self._portal.close()
+
+    def state(self) -> str:
+        """What the hooks' `state_dict` give now, as text."""
+        if not self.is_open:
+            return "{}" if self._saved is None else self._saved.decode()
+        saved: bytes = self._portal.call(self._save)
+        return saved.decode()
+
+    def resume_from(self, state: str) -> None:
+        """Let the hooks go on from a state when the next training begins."""
+        self._saved = state.encode()
+
+    def _guarded(self, fn: Any, *args: Any) -> None:
+        """Call it in the event loop; an error other than the end of training ends the hooks."""
+        try:
+            self._portal.call(fn, *args)
+        except StopTraining:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    async def _begin(self, session: TrainerSession) -> None:
+        self._stop.clear()
+        self._session = session
+        session.stop = self._stop
+        step = GlobalStep(session.read_step(), num_workers=1)
+        session.attach(step)
+        self._step = step.bound(self._stop, step.open_worker())
+        coord = self._coord = Coordinator(clean_stop_exception_types=())
+        coord.attach(session)
+        await self._hooks.begin(lambda: True)
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            load_hooks(self._hooks.hooks, saved)
+        await self._hooks.after_create_session(session, coord)
+
+    async def _before(self) -> None:
+        hooks, args = self._hooks, SessionRunArgs([])
+        self._context = SessionRunContext(args, self._session, self._step)
+        self._context.called_by = hooks
+        self._merged = MergedRun(self._session, args, None, hooks.hooks)
+        with self._blaming():
+            for call, method, group in hooks.before_runs:
+                hooks.current = call
+                if group:
+                    await hooks.before_run_of_group(
+                        group, self._context, self._session, self._merged
+                    )
+                elif (request := await method(self._context)) is not None:
+                    self._merged.add(call.place, call.hook, request)
+        self._merged.finish_options()
+        if self._merged.feed_dict:
+            raise ValueError(
+                f"a hook feeds {sorted(map(str, self._merged.feed_dict))}, but {self._trainer} "
+                "feeds its batches itself; give the data to it"
+            )
+
+    async def _after(self, outputs: dict[str, Any]) -> None:
+        self._step.publish(self._session.read_step())
+        try:
+            picked = pick(outputs, self._merged.fetches)
+        except FetchError as error:
+            self._merged.blame(error)
+            raise
+        _, results = self._merged.split(picked)
+        hooks, values = self._hooks, self._merged.unasked()
+        with self._blaming():
+            for call, method, group in hooks.after_runs:
+                hooks.current = call
+                if group:
+                    await hooks.after_run_of_group(group, self._context, values, results)
+                else:
+                    await method(self._context, values_of(call, values, results))
+            await self._context.finish()
+        if self._context.stop_requested:
+            self._stop.set()
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Errors name the hook whose call is under way."""
+        try:
+            yield
+        except BaseException as error:
+            leaving = self._hooks.explained(error, self._merged, self._hooks.current)
+            if leaving is error:
+                raise
+            raise leaving from error
+        self._hooks.current = None
+
+    async def _save(self) -> bytes:
+        return save_hooks(self._hooks.hooks)
+
+    async def _end(self) -> None:
+        coord = self._coord
+        assert coord is not None
+        first = await self._hooks.end(self._session)
+        await end_side_tasks(coord)
+        failure = coord.error or first
+        if failure is not None:
+            raise failure  # then `fail` calls what follows an error
+        self._coord = None
+        failure = await self._hooks.after_close(None)
+        if failure is not None:
+            raise failure
+
+    async def _end_failed(self, coord: Coordinator, error: BaseException) -> None:
+        await self._hooks.on_error(self._session, error, current_engine(), GRACE_SECS)
+        await end_side_tasks(coord)
+        await self._hooks.after_close(error)
+
+
+class TrainerSession(RawSession, CoordinatorOwner):
+    """The session for hooks; to the coordinator, it is the session.
+
+    Args:
+        read_step: how many steps the other library has made.
+        request_stop: asks it to stop after its present step; called in any thread.
+        library: its name, for messages.
+        facts: attributes by which hooks reach its objects: `session.model`.
+    """
+
+    stop: Stop
+
+    def __init__(
+        self,
+        read_step: Callable[[], int],
+        request_stop: Callable[[], None],
+        library: str,
+        /,
+        **facts: Any,
+    ) -> None:
+        super().__init__()
+        self._read_step, self._request_stop, self._library = read_step, request_stop, library
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        raise RuntimeError(
+            f"{self._library} runs the steps: fetch what they give through before_run, or use the "
+            "attributes of `session`"
+        )
+
+    def close(self) -> None:
+        """Nothing to free: the model is the caller's."""
+
+    def read_step(self) -> int:
+        return self._read_step()
+
+    async def take_up_step(self) -> None:
+        if self.read_step() < self.global_step.value:
+            self.global_step.restart(self.read_step())
+        self.global_step.publish(self.read_step())
+
+    def stop_changed(self, is_set: bool) -> None:
+        if is_set:
+            self.stop.set()
+            self._request_stop()
+
+
+def _call_here(fn: Any, kind: Any, ends_at_stop: bool) -> None:
+    fn()

@@ -1,0 +1,117 @@
+"""TrainerHooks: hooks in the Trainer of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from anyio.from_thread import BlockingPortal
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from .._hook import AnyHook
+from ._driver import HookDriver, TrainerSession
+
+_STATE = "TrainerHooks"
+
+
+class TrainerHooks(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """A callback of transformers' `Trainer` that calls hooks around each optimizer step.
+
+    Fetches are names of the logs ("loss", "grad_norm", "learning_rate"). The Trainer logs at some
+    steps only; at the others, hooks get the last ones: with `logging_steps=1` those of each step.
+    The global step is `state.global_step`, the optimizer's steps: batches whose gradients are
+    accumulated are one. A hook that asks to stop, a StopAtStepHook at its step, and the end of a
+    hook's input end `train` after the step. States of hooks are in `trainer_state.json` of the
+    Trainer's checkpoints, and `train(resume_from_checkpoint=...)` gives them back; leave
+    `restore_callback_states_from_checkpoint=False`, as the Trainer cannot make new hooks. A Trainer
+    takes one of these callbacks.
+
+    `with TrainerHooks(hooks) as callback:` around `train` calls `on_error` of hooks when `train`
+    fails; without it they get only their own errors.
+
+    Args:
+        hooks: an iterable of `SessionRunHook`; may be used for one `train` after the other.
+        portal: anyio's blocking portal to an event loop of yours; None starts one (asyncio).
+
+    Raises:
+        BaseException: out of `train`: what a hook raised, with a note of which it was.
+
+    Example:
+        callback = TrainerHooks([NanTensorHook("loss"), StopAtStepHook(last_step=1000)])
+        trainer = transformers.Trainer(model, arguments, callbacks=[callback])
+    """
+
+    def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
+        self._driver = HookDriver(hooks, portal, "the Trainer")
+        self._logs: dict[str, Any] = {}
+        self._control: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._logs, self._control = {}, control
+        saved = (state.stateful_callbacks or {}).get(_STATE)
+        if isinstance(saved, list):
+            saved = saved[0]
+        if state.global_step > 0 and saved is not None:
+            self._driver.resume_from(saved["attributes"]["hooks"])
+        self._driver.begin(
+            TrainerSession(
+                lambda: int(state.global_step),
+                lambda: _stop(control),
+                "the Trainer",
+                model=kwargs.get("model"),
+                optimizer=kwargs.get("optimizer"),
+                state=state,
+            )
+        )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._complete(control)
+        if self._driver.should_stop or not self._driver.before_step():
+            _stop(control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not control.should_log:  # else the logs of this step come next
+            self._complete(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._logs |= logs or {}
+        self._complete(control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._complete(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._complete(control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._complete(control)
+        self._driver.end()
+
+    def _complete(self, control: Any) -> None:
+        """Call after_run of the step, if that has ended."""
+        if self._driver.is_in_step:
+            self._driver.after_step(self._logs)
+        if self._driver.should_stop:
+            _stop(control)
+
+    def state(self) -> dict[str, Any]:
+        """For the Trainer, which saves it with each checkpoint."""
+        return {"args": {}, "attributes": {"hooks": self._driver.state()}}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is not None:
+            self._driver.fail(exc)
+
+
+def _stop(control: Any) -> None:
+    control.should_training_stop = True

@@ -1,0 +1,183 @@
+"""Hooks in Lightning, transformers and Ignite: order, stops, resuming, errors, side tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from asynchooks import (
+    FeedFnHook,
+    FetchError,
+    NanTensorHook,
+    SessionRunHook,
+    StepCounterHook,
+    StopAtStepHook,
+)
+
+torch = pytest.importorskip("torch")
+
+from .trainings import (  # noqa: E402
+    BATCH,
+    NUM_ROWS,
+    BreaksAt,
+    BrokenError,
+    InIgnite,
+    InLightning,
+    InTransformers,
+    Notes,
+)
+
+LIBRARIES: dict[str, Any] = {
+    "pytorch_lightning": InLightning,
+    "transformers": InTransformers,
+    "ignite": InIgnite,
+}
+STEPS = NUM_ROWS // BATCH
+"""Of an epoch."""
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(params=LIBRARIES)
+def training(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    pytest.importorskip(request.param)
+    return LIBRARIES[request.param](tmp_path)
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def portal(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with start_blocking_portal(request.param) as opened:
+        yield opened
+
+
+def test_each_moment_is_called_in_order_with_the_step_and_the_loss(training: Any) -> None:
+    notes = Notes(training.fetch)
+    training.fit([notes])
+    runs = ["before_run", "after_run"] * (2 * STEPS)
+    assert notes.log == ["begin", "after_create_session 0", *runs, "end"]
+    assert notes.steps == list(range(1, 2 * STEPS + 1))
+    assert sum(notes.losses[STEPS:]) < sum(notes.losses[:STEPS])
+    assert notes.errors == []
+
+
+@pytest.mark.parametrize("last_step", [1, STEPS - 1, STEPS, STEPS + 2])
+def test_a_stop_at_a_step_ends_training_after_that_step(training: Any, last_step: int) -> None:
+    notes = Notes(training.fetch)
+    training.fit([notes, StopAtStepHook(last_step=last_step)], epochs=3)
+    assert training.steps == notes.steps[-1] == last_step
+    assert notes.log[-1] == "end"
+
+
+def test_a_resumed_training_gives_what_the_whole_one_gives(tmp_path: Path, training: Any) -> None:
+    kind = type(training)
+    whole = kind(tmp_path / "whole")
+    notes = Notes(whole.fetch)
+    whole.fit([notes, StopAtStepHook(last_step=2 * STEPS)], epochs=3)
+    training.fit([Notes(training.fetch)], epochs=1)
+    resumed = kind(training._path)
+    later = Notes(resumed.fetch)
+    resumed.fit([later, StopAtStepHook(last_step=2 * STEPS)], epochs=3, resume=True)
+    assert f"after_create_session {STEPS}" in later.log
+    assert later.steps == list(range(STEPS + 1, 2 * STEPS + 1))
+    assert later.losses == notes.losses[STEPS:]
+    assert later.total == notes.total
+    assert torch.equal(resumed.module.weight, whole.module.weight)
+
+
+def test_a_stop_that_is_reached_already_makes_no_step(training: Any) -> None:
+    training.fit([Notes(training.fetch)], epochs=1)
+    resumed = type(training)(training._path)
+    notes = Notes(resumed.fetch)
+    resumed.fit([notes, StopAtStepHook(last_step=STEPS)], epochs=3, resume=True)
+    assert notes.steps == []
+    assert notes.log[-1] == "end"
+
+
+def test_an_error_of_a_hook_leaves_as_itself_and_reaches_the_others(training: Any) -> None:
+    notes = Notes(training.fetch)
+    with pytest.raises(BrokenError) as caught:
+        training.fit([notes, BreaksAt(3)])
+    assert notes.errors == [caught.value]
+    assert "BreaksAt" in "".join(caught.value.__notes__)
+    assert notes.steps == [1, 2, 3]
+    notes.log.clear()
+    training.fit([notes])  # the hooks can be used again
+    assert notes.log[0] == "begin"
+    assert notes.log[-1] == "end"
+
+
+def test_a_hook_that_feeds_is_refused(training: Any) -> None:
+    with pytest.raises(ValueError, match="feeds its batches itself"):
+        training.fit([FeedFnHook(lambda: {"x": 1})])
+
+
+def test_a_loss_that_is_not_there_names_the_hook_and_what_there_is(training: Any) -> None:
+    with pytest.raises(FetchError, match=f"accuracy.*{training.fetch}"):
+        training.fit([Notes("accuracy")])
+
+
+def test_hooks_of_ours_work(training: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "asynchooks")
+    training.fit([NanTensorHook(training.fetch), StepCounterHook(every_n_steps=5)])
+    assert "global_step/sec" in caplog.text
+
+
+@pytest.mark.parametrize("library", ["pytorch_lightning", "transformers"])
+def test_accumulated_batches_count_as_the_optimizer_steps(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    training = LIBRARIES[library](tmp_path, accumulate=2)
+    notes = Notes(training.fetch)
+    training.fit([notes, StopAtStepHook(last_step=4)], epochs=3)
+    assert training.steps == notes.steps[-1] == 4
+    assert sorted(set(notes.steps)) in ([1, 2, 3, 4], [0, 1, 2, 3, 4])
+
+
+class AsksFromATask(SessionRunHook):
+    """Stops training from a task beside it, once that has seen a step."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        self._seen = anyio.Event()
+        coord.start_soon(self._ask, coord)
+
+    async def _ask(self, coord: Any) -> None:
+        await self._seen.wait()
+        coord.request_stop()
+        self.ended = True
+
+    async def after_run(self, run_context: Any, run_values: Any) -> None:
+        if run_context.global_step.value == 3:
+            self._seen.set()
+            await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_hooks_run_in_a_portal_of_the_user_with_side_tasks(
+    library: str, portal: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip(library)
+    training = LIBRARIES[library](tmp_path, portal=portal)
+    asks = AsksFromATask()
+    training.fit([asks], epochs=20)
+    assert asks.ended
+    assert 3 <= training.steps < 20 * STEPS
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    pytest.importorskip("ignite")
+    from asynchooks.adapters import IgniteHooks
+
+    with pytest.raises(TypeError, match=r"ignite\.engine\.Engine"):
+        IgniteHooks([]).attach(3)
