@@ -47,6 +47,8 @@ nb_merge_streams = True  # lines that were printed one by one stand together
 # an overridden moment of a hook is not described once more
 autodoc_inherit_docstrings = False
 autodoc_default_options = {"members": True, "member-order": "bysource"}
+# what adapters are made for, and the site does not need
+autodoc_mock_imports = ["ignite", "lightning", "pytorch_lightning", "transformers"]
 autodoc_typehints_format = "short"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

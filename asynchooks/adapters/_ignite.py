@@ -40,7 +40,7 @@ class IgniteHooks:
     def __init__(self, hooks: Iterable[AnyHook], *, portal: BlockingPortal | None = None) -> None:
         self._driver = HookDriver(hooks, portal, "Ignite")
 
-    def attach(self, engine: Engine) -> None:
+    def attach(self, engine: Any) -> None:
         """Have the hooks called by an engine; handlers that are added later are called later.
 
         Raises:

@@ -130,10 +130,12 @@ class CheckpointStore(CheckpointPlace):
         self._remove_staging()
 
     def abandon(self) -> None:
+        """As `close`, but without waiting for the store."""
         self._lease.release(waits=False)
         self._remove_staging()
 
     def address_of(self, checkpoint: Checkpoint) -> str:
+        """Where it is in the store, also if it was downloaded."""
         return f"{self._where}/{checkpoint.serial:010d}/{self._basename}-{checkpoint.step}"
 
     @property
@@ -158,14 +160,14 @@ class CheckpointStore(CheckpointPlace):
         try:
             self._lease.check()
             manifest = write_files(new, draft, write, extra)
-            return self.upload(manifest, new)
+            return self._upload(manifest, new)
         except OSError as error:
             what = f"the checkpoint of step {draft.step} is not saved"
             raise failure(new if os.path.isdir(new) else self._stage(), what, error) from error
         finally:
             remove_tree(new)
 
-    def upload(self, manifest: Manifest, path: str) -> Checkpoint:
+    def _upload(self, manifest: Manifest, path: str) -> Checkpoint:
         """Store the checkpoint that is in a local directory, with its serial, and delete none.
 
         Raises:
@@ -203,17 +205,14 @@ class CheckpointStore(CheckpointPlace):
         except CheckpointError as error:
             logger.warning("Older checkpoints in %s are not deleted: %s", self._where, error)
 
-    def would_keep(self, manifest: Manifest) -> bool:
+    def _would_keep(self, manifest: Manifest) -> bool:
         """Whether the retention keeps this one beside those that are there."""
         known = [each for each in self.checkpoints() if each.step != manifest.step]
         own = manifest.checkpoint_at("")
         return own not in superfluous([*known, own], self._retention)
 
-    def delete_superfluous(self) -> None:
-        """Delete what the retention does not keep; a failure is logged."""
-        self._delete_superfluous()
-
     def set_metric(self, step: SupportsIndex, metric: SupportsFloat) -> bool:
+        """As of `CheckpointDirectory`."""
         self._check_is_open("set_metric(...)")
         number, value = checked_step(step), checked_metric(metric)
         found = [each for each in self._uploads().values() if each.step == number]
@@ -227,7 +226,7 @@ class CheckpointStore(CheckpointPlace):
         return False
 
     def reject(self, checkpoint: Checkpoint, why: str) -> None:
-        """As of `CheckpointPlace`; the object `<serial>/rejected` says so in the store."""
+        """As of `CheckpointDirectory`; the object `<serial>/rejected` says so in the store."""
         self._check_is_open("reject(checkpoint, why)")
         upload = self._uploads().get(checkpoint.serial)
         newest = [each.serial for each in self.checkpoints() if each.step == checkpoint.step]
@@ -247,6 +246,7 @@ class CheckpointStore(CheckpointPlace):
         logger.warning("%s is rejected, and marked by %s/%s: %s", place, place, _REJECTED, why)
 
     def read_extra(self, checkpoint: Checkpoint, name: str) -> bytes | None:
+        """As of `CheckpointDirectory`."""
         check_extra_name(name, os.path.basename(checkpoint.prefix))
         upload = self._uploads().get(checkpoint.serial)
         manifest = None if upload is None else self._read(upload)

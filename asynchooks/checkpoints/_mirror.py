@@ -191,7 +191,7 @@ class MirroredDirectory(CheckpointDirectory):
             copied = there.get(checkpoint.serial)
             if copied is None:
                 if self._copy(checkpoint):
-                    self._store.delete_superfluous()
+                    self._store._delete_superfluous()
                     return True
             elif checkpoint.metric is not None and copied.metric != checkpoint.metric:
                 return self._store.set_metric(checkpoint.step, checkpoint.metric)
@@ -202,11 +202,11 @@ class MirroredDirectory(CheckpointDirectory):
         links = self._layout.copy(checkpoint.step, checkpoint.serial)
         try:
             manifest = read_manifest(checkpoint.path)
-            if manifest.serial != checkpoint.serial or not self._store.would_keep(manifest):
+            if manifest.serial != checkpoint.serial or not self._store._would_keep(manifest):
                 return False
             _link_files(manifest, checkpoint.path, links)
             manifest.verify(links)
-            self._store.upload(manifest, links)
+            self._store._upload(manifest, links)
         except FileNotFoundError:
             return False
         except DamagedCheckpointError as error:
