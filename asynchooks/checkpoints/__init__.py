@@ -7,6 +7,7 @@ nothing of arrays and models: savers do.
 from .._later import listing
 from ._checkpoint_store import CheckpointStore
 from ._directory import CheckpointDirectory
+from ._distributed_saver import DistributedCheckpointSaver
 from ._manifest import Checkpoint
 from ._retention import Mode, Retention
 from ._savers import Saver, SnapshotSaver, StateDict, StateDictSaver, check_saver
@@ -16,6 +17,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointDirectory",
     "CheckpointStore",
+    "DistributedCheckpointSaver",
     "Mode",
     "ObjectStore",
     "Retention",

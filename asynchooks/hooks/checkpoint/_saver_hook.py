@@ -28,6 +28,7 @@ from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
 from ...checkpoints._mirror import MirroredDirectory
 from ...checkpoints._place import CheckpointPlace
+from ...checkpoints._ranks import RankedPlace
 from ...checkpoints._store import ObjectStore, object_store_of
 from .._metrics import Metric, MetricReader
 from . import _format
@@ -259,7 +260,19 @@ class CheckpointSaverHook(SessionRunHook):
             place = MirroredDirectory(self._directory, self._mirror, *options)
         else:
             place = CheckpointDirectory(self._directory, *options)
-        return SaverFormat(place, self._saver)
+        return SaverFormat(self._shared_by_ranks(place), self._saver)
+
+    def _shared_by_ranks(self, place: CheckpointPlace) -> CheckpointPlace:
+        """The place as all ranks of a `DistributedCheckpointSaver` use it together."""
+        ranks = getattr(self._saver, "ranks", None)
+        if ranks is None or ranks.size == 1:
+            return place
+        if self._timer._every_steps is None or self._when_busy is not WhenBusy.WAIT:
+            raise ValueError(
+                f"CheckpointSaverHook has save_secs, or {self._when_busy}, on {ranks.size} ranks, "
+                "which would save different steps; give save_steps and WhenBusy.WAIT"
+            )
+        return RankedPlace(ranks, place)
 
     async def restore_model(self, session: Any) -> int | None:
         return await self.checkpointer.restore(raw_session_of(session))

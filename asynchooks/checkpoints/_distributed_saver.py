@@ -1,0 +1,233 @@
+"""DistributedCheckpointSaver: modules and optimizers by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from .._errors import CheckpointError, DamagedCheckpointError
+from ._ranks import Ranks
+from ._savers import StateDict, StateDictSaver
+
+_UNUSED = "unused"
+"""The state of an optimizer that has made no step: how its groups are trained."""
+
+
+class DistributedCheckpointSaver:
+    """Saves PyTorch modules and optimizers by `torch.distributed.checkpoint`.
+
+    It is for modules that are sharded over ranks (FSDP, tensor parallel), which another number of
+    ranks can load; for one whole module, `StateDictSaver` is simpler and as fast. In one process,
+    it works without a process group. In several, make it and the session in each, with the same
+    objects and the same `CheckpointSaverHook(save_steps=...)`: they save and restore together, and
+    rank 0 decides what is kept. See "Train on several ranks" in the guide to PyTorch for what this
+    does not cover.
+
+    The files of the sharded state are in the directory `<path>`; schedulers and all other objects
+    are in `<path>.rank<rank>.safetensors`, one for each rank.
+
+    Args:
+        **objects: by name, modules, optimizers of parameters of one of those modules, and what
+            `StateDictSaver` takes.
+
+    Raises:
+        TypeError: an object is none of these.
+        ValueError: no module is given, or an optimizer's parameters are of none of them.
+
+    Example:
+        module = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.AdamW(module.parameters())
+        saver = DistributedCheckpointSaver(module=module, optimizer=optimizer)
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        import torch
+
+        kinds = (torch.nn.Module, torch.optim.Optimizer)
+        self._modules = {
+            name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)
+        }
+        if not self._modules:
+            raise ValueError(
+                f"got {sorted(objects) or 'nothing'} and no torch.nn.Module among them; give one, "
+                "or use StateDictSaver"
+            )
+        self._optimizers = {
+            name: (self._module_of(name, each), each)
+            for name, each in objects.items()
+            if isinstance(each, torch.optim.Optimizer)
+        }
+        others: dict[str, StateDict | Mapping[Any, Any]] = {
+            name: each for name, each in objects.items() if not isinstance(each, kinds)
+        }
+        self._others = StateDictSaver(**others) if others else None
+        self.ranks = Ranks()
+        """Of the process group that there is now; one rank without one."""
+        self._stagers: list[Any] = []  # whose memory no snapshot uses now
+
+    def save(self, path: str) -> None:
+        """Write the state as it is now; all ranks call it together.
+
+        Raises:
+            TypeError: as of `StateDictSaver`.
+            OSError: the disk's.
+        """
+        state = self._state(self._unused())
+        self._write(path, state, None if self._others is None else self._others.save)
+
+    def snapshot(self) -> Callable[[str], None]:
+        """Copy the state, and return what writes the copy; all ranks call both together.
+
+        The memory of a copy that was written is used again by the next one.
+        """
+        stager = self._stagers.pop() if self._stagers else _new_stager()
+        state: Any = stager.stage(self._state(self._unused()))
+        write_others = None if self._others is None else self._others.snapshot()
+
+        def write(path: str) -> None:
+            self._write(path, state, write_others)
+            self._stagers.append(stager)
+
+        return write
+
+    def restore(self, path: str) -> None:
+        """Read the state and put it back; all ranks call it together.
+
+        Names and shapes are compared before anything changes.
+
+        Raises:
+            CheckpointError: the state does not fit; the message lists what does not.
+            DamagedCheckpointError: there is no such checkpoint.
+            OSError: the disk's.
+        """
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import (
+            set_model_state_dict,
+            set_optimizer_state_dict,
+        )
+
+        saved = self._names_and_shapes(path)
+        starts = {".".join(each.split(".", 2)[:2]) for each in saved}
+        unused = {name for name in self._optimizers if f"{name}.{_UNUSED}" in starts}
+        state = self._state(unused)
+        self._compare(path, saved, state)
+        dcp.load(
+            state, storage_reader=dcp.FileSystemReader(path), process_group=self.ranks.group,
+            no_dist=self.ranks.size == 1,
+        )  # fmt: skip
+        for name, module in self._modules.items():
+            set_model_state_dict(module, state[name])
+        for name, (module, optimizer) in self._optimizers.items():
+            if name not in unused:
+                set_optimizer_state_dict(module, optimizer, state[name])
+                continue
+            optimizer.state.clear()
+            for group, read in zip(optimizer.param_groups, state[name][_UNUSED], strict=True):
+                group.update(read)
+        if self._others is not None:
+            self._others.restore(self.ranks.own_or_first(path, ".safetensors"))
+
+    def _write(self, path: str, state: Any, write_others: Callable[[str], object] | None) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        if write_others is not None:
+            own = self.ranks.own(path)
+            self.ranks.together(lambda: write_others(own))  # else others would wait within DCP
+        dcp.save(
+            state, storage_writer=dcp.FileSystemWriter(path), process_group=self.ranks.group,
+            no_dist=self.ranks.size == 1,
+        )  # fmt: skip
+
+    def _state(self, unused: set[str]) -> dict[str, Any]:
+        """The state as DCP takes it; `unused` are the optimizers that are to have made no step."""
+        from torch.distributed.checkpoint.state_dict import (
+            get_model_state_dict,
+            get_optimizer_state_dict,
+        )
+
+        state = {name: get_model_state_dict(each) for name, each in self._modules.items()}
+        for name, (module, optimizer) in self._optimizers.items():
+            if name in unused:
+                state[name] = {_UNUSED: [_settings(each) for each in optimizer.param_groups]}
+            else:
+                state[name] = get_optimizer_state_dict(module, optimizer)
+        return state
+
+    def _unused(self) -> set[str]:
+        """Optimizers without a state: torch would give them one, of a step that was not made."""
+        return {name for name, (_, each) in self._optimizers.items() if not each.state}
+
+    def _module_of(self, name: str, optimizer: Any) -> Any:
+        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for module in self._modules.values():
+            if own <= {id(each) for each in module.parameters()}:
+                return module
+        raise ValueError(
+            f"{name} has parameters that are in none of the modules {sorted(self._modules)}; give "
+            "the module as well"
+        )
+
+    def _names_and_shapes(self, path: str) -> dict[str, Any]:
+        """What a checkpoint holds: the shapes of tensors, None for anything else."""
+        import torch.distributed.checkpoint as dcp
+
+        try:
+            saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        except OSError:
+            raise
+        except Exception as error:
+            raise DamagedCheckpointError(
+                f"{path!r} is no checkpoint of torch.distributed.checkpoint: {error!r}"
+            ) from error
+        return {
+            name: tuple(each.size) if hasattr(each, "size") else None
+            for name, each in saved.items()
+        }
+
+    def _compare(self, path: str, saved: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """CheckpointError unless names and shapes are those of the checkpoint."""
+        here, faults = dict(_tensors(state, "")), []
+        there = {name: shape for name, shape in saved.items() if shape is not None}
+        for name, tensor in here.items():
+            if name not in there:
+                faults.append(f"{name} is not in the checkpoint")
+            elif there[name] != tuple(tensor.shape):
+                faults.append(
+                    f"{name} has the shape {tuple(tensor.shape)}, and {there[name]} there"
+                )
+        faults += [f"{name} is in the checkpoint alone" for name in sorted(there.keys() - here)]
+        if faults:
+            raise CheckpointError(
+                f"the state in {path!r} does not fit this program; nothing was changed. Build the "
+                "model as it was when it was saved, or restore another checkpoint:\n  "
+                + "\n  ".join(faults)
+            )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group of parameters is trained by."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _tensors(state: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """All tensors in nested dicts, by the names of DCP."""
+    if isinstance(state, Mapping):
+        for key, each in state.items():
+            yield from _tensors(each, f"{name}.{key}" if name else str(key))
+    elif hasattr(state, "shape") and hasattr(state, "dtype"):
+        yield name, state
+
+
+def _new_stager() -> Any:
+    import torch
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    has_cuda = torch.cuda.is_available()
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=has_cuda,
+            use_shared_memory=False,  # it is written by a thread of this process
+            use_async_staging=False,
+            use_non_blocking_copy=has_cuda,
+        )
+    )

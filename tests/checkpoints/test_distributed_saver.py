@@ -1,0 +1,247 @@
+"""DistributedCheckpointSaver: the same bits, copies, what does not fit, and several ranks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynchooks import (
+    CheckpointError,
+    CheckpointSaverHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    StopAtStepHook,
+)
+from asynchooks._errors import DamagedCheckpointError
+
+from .stores import REPOSITORY
+
+torch = pytest.importorskip("torch")
+from asynchooks.checkpoints import DistributedCheckpointSaver  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+class Training:
+    """A module with buffers, an optimizer and a scheduler."""
+
+    def __init__(self, seed: int = 0, width: int = 4) -> None:
+        torch.manual_seed(seed)
+        self.module = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.saver = DistributedCheckpointSaver(
+            module=self.module, optimizer=self.optimizer, scheduler=self.scheduler
+        )
+
+    def step(self) -> dict[str, float]:
+        x = torch.linspace(-1, 1, 24).reshape(8, 3) + self.scheduler.last_epoch
+        loss = self.module(x).square().mean() + self.module[0](x).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return {"loss": loss.item()}
+
+    def state(self) -> list[Any]:
+        parts = (self.module, self.optimizer, self.scheduler)
+        return [copy.deepcopy(each.state_dict()) for each in parts]
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(are_equal(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_what_was_saved_comes_back_with_the_same_bits(tmp_path: Path, num_steps: int) -> None:
+    first = Training()
+    for _ in range(num_steps):
+        first.step()
+    before = first.state()
+    first.saver.save(str(tmp_path / "a"))
+    assert are_equal(first.state(), before)  # a save changes nothing
+    second = Training(seed=1)
+    second.step()
+    second.saver.restore(str(tmp_path / "a"))
+    assert are_equal(second.state(), before)
+    assert first.step() == second.step()
+    assert are_equal(first.state(), second.state())
+
+
+def test_a_snapshot_is_a_copy_and_two_of_them_are_apart(tmp_path: Path) -> None:
+    training, states, writes = Training(), [], []
+    for _ in range(2):
+        training.step()
+        states.append(training.state())
+        writes.append(training.saver.snapshot())
+    training.step()
+    for num, write in enumerate(writes):
+        write(str(tmp_path / str(num)))
+    training.saver.snapshot()(str(tmp_path / "later"))  # in memory that was used
+    for num, state in enumerate(states):
+        restored = Training(seed=9)
+        restored.saver.restore(str(tmp_path / str(num)))
+        assert are_equal(restored.state(), state)
+
+
+def test_a_state_that_does_not_fit_is_listed_and_changes_nothing(tmp_path: Path) -> None:
+    training, other = Training(), Training(width=5)
+    training.step()
+    other.step()
+    training.saver.save(str(tmp_path / "a"))
+    before = other.state()
+    match = r"module\.0\.weight has the shape \(5, 3\), and \(4, 3\) there"
+    with pytest.raises(CheckpointError, match=match):
+        other.saver.restore(str(tmp_path / "a"))
+    assert are_equal(other.state(), before)
+
+
+def test_what_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
+    training = Training()
+    training.saver.save(str(tmp_path / "a"))
+    (tmp_path / "a" / ".metadata").write_bytes(b"junk")
+    with pytest.raises(DamagedCheckpointError, match="is no checkpoint of torch"):
+        training.saver.restore(str(tmp_path / "a"))
+    with pytest.raises(FileNotFoundError):
+        training.saver.restore(str(tmp_path / "b"))
+
+
+def test_wrong_objects_are_refused() -> None:
+    training = Training()
+    with pytest.raises(ValueError, match=r"no torch\.nn\.Module among them"):
+        DistributedCheckpointSaver(optimizer=training.optimizer)
+    with pytest.raises(ValueError, match="in none of the modules"):
+        DistributedCheckpointSaver(module=Training().module, optimizer=training.optimizer)
+    with pytest.raises(TypeError, match="other is 3"):
+        DistributedCheckpointSaver(module=training.module, other=3)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_session_resumes_with_the_same_bits(tmp_path: Path, background: bool) -> None:
+    async def train(training: Training, path: Path, last_step: int) -> None:
+        saver = CheckpointSaverHook(path, save_steps=3, saver=training.saver, background=background)
+        hooks = [saver, StopAtStepHook(last_step=last_step)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(training.step)) as session:
+            while not session.should_stop():
+                await session.run("loss")
+
+    whole, part, rest = Training(), Training(), Training(seed=3)
+    await train(whole, tmp_path / "whole", 9)
+    await train(part, tmp_path / "parts", 5)
+    await train(rest, tmp_path / "parts", 9)
+    assert are_equal(rest.state(), whole.state())
+
+
+RANK = """
+import logging, sys
+import anyio
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from asynchooks import *
+from asynchooks.checkpoints import DistributedCheckpointSaver
+from asynchooks.data import shuffle
+
+rank, size, port, path, last_step, breaks = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:7]
+dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=size, rank=rank)
+torch.manual_seed(0)
+module = DistributedDataParallel(torch.nn.Linear(3, 2))
+optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+seen = {"items": torch.zeros(100)}
+
+def step(item):
+    seen["items"][item] += 1
+    optimizer.zero_grad()
+    loss = module(torch.full((4, 3), float(item) / 50)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss.item()}
+
+async def main():
+    saver = DistributedCheckpointSaver(module=module, optimizer=optimizer, seen=seen)
+    if breaks == "yes":
+        write = saver._others.save
+        def save(path):
+            if rank == 1 and seen["items"].sum() > 6:
+                raise OSError("no space on rank 1")
+            write(path)
+        saver._others.save = save
+        saver = type("Plain", (), {"save": saver.save, "restore": saver.restore,
+                                   "ranks": saver.ranks})()
+    hook = CheckpointSaverHook(path, save_steps=3, saver=saver, background=breaks == "no",
+                               retention=Retention(max_to_keep=2))
+    source = FeedHook(shuffle(range(rank * 50, rank * 50 + 50), 16, seed=rank), "item")
+    hooks = [source, hook, StopAtStepHook(last_step=int(last_step))]
+    async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
+        first = session.global_step.value
+        while not session.should_stop():
+            await session.run("loss")
+    total = module.module.weight.double().sum().item().hex()
+    items = seen["items"].nonzero().flatten().tolist()
+    print("RESULT", first, total, max(seen["items"].tolist()), items)
+
+try:
+    anyio.run(main)
+except Exception as error:
+    print("FAILED", type(error).__name__, error)
+dist.destroy_process_group()
+"""
+
+
+def train_on_ranks(path: Path, last_step: int, size: int = 2, breaks: str = "no") -> list[str]:
+    """What each rank says in the end."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK), str(rank), str(size),
+             str(port), str(path), str(last_step), breaks],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    outputs = [each.communicate(timeout=100) for each in processes]
+    assert [each.returncode for each in processes] == [0] * size, outputs
+    return [
+        next(line for line in output.splitlines() if line.startswith(("RESULT", "FAILED")))
+        for output, _ in outputs
+    ]
+
+
+@pytest.mark.faults
+def test_two_ranks_resume_together_each_with_its_own_items(tmp_path: Path) -> None:
+    whole = train_on_ranks(tmp_path / "whole", 12)
+    assert [each.split()[:2] for each in whole] == [["RESULT", "0"]] * 2
+    train_on_ranks(tmp_path / "parts", 7)
+    resumed = train_on_ranks(tmp_path / "parts", 12)
+    for one, other in zip(whole, resumed, strict=True):
+        assert other.split()[1] == "7"
+        assert one.split()[2:] == other.split()[2:]
+    files = os.listdir(tmp_path / "parts" / "model.ckpt-12")
+    assert {"hooks.json", "model.ckpt-12.rank1.hooks.json", "manifest.json"} <= set(files)
+
+
+@pytest.mark.faults
+def test_what_fails_on_one_rank_is_saved_on_none_and_all_say_so(tmp_path: Path) -> None:
+    said = train_on_ranks(tmp_path / "a", 12, breaks="yes")
+    assert all(each.startswith("FAILED CheckpointError") for each in said), said
+    assert all("rank 1: " in each and "no space on rank 1" in each for each in said)
+    names = [each for each in os.listdir(tmp_path / "a") if each != "lock"]
+    assert sorted(names) == ["model.ckpt-3", "model.ckpt-6"]
