@@ -9,6 +9,7 @@ from ._checkpoint_store import CheckpointStore
 from ._directory import CheckpointDirectory
 from ._distributed_saver import DistributedCheckpointSaver
 from ._manifest import Checkpoint
+from ._orbax_saver import OrbaxSaver
 from ._retention import Mode, Retention
 from ._savers import Saver, SnapshotSaver, StateDict, StateDictSaver, check_saver
 from ._store import ObjectStore
@@ -20,6 +21,7 @@ __all__ = [
     "DistributedCheckpointSaver",
     "Mode",
     "ObjectStore",
+    "OrbaxSaver",
     "Retention",
     "Saver",
     "SnapshotSaver",
