@@ -119,6 +119,9 @@ IN_A_LOOP = [name for name in WITH_EXAMPLE if name not in {*IN_VIRTUAL_TIME, *OF
 async def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     public = PUBLIC[name]
     monkeypatch.chdir(tmp_path)
+    for package in ("jax", "obstore", "torch"):
+        if re.search(rf"(import|from) {package}\b", example_of(public)):
+            pytest.importorskip(package)
 
     async def worker(index: int, creator: Any) -> None:
         async with asynchooks.MonitoredSession([], creator) as session:

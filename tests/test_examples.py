@@ -272,6 +272,25 @@ def test_a_gradual_start_keeps_the_loss_from_rising(backend: str) -> None:
     assert "overshooting" in printed
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_gradients_of_jax_make_updates_by_each_protocol(backend: str) -> None:
+    for module in ("jax", "sklearn"):
+        pytest.importorskip(module)
+    printed = run_example("jax_parameter_server.py", "--updates", "600", "--backend", backend)
+    rows = re.findall(
+        r"^(\w+)\(.*\): (\d+) updates of (\d+) gradients, mean staleness ([\d.]+), accuracy (\S+)$",
+        printed, re.MULTILINE,
+    )  # fmt: skip
+    assert [each[:3] for each in rows] == [
+        ("Asynchronous", "600", "600"),
+        ("StaleSynchronous", "600", "600"),
+        ("KBatchSync", "600", "1200"),
+    ]
+    stale, bounded, whole = (float(each[3]) for each in rows)
+    assert stale > bounded > whole == 0.0
+    assert all(float(each[4]) > 0.9 for each in rows), printed
+
+
 def test_stale_gradients_move_as_momentum_says() -> None:
     printed = run_example("stale_gradients.py")
     rows = re.findall(r"^ +(\d) +[\d.]+  (asynchronous|momentum) +(.*)$", printed, re.MULTILINE)

@@ -20,8 +20,7 @@ class DistributedCheckpointSaver:
     ranks can load; for one whole module, `StateDictSaver` is simpler and as fast. In one process,
     it works without a process group. In several, make it and the session in each, with the same
     objects and the same `CheckpointSaverHook(save_steps=...)`: they save and restore together, and
-    rank 0 decides what is kept. See "Train on several ranks" in the guide to PyTorch for what this
-    does not cover.
+    rank 0 decides what is kept. The guide "Train on several ranks" says what this does not cover.
 
     The files of the sharded state are in the directory `<path>`; schedulers and all other objects
     are in `<path>.rank<rank>.safetensors`, one for each rank.
@@ -35,6 +34,8 @@ class DistributedCheckpointSaver:
         ValueError: no module is given, or an optimizer's parameters are of none of them.
 
     Example:
+        import torch
+
         module = torch.nn.Linear(2, 1)
         optimizer = torch.optim.AdamW(module.parameters())
         saver = DistributedCheckpointSaver(module=module, optimizer=optimizer)

@@ -27,7 +27,9 @@ class OrbaxSaver:
         ImportError: Orbax is not installed.
 
     Example:
-        state = {"params": params, "optimizer": optimizer.init(params), "key": jax.random.key(0)}
+        import jax
+
+        state = {"params": {"w": jax.numpy.zeros(3)}, "key": jax.random.key(0)}
         saver = OrbaxSaver(state=state)
         hook = CheckpointSaverHook("model", save_steps=1000, saver=saver, background=True)
     """
