@@ -45,11 +45,12 @@ def scores(parameters: Any, pixels: Any) -> Any:
     return hidden @ parameters["w2"] + parameters["b2"]
 
 
-@jax.jit
-@jax.value_and_grad
-def loss_and_gradient(parameters: Any, pixels: Any, labels: Any) -> Any:
+def mean_loss(parameters: Any, pixels: Any, labels: Any) -> Any:
     logs = jax.nn.log_softmax(scores(parameters, pixels))
     return -jnp.take_along_axis(logs, labels[:, None], axis=1).mean()
+
+
+loss_and_gradient = jax.jit(jax.value_and_grad(mean_loss))
 
 
 async def work(

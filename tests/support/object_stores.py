@@ -163,7 +163,7 @@ class Proxy:
         spoils: the share of requests that fail, in each of four ways in turn: 503 in place of an
             answer, a connection cut before the request is passed on, an answer that is lost, and a
             delay of up to 0.2 s.
-        bytes_per_sec: of each connection's requests; None: as fast as they come.
+        bytes_per_sec: of all requests together; None: as fast as they come.
     """
 
     def __init__(
@@ -179,6 +179,7 @@ class Proxy:
         self._is_ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
+        self._line: asyncio.Lock
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> Proxy:
@@ -192,6 +193,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._line = asyncio.Lock()
         async with await asyncio.start_server(
             self._connected, "127.0.0.1", 0, limit=1 << 26
         ) as server:
@@ -257,5 +259,24 @@ class Proxy:
                 part = await reader.readexactly(min(1 << 18, size - len(body)))
                 body += part
                 if bytes_per_sec is not None:
-                    await asyncio.sleep(len(part) / bytes_per_sec)
+                    async with self._line:  # one after the other, as on a line
+                        await asyncio.sleep(len(part) / bytes_per_sec)
         return head + body
+
+
+@contextmanager
+def slow_line(target: int, bytes_per_sec: float) -> Iterator[int]:
+    """The port of a proxy in a process of its own, through which requests come so fast."""
+    command = [sys.executable, "-m", __name__, str(target), str(bytes_per_sec)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+if __name__ == "__main__":
+    with Proxy(int(sys.argv[1]), bytes_per_sec=float(sys.argv[2])) as proxy:
+        print(proxy.port, flush=True)
+        sys.stdin.read()
