@@ -111,6 +111,8 @@ class Consumers:
         self._kept: dict[int, Any] = {}
         # places of saved positions, by fingerprint; below 0 before the one that was loaded
         self._saved: dict[bytes, int] = {}
+        self.num_epochs_ended: int | None = None
+        """Passes whose end FeedHooks have reported; None before the first item of a training."""
 
     def join(self, run: CurrentRun, loop: weakref.ref[Any] | None = None) -> Consumer:
         """A new consumer, which keeps the pipeline open until it leaves."""
@@ -217,6 +219,11 @@ class Consumers:
                 await reader.aclose()
         finally:
             await before._replace_by(self.stage)
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes, at the end of the source."""
+        return self.stage._epoch_of(self._num_taken) + 1
 
     def use(self, taken: Taken) -> None:
         """A run that used it has ended."""
@@ -370,6 +377,12 @@ class Consumer:
     def num_before(self) -> int:
         """Items before the one in hand, since the position was loaded; -1: nothing is in hand."""
         return -1 if self._taken is None else self._taken.place
+
+    @property
+    def epoch(self) -> int:
+        """Which pass the item in hand is of."""
+        assert self._taken is not None
+        return self.stage._epoch_of(self._taken.place)
 
     @property
     def place_run(self) -> int:

@@ -21,7 +21,8 @@ def repeat(source: Source[T], num_epochs: int | None = None) -> Stage[T]:
 
     Args:
         source: see `asynchooks.data`; it can be iterated again, or is a function that takes
-            nothing and returns something new to iterate over.
+            nothing, or the number of the pass (0, 1, ...), and returns something new to iterate
+            over.
         num_epochs: how many passes, >= 0; None never ends.
 
     Raises:
@@ -103,6 +104,12 @@ class Repeat(Stage[Any]):
                 found: Pass = each
                 return found
         raise AssertionError(f"{num_out} items are not kept any more")
+
+    def _epoch_of(self, place: int) -> int:
+        return self._at(place).epoch
+
+    def _epoch_below(self, epoch: tuple[int, ...]) -> tuple[int, ...]:
+        return (*epoch, 0)
 
     def _set_epoch(self, epoch: tuple[int, ...]) -> None:
         self._epoch = epoch

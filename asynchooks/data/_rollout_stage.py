@@ -542,6 +542,9 @@ class Rollouts(Buffered, RolloutStage):
         places = {each.place - state["place"] for batch in items.values() for each in batch}
         return {**state, "beyond": sorted({*state["beyond"], *places})}
 
+    def _epoch_of(self, place: int) -> int:
+        raise self._no_epoch()
+
     def _keep(self, item: Sequence[Rollout]) -> None:
         self._places.keep([each.place for each in item])
         self._num_out += 1

@@ -95,6 +95,9 @@ class Take(Stage[Any]):
         is_end = self._num_before + num_out >= self._count
         return num_in - 1 if is_end and self._epoch and num_in else num_in
 
+    def _epoch_of(self, place: int) -> int:
+        return self._sources[0]._epoch_of(self._num_to_pass + place)
+
     def _state_at(self, num_out: int) -> dict[str, Any]:
         num_to_pass = self._num_to_pass + num_out - self._num_in_at(num_out)
         return {
@@ -203,6 +206,9 @@ class Interleave(Stage[Any]):
         if not any(to_pass):
             return state
         return {**state, "to_pass": to_pass, "ended": self._ended_at(num_out)}
+
+    def _epoch_of(self, place: int) -> int:
+        raise self._no_epoch()
 
     def _ended_at(self, num_out: int) -> list[int]:
         return sorted(place for place, at in self._ends.items() if at < num_out)

@@ -154,6 +154,10 @@ class Shuffle(Stage[Any]):
         self._at_start = [saved_count(each) for each in state["buffer"]]
         self._wanted = dict.fromkeys(self._at_start)
 
+    def _epoch_of(self, place: int) -> int:
+        # around a repeat it mixes passes: by count, which ends a pass at the same item in each run
+        return self._source._epoch_of(self._num_before + place - self._from)
+
     def _trim(self, num_out: int) -> None:
         indexes, num_in = self._buffer_at(num_out)
         while len(self._log) > self._num_out - num_out + 1:  # the last one says what had come in

@@ -5,6 +5,7 @@ What is read in a thread: see `_thread_source`.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import (
     AsyncGenerator,
@@ -65,9 +66,7 @@ def stage_of(source: Source[T]) -> Stage[T]:
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Mapping)):
         return ThreadSource(opener_of(source))
     if callable(source) and not isinstance(source, type):
-        stage = stage_of(source())
-        stage._factory = partial(stage_of, source)
-        return stage
+        return _made_by(_of_epoch(source), 0)
     text, hint = repr(source), ""
     if isinstance(source, Coroutine):
         source.close()  # else a warning says that it was never awaited
@@ -82,6 +81,26 @@ def stage_of(source: Source[T]) -> Stage[T]:
         f"source is {text if len(text) <= 200 else text[:197] + '...'}; give a stage, an iterable "
         f"or async iterable, an asyncio.Queue, or a function that returns one of these{hint}"
     )
+
+
+def _made_by(make: Callable[[int], Source[T]], epoch: int) -> Stage[T]:
+    stage = stage_of(make(epoch))
+    stage._factory = partial(_made_by, make)
+    return stage
+
+
+def _of_epoch(source: Callable[..., Source[T]]) -> Callable[[int], Source[T]]:
+    """The function as one of the number of the pass, which it may leave out."""
+    try:
+        parameters = inspect.signature(source).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature, from C
+        return lambda epoch: source()
+    takes_epoch = any(
+        each.default is each.empty
+        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        for each in parameters
+    )
+    return source if takes_epoch else lambda epoch: source()
 
 
 class SequenceSource(SourceStage):

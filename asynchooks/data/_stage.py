@@ -75,7 +75,8 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         self._opened: list[Stage[Any]] = []  # those below that this one has opened, and closes
         self._num_users = 0  # that have opened it and not closed it
         self._successor: Stage[Any] | None = None  # stands in for it after a rewind
-        self._factory: Callable[[], Stage[Any]] | None = None  # makes it once more
+        # makes it once more, for the pass of that number
+        self._factory: Callable[[int], Stage[Any]] | None = None
         self._consumers: Any = None  # see `consumers_of`
         self._is_taken_from = False  # whether items were taken from it by other than stages
         self._is_loaded = False
@@ -117,6 +118,15 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def _num_in_at(self, num_out: int) -> int:
         """How many items of the source that many items were made of."""
         return num_out
+
+    def _epoch_of(self, place: int) -> int:
+        """Which pass of a `repeat` the item at that place is of; 0 where there is none below.
+
+        Asked of items that have been given out, and not before those last trimmed.
+        """
+        if not self._sources:
+            return 0
+        return self._sources[0]._epoch_of(max(self._num_in_at(place + 1) - 1, 0))
 
     def _state_at(self, num_out: int) -> dict[str, Any]:
         """What `_load` needs to go on behind that many items; not before those last trimmed."""
@@ -325,6 +335,12 @@ class Stage(ABC, AsyncOnly, Generic[T]):
         """Right after its state was loaded: an item of before, in use, counts as the next one."""
         raise NotImplementedError(f"{self.kind} gives the same items after a restore")
 
+    def _no_epoch(self) -> InputStateError:
+        return InputStateError(
+            f"{self!r} mixes items of several passes, so that none of them ends at an item; put "
+            "repeat around it, or leave after_epoch out"
+        )
+
     def _why_empty(self) -> str:
         """What to say where it has ended without an item."""
         return f"{self!r} has no items: there is nothing to train with"
@@ -382,13 +398,18 @@ class Stage(ABC, AsyncOnly, Generic[T]):
     def _restarted(self, epoch: tuple[int, ...]) -> Stage[Any]:
         """The pipeline up to here at its beginning, for another pass."""
         if self._factory is not None:
-            stage = self._factory()
+            stage = self._factory(epoch[-1] if epoch else 0)
         else:
             make: Callable[..., Stage[Any]] = type(self)
-            stage = make(*(each._restarted(epoch) for each in self._sources), *self._args)
+            below = self._epoch_below(epoch)
+            stage = make(*(each._restarted(below) for each in self._sources), *self._args)
         stage._set_epoch(epoch)
         stage._may_be_cut = self._may_be_cut
         return stage
+
+    def _epoch_below(self, epoch: tuple[int, ...]) -> tuple[int, ...]:
+        """Which pass of the sources comes first in this one."""
+        return epoch
 
     def _set_epoch(self, epoch: tuple[int, ...]) -> None:
         self._epoch = epoch

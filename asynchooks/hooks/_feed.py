@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from .. import _check as check
+from .._engine.current import current_engine
 from .._engine.stop import Stop
-from .._errors import InputStructureError, StopTraining, add_note, shown
+from .._errors import (
+    InputStructureError,
+    StopTraining,
+    add_note,
+    is_input_end,
+    out_of_range_types,
+    shown,
+)
 from .._hook import (
     SessionHooks,
     SessionRunArgs,
@@ -16,10 +25,16 @@ from .._hook import (
     SessionRunValues,
     begin_graph,
 )
+from .._running.hook_state import SharedState
 from .._running.in_flight import InFlightContext
+from ..backends._creator import close_raw
+from ..backends._raw_session import raw_session_of
 from ..data._consumers import Consumer, CurrentRun, consumers_of
 from ..data._training_end import TrainingEnd
 from ._input_position import saved_position
+
+_ENDED = "epochs_ended"
+"""In the saved state: for how many passes `after_epoch` was called."""
 
 
 class FeedHook(SessionRunHook):
@@ -41,12 +56,24 @@ class FeedHook(SessionRunHook):
         names: where an item is fed. None: an item is a mapping, fed as it is. One name, tensor or
             variable: the whole item. A list or tuple of them: the parts of a list or tuple. A
             mapping from keys to them: those parts of a mapping.
+        after_epoch: `after_epoch(session, epoch)`, a plain or a coroutine function, called when
+            the runs with all items of a pass of `repeat` have ended, before the next item is fed,
+            and at the end of the data; `epoch` is 0 for the first pass. No worker that shares
+            the model runs a step meanwhile, as in `global_step.exclusive()`; an item of the pass
+            that another worker still has in hand is trained later. A plain function runs in a
+            thread. A checkpoint holds which passes it was called for: with the model that is
+            restored it is called once for each. Cancelling the run cancels a coroutine function,
+            and waits for a plain one; the next run calls it again. An error leaves the run. Runs
+            in flight cannot overlap then. A batch with items of two passes is of the second one.
 
     Raises:
-        TypeError: `source` cannot be read, or `names` is of another type.
+        TypeError: `source` cannot be read, `names` is of another type, or `after_epoch` is no
+            function.
         ValueError: `names` has one twice.
         InputStructureError: out of `run`: an item does not fit `names` (says which).
         InputError: out of `run`: the source is empty, or cannot be read.
+        InputStateError: out of `run`: there is `after_epoch`, and a stage, such as `interleave`,
+            mixes items of several passes.
 
     Example:
         hooks = [FeedHook(prefetch(batch(records, 32), 2), ["images", "labels"])]
@@ -56,8 +83,18 @@ class FeedHook(SessionRunHook):
     may_overlap = True
     _shown = (("source", "_consumers.stage"), ("names", "_names"))
 
-    def __init__(self, source: Any, names: Any = None) -> None:
+    def __init__(
+        self,
+        source: Any,
+        names: Any = None,
+        *,
+        after_epoch: Callable[[Any, int], Any] | None = None,
+    ) -> None:
         self._consumers = consumers_of(source)
+        if after_epoch is not None:
+            check.function("after_epoch", after_epoch, "a function of the session and the epoch")
+            self.may_overlap = False  # the steps in flight would be of the next epoch
+        self._after_epoch = after_epoch
         is_empty = isinstance(names, (list, tuple, Mapping)) and not names
         if is_empty or isinstance(names, (set, frozenset, int, float)):
             raise TypeError(
@@ -104,8 +141,49 @@ class FeedHook(SessionRunHook):
         try:
             item = await consumer.take(self._end)
         except StopAsyncIteration:
+            if self._after_epoch is not None:
+                await self._end_epochs(self._after_epoch, run_context, self._consumers.num_epochs)
             raise StopTraining(f"the input {self._consumers.stage!r} has ended") from None
+        if self._after_epoch is not None:
+            await self._end_epochs(self._after_epoch, run_context, consumer.epoch)
         return SessionRunArgs(None, self._feeds(item, consumer.num_before))
+
+    async def _end_epochs(
+        self, after_epoch: Callable[[Any, int], Any], run_context: SessionRunContext, num_ended: int
+    ) -> None:
+        """Call the function for each pass that has ended, and that it was not called for."""
+        consumers = self._consumers
+        if consumers.num_epochs_ended is None:  # a training begins, or a state from before
+            consumers.num_epochs_ended = num_ended
+        while consumers.num_epochs_ended < num_ended:
+            epoch = consumers.num_epochs_ended
+            consumers.num_epochs_ended += 1  # first: no other worker calls it, too
+            try:
+                async with run_context.global_step.exclusive():
+                    await self._call_alone(after_epoch, run_context, epoch)
+            except BaseException:
+                consumers.num_epochs_ended = epoch
+                raise
+
+    @staticmethod
+    async def _call_alone(
+        after_epoch: Callable[[Any, int], Any], run_context: SessionRunContext, epoch: int
+    ) -> None:
+        raw = raw_session_of(run_context.session)
+        raw.enter_run()  # another worker that shares it does not close it meanwhile
+        try:
+            await raw.call(after_epoch, raw.exposed, epoch, is_alone=True)
+        except Exception as error:
+            if isinstance(error, out_of_range_types()) or is_input_end(error):
+                # left as it is, it would pass for the end of training
+                raise RuntimeError(
+                    f"after_epoch of FeedHook let {error!r} out: its input has ended; catch that "
+                    "where it reads"
+                ) from error
+            raise
+        finally:
+            if raw.leave():
+                await close_raw(raw, current_engine(), raw.grace_secs)
 
     def _consumer_in_flight(self, run_context: SessionRunContext) -> Consumer:
         """The consumer of a run: first one whose run was given up, to feed its item again."""
@@ -179,10 +257,15 @@ class FeedHook(SessionRunHook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return saved_position(self._consumers)
+        position, num_ended = saved_position(self._consumers), self._consumers.num_epochs_ended
+        if not position or self._after_epoch is None or num_ended is None:
+            return position
+        return SharedState({**position, _ENDED: num_ended})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._consumers.load_state_dict(state)
+        if self._after_epoch is not None:
+            self._consumers.num_epochs_ended = state.get(_ENDED)
+        self._consumers.load_state_dict({key: state[key] for key in state if key != _ENDED})
 
     @property
     def _is_by_hand(self) -> bool:
