@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from .hooks import OnStall as OnStall
     from .hooks import PreemptionHook as PreemptionHook
     from .hooks import ProgressHook as ProgressHook
+    from .hooks import RandomStates as RandomStates
     from .hooks import StallHook as StallHook
     from .hooks import StepCounterHook as StepCounterHook
     from .hooks import StopAtStepHook as StopAtStepHook
@@ -219,6 +220,7 @@ __all__ = [  # without those from TensorFlow: a star import must work where it i
     "PreemptionError",
     "PreemptionHook",
     "ProgressHook",
+    "RandomStates",
     "RawSession",
     "Recovery",
     "Restart",
