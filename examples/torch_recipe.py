@@ -88,7 +88,7 @@ def updates_of(
     order, data = torch.Generator(), TensorDataset(pixels, labels)
     make_loader: Any = DataLoader  # after a restart it reads its pass once more
     if kind == "stateful":  # it goes on where it was
-        from torchdata.stateful_dataloader import StatefulDataLoader
+        from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore
 
         make_loader = StatefulDataLoader
     loader = make_loader(
@@ -153,7 +153,7 @@ def bits_of(state: Any) -> bytes:
     if isinstance(state, (list, tuple)):
         return b"".join(bits_of(each) for each in state)
     if isinstance(state, torch.Tensor):
-        return state.cpu().numpy().tobytes()
+        state = state.cpu().numpy()
     return bytes(state) if isinstance(state, np.ndarray) else repr(state).encode()
 
 
