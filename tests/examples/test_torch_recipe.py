@@ -93,21 +93,20 @@ def run(
             while waits and process.is_alive() and num_begun(directory) == before:
                 time.sleep(0.01)
             process.join(rng.random() * LONGEST_SECS)
-        was_alive = process.is_alive()
-        if was_alive:
-            process.kill()
-            process.join()
-            assert process.exitcode == -signal.SIGKILL
+        process.kill()  # it may have ended meanwhile
+        process.join()
+        is_killed = process.exitcode == -signal.SIGKILL
+        if is_killed:
             # the loader's workers, which notice it within 5 s, and hold the directory's lock
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid or 0, signal.SIGKILL)
         else:
-            assert process.exitcode == 0
+            assert process.exitcode == 0, (directory / "log").read_text()
     finally:
         if process.is_alive():
             os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
-    return not was_alive
+    return not is_killed
 
 
 def assert_same(whole: Any, found: Any, where: str = "state") -> None:
