@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from .._errors import CheckpointError, DamagedCheckpointError
@@ -94,7 +95,7 @@ class DistributedCheckpointSaver:
     def restore(self, path: str) -> None:
         """Read the state and put it back; all ranks call it together.
 
-        Names and shapes are compared before anything changes.
+        Names, shapes and types are compared before anything changes.
 
         Raises:
             CheckpointError: the state does not fit; the message lists what does not.
@@ -107,15 +108,16 @@ class DistributedCheckpointSaver:
             set_optimizer_state_dict,
         )
 
-        saved = self._names_and_shapes(path)
+        saved = self._kinds_in(path)
         starts = {".".join(each.split(".", 2)[:2]) for each in saved}
         unused = {name for name in self._optimizers if f"{name}.{_UNUSED}" in starts}
         state = self._state(unused)
         self._compare(path, saved, state)
-        dcp.load(
-            state, storage_reader=dcp.FileSystemReader(path), process_group=self.ranks.group,
-            no_dist=self.ranks.size == 1,
-        )  # fmt: skip
+        with _own_errors(f"{path!r} cannot be loaded"):
+            dcp.load(
+                state, storage_reader=dcp.FileSystemReader(path), process_group=self.ranks.group,
+                no_dist=self.ranks.size == 1,
+            )  # fmt: skip
         for name, module in self._modules.items():
             set_model_state_dict(module, state[name])
         for name, (module, optimizer) in self._optimizers.items():
@@ -134,10 +136,11 @@ class DistributedCheckpointSaver:
         if write_others is not None:
             own = self.ranks.own(path)
             self.ranks.together(lambda: write_others(own))  # else others would wait within DCP
-        dcp.save(
-            state, storage_writer=dcp.FileSystemWriter(path), process_group=self.ranks.group,
-            no_dist=self.ranks.size == 1,
-        )  # fmt: skip
+        with _own_errors(f"{path!r} is not saved"):
+            dcp.save(
+                state, storage_writer=dcp.FileSystemWriter(path), process_group=self.ranks.group,
+                no_dist=self.ranks.size == 1,
+            )  # fmt: skip
 
     def _state(self, unused: set[str]) -> dict[str, Any]:
         """The state as DCP takes it; `unused` are the optimizers that are to have made no step."""
@@ -168,8 +171,8 @@ class DistributedCheckpointSaver:
             "the module as well"
         )
 
-    def _names_and_shapes(self, path: str) -> dict[str, Any]:
-        """What a checkpoint holds: the shapes of tensors, None for anything else."""
+    def _kinds_in(self, path: str) -> dict[str, Any]:
+        """What a checkpoint holds: types and shapes of tensors, None for anything else."""
         import torch.distributed.checkpoint as dcp
 
         try:
@@ -181,21 +184,19 @@ class DistributedCheckpointSaver:
                 f"{path!r} is no checkpoint of torch.distributed.checkpoint: {error!r}"
             ) from error
         return {
-            name: tuple(each.size) if hasattr(each, "size") else None
+            name: _kind(each.size, each.properties.dtype) if hasattr(each, "size") else None
             for name, each in saved.items()
         }
 
     def _compare(self, path: str, saved: Mapping[str, Any], state: dict[str, Any]) -> None:
-        """CheckpointError unless names and shapes are those of the checkpoint."""
+        """CheckpointError unless names, shapes and types are those of the checkpoint."""
         here, faults = dict(_tensors(state, "")), []
-        there = {name: shape for name, shape in saved.items() if shape is not None}
+        there = {name: kind for name, kind in saved.items() if kind is not None}
         for name, tensor in here.items():
             if name not in there:
                 faults.append(f"{name} is not in the checkpoint")
-            elif there[name] != tuple(tensor.shape):
-                faults.append(
-                    f"{name} has the shape {tuple(tensor.shape)}, and {there[name]} there"
-                )
+            elif (kind := _kind(tensor.shape, tensor.dtype)) != there[name]:
+                faults.append(f"{name} is {kind}, and {there[name]} there")
         faults += [f"{name} is in the checkpoint alone" for name in sorted(there.keys() - here)]
         if faults:
             raise CheckpointError(
@@ -203,6 +204,25 @@ class DistributedCheckpointSaver:
                 "model as it was when it was saved, or restore another checkpoint:\n  "
                 + "\n  ".join(faults)
             )
+
+
+@contextmanager
+def _own_errors(what: str) -> Iterator[None]:
+    """DCP's error, which is no Exception, as the disk's, or as one of ours."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        causes = [each[0] if isinstance(each, tuple) else each for each in error.failures.values()]
+        for cause in causes:
+            if isinstance(cause, OSError):
+                raise cause from error
+        raise CheckpointError(f"{what}: {'; '.join(map(repr, causes))}") from error
+
+
+def _kind(shape: Any, dtype: Any) -> str:
+    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

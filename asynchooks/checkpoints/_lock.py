@@ -32,7 +32,7 @@ class DirectoryLock:
     The file stays: deleting it would let two runs lock two files of the same name.
     """
 
-    __slots__ = ("_descriptor", "_directory", "_path", "_pid")
+    __slots__ = ("__weakref__", "_descriptor", "_directory", "_path", "_pid")
 
     def __init__(self, directory: str) -> None:
         self._descriptor: int | None = None
@@ -60,6 +60,18 @@ class DirectoryLock:
             os.close(descriptor)
             raise
         self._descriptor, self._pid = descriptor, os.getpid()
+        from multiprocessing.util import register_after_fork
+
+        register_after_fork(self, DirectoryLock._forget)
+
+    def _forget(self) -> None:
+        """In a process that multiprocessing has forked: close the file, and do not unlock it.
+
+        Else the lock would outlive a run that is killed, as long as a worker that loads its data.
+        """
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def _check_is_ours(self, descriptor: int) -> None:
         """Truncate no user's file of that name, nor a hard link to one."""

@@ -26,8 +26,8 @@ from ._report import Measure, Row, is_installed, print_rows, rows_of, run_on
 from .saving import NUM_ARRAYS, SIZE, Listener, Times
 
 BYTES_PER_SEC = 10e6
-NUM_STEPS, SAVE_STEPS = 15_000, 7_000
-"""Of some 4 ms: an upload takes 20 s."""
+NUM_STEPS, SAVE_STEPS = 18_000, 8_000
+"""Of some 5 ms: an upload takes 25 s."""
 NUM_PAUSES = 7
 
 SLOWER = "steps beside an upload of 200 MB at 10 MB/s take longer by"
@@ -47,7 +47,7 @@ def longer_by(loop: str) -> str:
 
     rng = np.random.default_rng(0)
     arrays = {f"a{i}": rng.random(SIZE, np.float32) for i in range(NUM_ARRAYS)}
-    block, times = bytes(5_000_000), Times()
+    block, times = bytes(8_000_000), Times()
 
     def step() -> dict[str, Any]:  # without Python's lock, as a step on a device
         return {"digest": hashlib.sha256(block).digest()}

@@ -104,7 +104,7 @@ def test_a_state_that_does_not_fit_is_listed_and_changes_nothing(tmp_path: Path)
     other.step()
     training.saver.save(str(tmp_path / "a"))
     before = other.state()
-    match = r"module\.0\.weight has the shape \(5, 3\), and \(4, 3\) there"
+    match = r"module\.0\.weight is float32 of shape \(5, 3\), and float32 of shape \(4, 3\) there"
     with pytest.raises(CheckpointError, match=match):
         other.saver.restore(str(tmp_path / "a"))
     assert are_equal(other.state(), before)
@@ -118,6 +118,18 @@ def test_what_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
         training.saver.restore(str(tmp_path / "a"))
     with pytest.raises(FileNotFoundError):
         training.saver.restore(str(tmp_path / "b"))
+
+
+def test_what_cannot_be_written_or_read_is_an_error_of_the_disk_or_ours(tmp_path: Path) -> None:
+    training = Training()
+    (tmp_path / "file").touch()
+    with pytest.raises((OSError, CheckpointError)):
+        training.saver.save(str(tmp_path / "file" / "a"))
+    training.saver.save(str(tmp_path / "a"))
+    (part,) = (tmp_path / "a").glob("*.distcp")
+    part.unlink()
+    with pytest.raises((OSError, CheckpointError)):
+        training.saver.restore(str(tmp_path / "a"))
 
 
 def test_wrong_objects_are_refused() -> None:

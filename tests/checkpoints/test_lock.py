@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,6 +187,40 @@ def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_n
     os.waitpid(pid, 0)
     """
     assert run_python(code, tmp_path).split() == ["True", "free"]
+
+
+@pytest.mark.faults
+def test_a_worker_process_that_outlives_a_killed_run_does_not_lock(tmp_path: Path) -> None:
+    code = """
+    import multiprocessing, os, signal, sys, time
+    from asynchooks.checkpoints import CheckpointDirectory
+    directory = CheckpointDirectory(sys.argv[1])
+    directory.open()
+    context = multiprocessing.get_context("fork")
+    has_begun = context.Event()
+
+    def work():
+        os.setsid()
+        has_begun.set()
+        time.sleep(100)
+
+    worker = context.Process(target=work)
+    worker.start()
+    has_begun.wait()
+    print(worker.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as run:
+        assert run.stdout is not None
+        worker = int(run.stdout.readline())
+        run.wait()
+    try:
+        os.kill(worker, 0)  # it lives
+        with opened(tmp_path) as directory:
+            directory.save(1, writer())
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 def test_without_flock_there_is_a_warning_and_no_lock(
