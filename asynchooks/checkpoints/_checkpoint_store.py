@@ -377,7 +377,9 @@ class CheckpointStore(CheckpointPlace):
         """Delete a checkpoint: the manifest first, so that half of one is none."""
         self._lease.check()
         for name in sorted(upload.objects, key=lambda each: each != MANIFEST):
-            self._store.delete(upload.objects[name].key)
+            key = upload.objects[name].key
+            self._manifests.pop(key, None)
+            self._store.delete(key)
 
     def _clean_up(self) -> None:
         """Close what a run that is gone had begun to upload; find the highest serial."""
