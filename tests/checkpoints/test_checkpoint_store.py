@@ -216,6 +216,20 @@ def test_a_run_whose_prefix_was_taken_saves_nothing_more(client: Any) -> None:
     assert json.loads(bytes(obstore.get(client, "lease/0000000002").bytes())) == ELSEWHERE
 
 
+def test_a_run_whose_prefix_is_taken_during_a_write_stores_no_manifest(client: Any) -> None:
+    store = CheckpointStore(client)
+    store.open()
+
+    def write(prefix: str) -> None:
+        writer()(prefix)
+        obstore.put(client, "lease/0000000002", json.dumps(ELSEWHERE).encode())
+
+    with pytest.raises(CheckpointError, match="another run has taken this prefix"):
+        store.save(1, write)
+    store.close()
+    assert MANIFEST_OF_1 not in keys_in(client)
+
+
 def test_two_runs_that_race_for_a_prefix_do_not_both_get_it(client: Any) -> None:
     stores = [CheckpointStore(client) for _ in range(8)]
     barrier, opened = threading.Barrier(len(stores)), []
