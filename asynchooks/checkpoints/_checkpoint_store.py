@@ -30,7 +30,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 from .._errors import CheckpointError, CheckpointInUseError, DamagedCheckpointError
 from ._files import failure, make_directories, remove_tree
-from ._lease import Lease
+from ._lease import Lease, machine
 from ._manifest import MANIFEST, Checkpoint, Manifest, damaged, parse_manifest
 from ._place import (
     CheckpointPlace,
@@ -427,7 +427,8 @@ class CheckpointStore(CheckpointPlace):
                 if parent is not None:
                     make_directories(parent)
                 parent = parent or tempfile.gettempdir()
-                start = f"asynchooks-{hashlib.sha256(self._where.encode()).hexdigest()[:12]}-"
+                place = hashlib.sha256(f"{self._where} {machine()}".encode())
+                start = f"asynchooks-{place.hexdigest()[:12]}-"
                 if self._lease.is_held:
                     _remove_old(parent, start)
                 self._staging = tempfile.mkdtemp(prefix=f"{start}{os.getpid()}-", dir=parent)

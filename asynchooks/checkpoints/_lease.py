@@ -176,10 +176,10 @@ def _generation_of(entry: Entry) -> int:
 def _this_process() -> dict[str, Any]:
     """Whose lease it is; `process` tells a process from all others, "" where that is not known."""
     pid = os.getpid()
-    return {"host": platform.node(), "pid": pid, "machine": _machine(), "process": _process(pid)}
+    return {"host": platform.node(), "pid": pid, "machine": machine(), "process": _process(pid)}
 
 
-def _machine() -> str:
+def machine() -> str:
     """This boot of this machine, and the numbering of its processes; "" where it is not known."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -191,16 +191,16 @@ def _process(pid: int) -> str:
     with suppress(OSError, IndexError):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
-        machine = _machine()
-        if machine and fields[0] != "Z":
-            return f"{machine} {pid} {fields[19]}"
+        here = machine()
+        if here and fields[0] != "Z":
+            return f"{here} {pid} {fields[19]}"
     return ""
 
 
 def _has_ended(content: dict[str, Any]) -> bool:
     """Whether it is certain that the holder has ended: it was a process of this machine."""
     pid, process = content.get("pid"), content.get("process")
-    machine = _machine()
-    if not machine or content.get("machine") != machine or not isinstance(pid, int):
+    here = machine()
+    if not here or content.get("machine") != here or not isinstance(pid, int):
         return False
     return bool(process) and _process(pid) != process
