@@ -7,6 +7,7 @@ import logging
 import os
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing.util import register_after_fork
 from types import ModuleType
 
 from .._errors import CheckpointError, CheckpointInUseError
@@ -60,8 +61,6 @@ class DirectoryLock:
             os.close(descriptor)
             raise
         self._descriptor, self._pid = descriptor, os.getpid()
-        from multiprocessing.util import register_after_fork
-
         register_after_fork(self, DirectoryLock._forget)
 
     def _forget(self) -> None:
