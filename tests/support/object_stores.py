@@ -206,15 +206,16 @@ class Proxy:
             for each in others:
                 each.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.sleep(0.01)  # what was closed is let go in the next turns of the loop
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while not self.is_down and await self._answer(reader, writer):
                 pass
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # cancelled is it at the proxy's end only, and asyncio would print that
         finally:
-            writer.close()
+            await _closed(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; returns whether the connection goes on."""
@@ -237,7 +238,7 @@ class Proxy:
             await back.drain()
             answer = await there.read()
         finally:
-            back.close()
+            await _closed(back)
         if fate == "lost":
             return False
         writer.write(answer)
@@ -262,6 +263,12 @@ class Proxy:
                     async with self._line:  # one after the other, as on a line
                         await asyncio.sleep(len(part) / bytes_per_sec)
         return head + body
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 @contextmanager
