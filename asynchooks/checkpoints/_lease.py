@@ -27,6 +27,8 @@ EXPIRES_AFTER_SECS = 35.0
 _LOOKED_AT_EVERY_SECS = 2.0
 _CLOSE_SECS = 10.0
 """How long a release is waited for; else the lease expires."""
+_held: set[str] = set()
+"""The runs of this process whose leases are held."""
 
 
 class Lease:
@@ -61,6 +63,7 @@ class Lease:
             found = self._newest()
             raise self._in_use({} if found is None else self._read(found) or {})
         self._is_held, self._pid = True, os.getpid()
+        _held.add(self._content["run"])
         for each in self._store.list("lease"):
             if 0 < _generation_of(each) < self._generation:
                 self._store.delete(each.key)
@@ -86,6 +89,7 @@ class Lease:
         if not self._is_held:
             return
         self._is_held = False
+        _held.discard(self._content["run"])
         if self._pid != os.getpid():
             return
         self._ends.set()
@@ -132,8 +136,10 @@ class Lease:
         content = self._read(entry) or {}
         if content.get("released") is True or _has_ended(content):
             return
-        if content.get("process") == _this_process()["process"]:
+        if content.get("run") in _held:
             raise self._in_use(content)
+        if content.get("process") and content["process"] == _this_process()["process"]:
+            return  # a session was dropped, and its thread has not released it yet
         pause = threading.Event()
         while (age := (self._store.now() - entry.modified).total_seconds()) < EXPIRES_AFTER_SECS:
             if age < _LOOKED_AT_EVERY_SECS:
@@ -154,7 +160,7 @@ class Lease:
     def _in_use(self, content: dict[str, Any]) -> CheckpointInUseError:
         pid, host = content.get("pid"), content.get("host")
         here = _this_process()
-        if content.get("process") == here["process"]:
+        if content.get("run") in _held:
             return CheckpointInUseError(
                 f"{self._store.name}: this process uses it already; one run at a time: close the "
                 "other one first, or give another prefix",

@@ -28,8 +28,10 @@ def client() -> Any:
     return obstore.store.MemoryStore()
 
 
-@pytest.fixture
-def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["linux", "elsewhere"])
+def short_lease(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "elsewhere":  # where processes cannot be told apart
+        monkeypatch.setattr(_lease, "machine", lambda: "")
     monkeypatch.setattr(_lease, "EXPIRES_AFTER_SECS", 0.3)
     monkeypatch.setattr(_lease, "_LOOKED_AT_EVERY_SECS", 0.02)
 
@@ -161,8 +163,10 @@ def test_a_store_that_ignores_conditions_is_refused_or_used_with_a_warning(
 
 
 @pytest.mark.usefixtures("short_lease")
-def test_a_lease_that_is_not_renewed_expires(client: Any) -> None:
-    obstore.put(client, "lease/0000000004", json.dumps(ELSEWHERE).encode())
+@pytest.mark.parametrize("process", ["other 7 1", ""])
+def test_a_lease_that_is_not_renewed_expires(client: Any, process: str) -> None:
+    content = ELSEWHERE | {"process": process}
+    obstore.put(client, "lease/0000000004", json.dumps(content).encode())
     store = CheckpointStore(client)
     store.open()
     leases = [each for each in keys_in(client) if each.startswith("lease")]
@@ -202,6 +206,19 @@ def test_a_lease_of_a_process_of_this_machine_that_ended_is_free_at_once(client:
     lease.release()
     content = json.loads(bytes(obstore.get(client, "lease/0000000002").bytes()))
     assert content["released"]
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_a_store_that_is_open_is_in_use_and_one_that_was_dropped_can_be_opened(client: Any) -> None:
+    store = CheckpointStore(client)
+    store.open()
+    with pytest.raises(CheckpointInUseError, match="this process uses it already"):
+        CheckpointStore(client).open()
+    store.abandon()
+    again = CheckpointStore(client)
+    again.open()
+    again.save(1, writer())
+    again.close()
 
 
 def test_a_run_whose_prefix_was_taken_saves_nothing_more(client: Any) -> None:
