@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from . import tf as tf
     from ._version import __version__ as __version__
     from .checkpoints import Mode as Mode
+    from .checkpoints import RandomStates as RandomStates
     from .checkpoints import Retention as Retention
     from .checkpoints import Saver as Saver
     from .checkpoints import SnapshotSaver as SnapshotSaver
@@ -111,7 +112,6 @@ if TYPE_CHECKING:
     from .hooks import OnStall as OnStall
     from .hooks import PreemptionHook as PreemptionHook
     from .hooks import ProgressHook as ProgressHook
-    from .hooks import RandomStates as RandomStates
     from .hooks import StallHook as StallHook
     from .hooks import StepCounterHook as StepCounterHook
     from .hooks import StopAtStepHook as StopAtStepHook
@@ -148,6 +148,7 @@ else:  # type checkers shall see the names above, and no others
             "tf": "tf",
             "__version__": "_version",
             "Mode": "checkpoints",
+            "RandomStates": "checkpoints",
             "Retention": "checkpoints",
             "Saver": "checkpoints",
             "SnapshotSaver": "checkpoints",

@@ -120,10 +120,7 @@ class StepInThread:
 
 
 class _Blaming:
-    """Names the hook that is being called in an error out of the block.
-
-    A class, as a generator's frames would stand in the traceback.
-    """
+    """Names the called hook in an error out of the block; a generator's frames would show in it."""
 
     __slots__ = ("_hooks",)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from anyio.from_thread import BlockingPortal
 
@@ -211,6 +212,24 @@ class HookDriver:
         await self._hooks.on_error(self._session, error, current_engine(), GRACE_SECS)
         await end_side_tasks(coord)
         await self._hooks.after_close(error)
+
+
+class TrainingBlock:
+    """The `with` block of an adapter around a training: an error out of it ends the hooks."""
+
+    _driver: HookDriver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is not None:
+            self._driver.fail(exc)
 
 
 class TrainerSession(RawSession, CoordinatorOwner):

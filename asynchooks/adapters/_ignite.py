@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from anyio.from_thread import BlockingPortal
 from ignite.engine import Engine, Events
 
 from .._check import instance
 from .._hook import AnyHook
-from ._driver import HookDriver, TrainerSession
+from ._driver import HookDriver, TrainerSession, TrainingBlock
 
 
-class IgniteHooks:
+class IgniteHooks(TrainingBlock):
     """Calls hooks around each iteration of an Ignite engine, once it is attached to that.
 
     Fetches are names: those of the process function's output if that is a mapping, else "output",
@@ -58,20 +57,8 @@ class IgniteHooks:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._driver.resume_from(state_dict["hooks"])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is not None:
-            self._driver.fail(exc)
-
     def _begin(self, engine: Engine) -> None:
-        self._num_before = self._num_made = engine.state.iteration
+        self._num_made = engine.state.iteration  # which counts one that has only begun, too
         session = TrainerSession(lambda: self._num_made, engine.terminate, "Ignite", engine=engine)
         self._driver.begin(session)
         if self._driver.should_stop:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from anyio.from_thread import BlockingPortal
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from .._hook import AnyHook
-from ._driver import HookDriver, TrainerSession
+from ._driver import HookDriver, TrainerSession, TrainingBlock
 
 _STATE = "TrainerHooks"
 
 
-class TrainerHooks(TrainerCallback, ExportableState):  # type: ignore[misc]
+class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ignore[misc]
     """A callback of transformers' `Trainer` that calls hooks around each optimizer step.
 
     Fetches are names of the logs ("loss", "grad_norm", "learning_rate"). The Trainer logs at some
@@ -99,18 +98,6 @@ class TrainerHooks(TrainerCallback, ExportableState):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """For the Trainer, which saves it with each checkpoint."""
         return {"args": {}, "attributes": {"hooks": self._driver.state()}}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is not None:
-            self._driver.fail(exc)
 
 
 def _stop(control: Any) -> None:

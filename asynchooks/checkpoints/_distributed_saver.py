@@ -8,7 +8,7 @@ from typing import Any
 
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._ranks import Ranks
-from ._savers import StateDict, StateDictSaver
+from ._savers import StateDict, StateDictSaver, misfit
 
 _UNUSED = "unused"
 """The state of an optimizer that has made no step: how its groups are trained."""
@@ -199,11 +199,7 @@ class DistributedCheckpointSaver:
                 faults.append(f"{name} is {kind}, and {there[name]} there")
         faults += [f"{name} is in the checkpoint alone" for name in sorted(there.keys() - here)]
         if faults:
-            raise CheckpointError(
-                f"the state in {path!r} does not fit this program; nothing was changed. Build the "
-                "model as it was when it was saved, or restore another checkpoint:\n  "
-                + "\n  ".join(faults)
-            )
+            raise misfit(path, faults)
 
 
 @contextmanager

@@ -140,13 +140,12 @@ class Lease:
             raise self._in_use(content)
         if content.get("process") and content["process"] == _this_process()["process"]:
             return  # a session was dropped, and its thread has not released it yet
+        logger.info(
+            "Waiting for a renewal of the lease of %s, to see whether its run still lives",
+            self._store.name,
+        )
         pause = threading.Event()
-        while (age := (self._store.now() - entry.modified).total_seconds()) < EXPIRES_AFTER_SECS:
-            if age < _LOOKED_AT_EVERY_SECS:
-                logger.info(
-                    "%s has a lease that was renewed %.0f s ago: waiting, to see whether its run "
-                    "still lives", self._store.name, max(age, 0.0),
-                )  # fmt: skip
+        while (self._store.now() - entry.modified).total_seconds() < EXPIRES_AFTER_SECS:
             pause.wait(_LOOKED_AT_EVERY_SECS)
             newest = self._newest()
             if newest is None:
@@ -182,7 +181,7 @@ def _generation_of(entry: Entry) -> int:
 def _this_process() -> dict[str, Any]:
     """Whose lease it is; `process` tells a process from all others, "" where that is not known."""
     pid = os.getpid()
-    return {"host": platform.node(), "pid": pid, "machine": machine(), "process": _process(pid)}
+    return {"host": platform.node(), "pid": pid, "process": _process(pid)}
 
 
 def machine() -> str:
@@ -205,8 +204,7 @@ def _process(pid: int) -> str:
 
 def _has_ended(content: dict[str, Any]) -> bool:
     """Whether it is certain that the holder has ended: it was a process of this machine."""
-    pid, process = content.get("pid"), content.get("process")
-    here = machine()
-    if not here or content.get("machine") != here or not isinstance(pid, int):
+    pid, process, here = content.get("pid"), str(content.get("process")), machine()
+    if not isinstance(pid, int) or not here or not process.startswith(f"{here} "):
         return False
-    return bool(process) and _process(pid) != process
+    return _process(pid) != process

@@ -44,7 +44,6 @@ class MirroredDirectory(CheckpointDirectory):
     ) -> None:
         super().__init__(directory, basename, retention)
         self._store = CheckpointStore(store, basename, retention)
-        self._reader = CheckpointDirectory(directory, basename, retention)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards what follows
         self._is_due = False
@@ -129,7 +128,7 @@ class MirroredDirectory(CheckpointDirectory):
                     f"that of step {each.step} has the place of step {here[each.serial].step}; "
                     "give another prefix, or another directory"
                 )
-        if there and there[-1].serial > max(here, default=0):
+        if there and there[-1].serial > self._serial:
             self._take_over_newest()
         self._serial = max(self._serial, self._store.serial)
 
@@ -187,7 +186,7 @@ class MirroredDirectory(CheckpointDirectory):
             with self._changed:
                 self._rejected.pop(0)
             return True
-        for checkpoint in reversed(self._reader.checkpoints()):
+        for checkpoint in reversed(self.checkpoints()):
             copied = there.get(checkpoint.serial)
             if copied is None:
                 if self._copy(checkpoint):

@@ -273,6 +273,10 @@ class Found:
 def write_files(
     new: str, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]
 ) -> Manifest:
+    """Write all files of a checkpoint into a new local directory, the manifest last.
+
+    OSError: the disk's. CheckpointError: `write` has written what it must not.
+    """
     os.mkdir(new)
     try:
         write(os.path.join(new, draft.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError
@@ -83,20 +83,16 @@ class RankedPlace(CheckpointPlace):
 
     def __init__(self, ranks: Ranks, place: CheckpointPlace) -> None:
         self._ranks, self._place = ranks, place
-        self._opened = False
 
     def open(self) -> None:
         self._on_first(self._place.open)
-        self._opened = True
 
     def close(self) -> None:
         """Release the place, on rank 0; it waits for no other rank."""
-        self._opened = False
         if self._ranks.rank == 0:
             self._place.close()
 
     def abandon(self) -> None:
-        self._opened = False
         if self._ranks.rank == 0:
             self._place.abandon()
 
@@ -127,7 +123,7 @@ class RankedPlace(CheckpointPlace):
                     step, write_together, seconds=seconds, metric=metric, extra=extra
                 )
             except BaseException as error:
-                ranks.announced(error if isinstance(error, Exception) else RuntimeError("ended"))
+                ranks.announced(_Failed(repr(error)))
                 raise
             ranks.announced(saved)
             return saved
@@ -192,23 +188,25 @@ class RankedPlace(CheckpointPlace):
                 pass
         return first
 
-    @property
-    def _is_open(self) -> bool:
-        return self._opened
-
     def _on_first(self, fn: Callable[[], Any]) -> Any:
         """Call it on rank 0, and return, or raise, the same on all."""
         said: Any = None
         if self._ranks.rank == 0:
             try:
                 said = fn()
-            except Exception as error:
-                self._ranks.announced(error)
+            except BaseException as error:
+                self._ranks.announced(_Failed(repr(error)))
                 raise
         return _said(self._ranks.announced(said))
 
 
+class _Failed(NamedTuple):
+    """In place of a result: the error of rank 0 as text, since not every error can be sent."""
+
+    error: str
+
+
 def _said(said: Any, cause: Exception | None = None) -> Any:
-    if isinstance(said, Exception):
-        raise CheckpointError(f"on rank 0: {said}") from cause or said
+    if isinstance(said, _Failed):
+        raise CheckpointError(f"on rank 0: {said.error}") from cause
     return said

@@ -7,7 +7,7 @@ first use.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from .._errors import CheckpointError
@@ -199,11 +199,7 @@ class StateDictSaver:
             else:
                 others.append(name)
         if faults:
-            raise CheckpointError(
-                f"the state in {path + _SUFFIX!r} does not fit this program; nothing was "
-                "changed. Build the model as it was when it was saved, or restore another "
-                "checkpoint:\n  " + "\n  ".join(faults)
-            )
+            raise misfit(path + _SUFFIX, faults)
         for name in others + modules:
             self._load(name, saved[name], path)
         put_back(puts)
@@ -262,6 +258,14 @@ class StateDictSaver:
                 "and objects before it may have changed. Build them as they were when they were "
                 "saved, or restore another checkpoint"
             ) from error
+
+
+def misfit(path: str, faults: Iterable[str]) -> CheckpointError:
+    """The error for a state that is not that of the program's objects."""
+    return CheckpointError(
+        f"the state in {path!r} does not fit this program; nothing was changed. Build the model as "
+        "it was when it was saved, or restore another checkpoint:\n  " + "\n  ".join(faults)
+    )
 
 
 def check_saver(saver: object) -> None:

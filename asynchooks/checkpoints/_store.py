@@ -27,6 +27,8 @@ _PART_BYTES, _MOST_PARTS = 5 << 20, 9000  # S3's least bytes, and somewhat less 
 _PARTS_AT_ONCE = 4
 """All of them have to be sent within 30 s, obstore's limit for a request: at 0.7 MB/s they are."""
 _MOST_TEXT = 600
+_first_pid: int | None = None
+"""The process that has used obstore: in those that it forks, obstore's threads are missing."""
 
 
 class Entry(NamedTuple):
@@ -72,13 +74,12 @@ class ObjectStore:
         staging_dir: str | os.PathLike[str] | None = None,
         allow_unsafe: bool = False,
     ) -> None:
-        self._address: str | None = None
-        self._given: Any = None
+        self._client: Any = None  # of an address: made at the first use
         if isinstance(store, str):
-            self.name = self._address = _checked_address(store)
+            self.name = _checked_address(store)
             _obstore()  # find out now that it is missing
         elif is_obstore(store):
-            self._given, self.name = store, _name_of(store)
+            self._client, self.name = store, _name_of(store)
         else:
             raise TypeError(
                 f"the object store is {shown(store)}; give an address such as "
@@ -88,8 +89,6 @@ class ObjectStore:
         if staging_dir is not None:
             self.staging_dir = os.path.abspath(_check.path("staging_dir", staging_dir))
         self.allow_unsafe = _check.instance("allow_unsafe", allow_unsafe, bool, "True or False")
-        self._client: Any = None
-        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.name!r})"
@@ -206,25 +205,20 @@ class ObjectStore:
     @contextmanager
     def _verb(self, verb: str, key: str) -> Iterator[tuple[Any, Any]]:
         """The client, for one call; its errors as ours."""
-        if os.getpid() != self._pid:
+        global _first_pid
+        _first_pid = _first_pid or os.getpid()
+        if os.getpid() != _first_pid:
             raise CheckpointError(
-                f"{self.name} is used in a process that was forked from the one that opened it, "
-                "where the client would hang; start processes by spawn or forkserver"
+                f"{self.name} is used in a process that was forked from one that has used an "
+                "object store, where the client would hang; start processes by spawn or forkserver"
             )
         obstore = _obstore()
         try:
             if self._client is None:
-                self._client = self._opened(obstore)
+                self._client = obstore.store.from_url(self.name)
             yield obstore, self._client
-        except obstore.exceptions.BaseError as error:
+        except (obstore.exceptions.BaseError, FileNotFoundError) as error:  # for what is missing
             raise _explained(self.name, verb, key, error) from None  # its text has secrets
-        except FileNotFoundError as error:  # obstore's, for what is missing
-            raise _explained(self.name, verb, key, error) from None
-
-    def _opened(self, obstore: Any) -> Any:
-        if self._address is None:
-            return self._given
-        return obstore.store.from_url(self._address)
 
 
 def object_store_of(value: object) -> ObjectStore | None:

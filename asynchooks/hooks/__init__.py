@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ._input_position import InputPositionHook as InputPositionHook
     from ._logging_tensor import LoggingTensorHook as LoggingTensorHook
     from ._metrics_hook import MetricsHook as MetricsHook
-    from ._random_states import RandomStates as RandomStates
     from ._step_counter import StepCounterHook as StepCounterHook
     from ._stop_at_step import StopAtStepHook as StopAtStepHook
     from ._summaries import EventWriter as EventWriter
@@ -56,7 +55,6 @@ _PLACES = {
     "OnStall": "guards._stall",
     "PreemptionHook": "guards._preemption",
     "ProgressHook": "progress._hook",
-    "RandomStates": "_random_states",
     "StallHook": "guards._stall",
     "StepCounterHook": "_step_counter",
     "StopAtStepHook": "_stop_at_step",

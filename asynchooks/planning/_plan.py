@@ -19,10 +19,6 @@ from .. import _check
 from .._engine.recording import Kind, Place, TimedWork, recorded_in
 from .._engine.threads import is_async
 from .._errors import (
-    DeadlockError,
-    ForeignAwaitError,
-    LivelockError,
-    OutsideWorkError,
     PlanError,
     TraceError,
 )
@@ -30,10 +26,11 @@ from ..simulation import Simulation
 from ..simulation._simulation import Backend
 from ._fit import fit
 from ._flags import NUM_LONGEST, OFF_BY_TIME, Used, capped
-from ._outside import Guard, StalledError, is_programs, place
+from ._outside import Guard, StalledError
 from ._overhead import loop_secs
 from ._player import Player, Saves
 from ._prediction import Check, Prediction, estimates
+from ._program_errors import explained, no_time
 from ._requests import request_services, served_of
 from ._service import Beyond, Service
 from ._spans import Spans
@@ -250,7 +247,7 @@ class Plan:
             with guard.within(), guard.watched():
                 simulation.run(main)
         except BaseException as error:
-            raised = _explained(error, player, backend)
+            raised = explained(error, player, backend)
             if isinstance(error, StalledError) and guard.error is not None:
                 raised = guard.error
             if raised is error:
@@ -262,7 +259,7 @@ class Plan:
         if guard.error is not None:  # the program has caught it
             raise guard.error
         if simulation.now == 0.0:
-            raise PlanError(_no_time(player))
+            raise PlanError(no_time(player))
         return _Run(player.trace(program.settings), player.uses)
 
     # Predictions
@@ -527,84 +524,8 @@ def _known(number: float) -> float:
 # What errors say
 
 
-def _no_time(player: Player) -> str:
-    if player.num_done:
-        return (
-            "the program has ended at virtual time 0: all work that was drawn took no time. Record "
-            "a run in which the timed functions do their work"
-        )
-    return (
-        "the program spent no virtual time: it has called no timed function. Decorate what takes "
-        "time in it, such as rollouts and the step: @timed('rollout')"
-    )
-
-
 def _mismatch(check: Check) -> str:
     return (
         f"the plan misses the recorded setting {dict(check.prediction.settings)!r} by more than "
         f"10 % beyond chance:\n{check}\n{check.reasons()}. allow_mismatch=True predicts anyway"
     )
-
-
-def _explained(error: BaseException, player: Player, backend: str) -> BaseException:
-    """What an error out of a planned run becomes."""
-    if isinstance(error, SystemExit):
-        return PlanError(
-            f"the program ends its process, with code {error.code!r}{_place_in(error)}. Let `main` "
-            "return instead, so that what it did can be seen"
-        )
-    if isinstance(error, OutsideWorkError):
-        return PlanError(f"{error}{_place_in(error)}. In a plan: make what waits here `timed`")
-    if isinstance(error, LivelockError) and not player.num_done:
-        return PlanError(f"{_no_time(player)}. It runs on at virtual time {player.clock()!r}")
-    if isinstance(error, DeadlockError):
-        error.add_note(
-            "in a plan nothing comes from outside: what a task waits for here must come from "
-            "another one, or the wait must be in a timed function"
-        )
-    elif isinstance(error, LivelockError):
-        error.add_note("in a plan only timed functions and sleeps take time")
-    elif backend == "trio" and _needs_asyncio(error):
-        return PlanError(
-            f"the program needs asyncio, and was planned on trio: {error!r}. Give backend='asyncio'"
-        )
-    elif backend == "asyncio" and _needs_trio(error):
-        return PlanError(
-            f"the program needs trio, and was planned on asyncio: {error!r}. Give backend='trio'"
-        )
-    elif (
-        isinstance(error, RuntimeError)
-        and not isinstance(error, ForeignAwaitError)
-        and "running" in str(error).lower()
-    ):
-        error.add_note(
-            "in a plan an event loop runs already: await the async function, in place of calling "
-            "anyio.run or asyncio.run on it"
-        )
-    return error
-
-
-def _needs_asyncio(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_needs_asyncio, error.exceptions))
-    text = str(error).lower()
-    return not isinstance(error, ForeignAwaitError) and (
-        "no running event loop" in text or ("asyncio" in text and "trio" in text)
-    )
-
-
-def _needs_trio(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_needs_trio, error.exceptions))
-    # as trio says wherever one of its functions is called without its event loop
-    return isinstance(error, RuntimeError) and str(error) == "must be called from async context"
-
-
-def _place_in(error: BaseException) -> str:
-    """Where in the program's own code an error comes from, as text; '' if nowhere."""
-    found, traceback = "", error.__traceback__
-    while traceback is not None:
-        if is_programs(traceback.tb_frame.f_code.co_filename):
-            found = f" at {place(traceback.tb_frame, traceback.tb_lineno)}"
-        traceback = traceback.tb_next
-    return found

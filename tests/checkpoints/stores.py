@@ -17,6 +17,12 @@ from typing import Any
 
 import pytest
 
+from asynchooks import (
+    CheckpointSaverHook,
+    FunctionSessionCreator,
+    MonitoredSession,
+    StopAtStepHook,
+)
 from asynchooks.checkpoints import Checkpoint, CheckpointDirectory, Retention
 
 REPOSITORY = Path(__file__).parents[2]
@@ -49,6 +55,23 @@ def opened(
 def save(path: Path, *steps: int, **options: Any) -> list[Checkpoint]:
     with opened(path, retention=Retention(max_to_keep=None)) as directory:
         return [directory.save(step, writer(b"step %d" % step), **options) for step in steps]
+
+
+async def train_in_parts(path: Path, whole: Any, part: Any, rest: Any, *, background: bool) -> None:
+    """Train one thing for 9 steps, and another for 5, from which a third goes on to step 9.
+
+    Each has a `saver` and a `step`, which returns its loss.
+    """
+    for training, name, last_step in (
+        (whole, "whole", 9), (part, "parts", 5), (rest, "parts", 9)
+    ):  # fmt: skip
+        saver = CheckpointSaverHook(
+            path / name, save_steps=3, saver=training.saver, background=background
+        )
+        hooks = [saver, StopAtStepHook(last_step=last_step)]
+        async with MonitoredSession(hooks, FunctionSessionCreator(training.step)) as session:
+            while not session.should_stop():
+                await session.run("loss")
 
 
 def steps_in(path: Path) -> list[int]:

@@ -13,16 +13,10 @@ from typing import Any
 
 import pytest
 
-from asynchooks import (
-    CheckpointError,
-    CheckpointSaverHook,
-    FunctionSessionCreator,
-    MonitoredSession,
-    StopAtStepHook,
-)
+from asynchooks import CheckpointError
 from asynchooks._errors import DamagedCheckpointError
 
-from .stores import REPOSITORY
+from .stores import REPOSITORY, train_in_parts
 
 torch = pytest.importorskip("torch")
 from asynchooks.checkpoints import DistributedCheckpointSaver  # noqa: E402
@@ -145,17 +139,8 @@ def test_wrong_objects_are_refused() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_session_resumes_with_the_same_bits(tmp_path: Path, background: bool) -> None:
-    async def train(training: Training, path: Path, last_step: int) -> None:
-        saver = CheckpointSaverHook(path, save_steps=3, saver=training.saver, background=background)
-        hooks = [saver, StopAtStepHook(last_step=last_step)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(training.step)) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
     whole, part, rest = Training(), Training(), Training(seed=3)
-    await train(whole, tmp_path / "whole", 9)
-    await train(part, tmp_path / "parts", 5)
-    await train(rest, tmp_path / "parts", 9)
+    await train_in_parts(tmp_path, whole, part, rest, background=background)
     assert are_equal(rest.state(), whole.state())
 
 

@@ -192,7 +192,7 @@ def test_a_forked_child_that_closes_does_not_unlock_and_one_that_lives_on_does_n
 @pytest.mark.faults
 def test_a_worker_process_that_outlives_a_killed_run_does_not_lock(tmp_path: Path) -> None:
     code = """
-    import multiprocessing, os, signal, sys, time
+    import multiprocessing, os, signal, sys
     from asynchooks.checkpoints import CheckpointDirectory
     directory = CheckpointDirectory(sys.argv[1])
     directory.open()
@@ -202,7 +202,7 @@ def test_a_worker_process_that_outlives_a_killed_run_does_not_lock(tmp_path: Pat
     def work():
         os.setsid()
         has_begun.set()
-        time.sleep(100)
+        signal.pause()
 
     worker = context.Process(target=work)
     worker.start()

@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynchooks import (
-    CheckpointError,
-    CheckpointSaverHook,
-    FunctionSessionCreator,
-    MonitoredSession,
-    StopAtStepHook,
-)
+from asynchooks import CheckpointError
 from asynchooks._errors import DamagedCheckpointError
+
+from .stores import train_in_parts
 
 jax = pytest.importorskip("jax")
 ocp = pytest.importorskip("orbax.checkpoint")
@@ -128,15 +124,6 @@ def test_wrong_objects_are_refused() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_session_resumes_with_the_same_bits(tmp_path: Path, background: bool) -> None:
-    async def train(training: Training, path: Path, last_step: int) -> None:
-        saver = CheckpointSaverHook(path, save_steps=3, saver=training.saver, background=background)
-        hooks = [saver, StopAtStepHook(last_step=last_step)]
-        async with MonitoredSession(hooks, FunctionSessionCreator(training.step)) as session:
-            while not session.should_stop():
-                await session.run("loss")
-
     whole, part, rest = Training(), Training(), Training(seed=3)
-    await train(whole, tmp_path / "whole", 9)
-    await train(part, tmp_path / "parts", 5)
-    await train(rest, tmp_path / "parts", 9)
+    await train_in_parts(tmp_path, whole, part, rest, background=background)
     assert rest.bits() == whole.bits()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import multiprocessing
 import os
@@ -98,7 +97,8 @@ def run(
         process.join()
         is_killed = process.exitcode == -signal.SIGKILL
         if is_killed:
-            end_workers(process.pid or 0, directory / "model" / "lock")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)  # the loader's workers
         else:
             assert process.exitcode == 0, (directory / "log").read_text()
     finally:
@@ -106,15 +106,6 @@ def run(
             os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
     return not is_killed
-
-
-def end_workers(group: int, lock: Path) -> None:
-    """Kill the loader's, which notice within 5 s, and hold the lock of checkpoints until then."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-    if lock.exists():
-        with lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def assert_same(whole: Any, found: Any, where: str = "state") -> None:

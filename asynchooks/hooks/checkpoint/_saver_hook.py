@@ -154,6 +154,7 @@ class CheckpointSaverHook(SessionRunHook):
         if retention is not None and retention.keep_best and metric is None:
             raise TypeError(f'{retention!r} needs a metric; give metric="loss", or a function')
         self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
+        self._saves_by_steps = save_steps is not None
         self._store = object_store_of(checkpoint_dir)
         self._mirror = None if mirror is None else _mirror_of(mirror, self._store)
         if self._store is None:
@@ -267,7 +268,7 @@ class CheckpointSaverHook(SessionRunHook):
         ranks = getattr(self._saver, "ranks", None)
         if ranks is None or ranks.size == 1:
             return place
-        if self._timer._every_steps is None or self._when_busy is not WhenBusy.WAIT:
+        if not self._saves_by_steps or self._when_busy is not WhenBusy.WAIT:
             raise ValueError(
                 f"CheckpointSaverHook has save_secs, or {self._when_busy}, on {ranks.size} ranks, "
                 "which would save different steps; give save_steps and WhenBusy.WAIT"

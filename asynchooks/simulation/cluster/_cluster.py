@@ -6,7 +6,6 @@ import math
 from abc import ABC
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from copy import copy
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +31,7 @@ from ._progress import record_progress
 from ._ring import Ring, RingAllReduce
 from ._standstill import Standstill, watch_updates
 from ._training import Gradient, Loss, Program, Training, loss_of
-from ._worker import SimulationView, Worker
+from ._worker import SimulationView, Worker, check_workers
 from ._world import Surroundings, delay_of_each, delay_or_none, server_reports, text_of, zeros_like
 
 
@@ -565,16 +564,8 @@ class Failure(ABC):
 
     def check(self, num_workers: int) -> None:
         """Raise TypeError or ValueError if `workers` are not among those of the cluster."""
-        if self.workers is None:
-            return
-        allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
-        if isinstance(self.workers, str) or not isinstance(self.workers, Collection):
-            raise TypeError(f"workers of {self!r} is {self.workers!r}; {allowed}")
-        for each in self.workers:
-            if isinstance(each, bool) or not isinstance(each, Integral):
-                raise TypeError(f"{self!r} is for worker {each!r}; {allowed}")
-            if not 0 <= each < num_workers:
-                raise ValueError(f"{self!r} is for worker {each}; {allowed}")
+        if self.workers is not None:
+            check_workers(self, self.workers, num_workers)
 
     def concerns(self, worker: int) -> bool:
         """Whether it hits this worker."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
@@ -441,3 +442,15 @@ class _OpenedHook(SessionRunHook):
 
     async def begin(self) -> None:
         self._worker.cluster.set_away(self._worker, False)
+
+
+def check_workers(failure: object, workers: Collection[int], num_workers: int) -> None:
+    """Raise TypeError or ValueError if the workers of a failure are not among the cluster's."""
+    allowed = f"give numbers from 0 to {num_workers - 1}, as in workers=[0], or None for all"
+    if isinstance(workers, str) or not isinstance(workers, Collection):
+        raise TypeError(f"workers of {failure!r} is {workers!r}; {allowed}")
+    for each in workers:
+        if isinstance(each, bool) or not isinstance(each, Integral):
+            raise TypeError(f"{failure!r} is for worker {each!r}; {allowed}")
+        if not 0 <= each < num_workers:
+            raise ValueError(f"{failure!r} is for worker {each}; {allowed}")

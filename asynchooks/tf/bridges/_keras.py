@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import keras
 
 from ..._hook import AnyHook
-from ...adapters._driver import HookDriver, TrainerSession
+from ...adapters._driver import HookDriver, TrainerSession, TrainingBlock
 from ...adapters._portal import BlockingPortal
 
 
-class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class HooksCallback(TrainingBlock, keras.callbacks.Callback):  # type: ignore[misc]
     """A Keras callback that calls hooks around each batch of `model.fit`.
 
     Fetches are names of Keras's logs ("loss" and the metrics, means over the epoch so far), nested
@@ -67,15 +66,3 @@ class HooksCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         self._driver.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is not None:
-            self._driver.fail(exc)
