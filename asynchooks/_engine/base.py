@@ -263,6 +263,13 @@ class Engine(ABC):
         """The exit, which may then pass through tasks of the loop without a report of a bug."""
         return error
 
+    def is_alone(self) -> bool:
+        """Whether the running task is the only one of its event loop; False where not known.
+
+        Takes as long as it takes to look at all tasks.
+        """
+        return False
+
     def running_tasks(self) -> list[tuple[str, object]]:
         """(Name, outermost coroutine) of each task of the event loop, for people; from any thread.
 

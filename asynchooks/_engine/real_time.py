@@ -261,6 +261,9 @@ class AsyncioEngine(RealTimeEngine):
         named = [(task.get_name(), task.get_coro()) for task in tasks]
         return sorted(named, key=lambda each: (len(each[0]), each[0]))  # "Task-9", "Task-10"
 
+    def is_alone(self) -> bool:
+        return len(self._all_tasks(self._loop())) == 1
+
     def _suspend(self, slot: Slot, until: float) -> Awaitable[Any]:
         waiter: Awaitable[Any] = self._loop().create_future()
         slot.waiter = waiter
@@ -352,6 +355,10 @@ class TrioEngine(RealTimeEngine):
             for nursery in task.child_nurseries:
                 tasks.extend(nursery.child_tasks)
         return [(task.name, task.coro) for task in tasks]
+
+    def is_alone(self) -> bool:
+        # trio itself has two: one is the parent of all, one calls what threads hand to the loop
+        return bool(self._trio.lowlevel.current_statistics().tasks_living == 3)
 
     def _checkpoint(self) -> Awaitable[Any]:
         return self._trio.lowlevel.checkpoint()

@@ -30,6 +30,8 @@ StepRunnerName = Literal["auto", "inline", "thread"]
 
 INLINE_SECS = 0.002
 """A step slower than this leaves the event loop; a thread and back costs 0.1 ms."""
+ALONE_SECS = 0.1
+"""A step slower than this leaves the event loop even if no other task could run meanwhile."""
 FIRST_CALL_SECS = 0.05
 """How long the first call of a kind may take before its siblings get threads of their own."""
 _FIRST_PROBE, _LAST_PROBE = 16, 1024
@@ -263,8 +265,8 @@ class Probe:
     """What "auto" knows of one kind of step: `in_thread` says where it is run."""
 
     __slots__ = (
-        "fastest", "forgives", "in_thread", "is_called", "is_timed", "is_warm", "next_probe",
-        "num_slow", "since_probe", "waiting",
+        "fastest", "forgives", "in_thread", "is_called", "is_timed", "is_warm", "last_secs",
+        "next_probe", "num_slow", "since_probe", "waiting",
     )  # fmt: skip
 
     def __init__(self, forgives: bool = True, *, is_timed: bool = True) -> None:
@@ -277,6 +279,7 @@ class Probe:
         self.in_thread = True
         self.num_slow = 0  # slow calls in a row on the event loop
         self.fastest = 0.0  # smallest threaded time: wall time in a thread overestimates
+        self.last_secs = 0.0  # of the last call, wherever it ran
         self.since_probe = 0
         self.next_probe = 0  # threaded calls until the next probe
 
@@ -284,6 +287,7 @@ class Probe:
         """Take note of a call on the event loop."""
         if not self.is_timed:
             return
+        self.last_secs = inline_secs
         was_in_thread = self.in_thread
         if inline_secs > INLINE_SECS:
             self.num_slow += 1
@@ -336,18 +340,19 @@ class StepRunner:
         engine: the session's engine; a virtual one runs everything inline, except in a plan.
         name: "inline" runs on the event loop, "thread" in a thread of the session's own, "auto"
             chooses for each kind of step: the first call in a thread, the second inline, then in
-            a thread if that took more than 2 ms. No step can be bounded beforehand, so the
-            inline call may hold the loop once.
+            a thread if that took more than 2 ms, unless no other task could run meanwhile. No step
+            can be bounded beforehand, so the inline call may hold the loop once.
         grace_secs: seconds that a cancellation waits for a step in a thread.
     """
 
-    __slots__ = ("_engine", "_name", "_thread", "grace_secs", "last_in_thread")
+    __slots__ = ("_engine", "_name", "_num_until_look", "_thread", "grace_secs", "last_in_thread")
 
     def __init__(self, engine: Engine, name: StepRunnerName, grace_secs: float) -> None:
         self._engine = engine
         self._name = "inline" if blocks_inline(engine) else name
         self.grace_secs = grace_secs
         self._thread: WorkThread | None = None
+        self._num_until_look = 0  # slow calls until the next look at whether others could run
         self.last_in_thread: Probe | None = None  # the kind that ran last in the thread, if open
 
     def probe(self, times: StepTimes, key: Hashable, *, blocks: bool = True) -> Probe:
@@ -400,6 +405,9 @@ class StepRunner:
             return fn()
         probe.is_called = True
         is_probe = probe.since_probe >= probe.next_probe and probe.fastest < INLINE_SECS
+        if probe.is_warm and probe.in_thread and not is_probe and self._may_hold_loop(probe):
+            await self._engine.turn()  # for signals, timers and a cancellation
+            is_probe = True
         begun = self._engine.now()
         if probe.is_warm and (is_probe or not probe.in_thread):
             try:
@@ -411,11 +419,27 @@ class StepRunner:
         finally:
             if probe.is_warm:
                 probe.since_probe += 1
-                probe.fastest = min(probe.fastest, self._engine.now() - begun)
+                probe.last_secs = self._engine.now() - begun
+                probe.fastest = min(probe.fastest, probe.last_secs)
             probe.is_warm = True
             waiting, probe.waiting = probe.waiting, []
             for slot in waiting:
                 slot.wake()
+
+    def _may_hold_loop(self, probe: Probe) -> bool:
+        """Whether a slow step may run on the event loop: no other task could run meanwhile.
+
+        A step is slower in a thread, which the allocator gives memory of its own.
+        """
+        if not probe.forgives or probe.last_secs > ALONE_SECS:
+            return False
+        if self._num_until_look:
+            self._num_until_look -= 1
+        elif self._engine.is_alone():
+            return True
+        else:
+            self._num_until_look = _FIRST_PROBE
+        return False
 
     def _call_in_thread(
         self, fn: Callable[[], Any], probe: Probe, lost_peer: LostPeer | None, when_late: WhenLate

@@ -19,6 +19,8 @@ from asynchooks import (
     StopAtStepHook,
 )
 
+from ..support.helpers import another_task
+
 pytestmark = pytest.mark.anyio
 
 SECS = 0.006
@@ -80,7 +82,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 
 async def places_of(step: Any, num_steps: int, *hooks: SessionRunHook) -> list[bool]:
-    """For each step, whether it ran on the event loop."""
+    """For each step, whether it ran on the event loop, where others could run meanwhile."""
     loop, places = threading.get_ident(), []
 
     def noted() -> dict[str, Any]:
@@ -88,7 +90,8 @@ async def places_of(step: Any, num_steps: int, *hooks: SessionRunHook) -> list[b
         return {"loss": step()}
 
     stop = StopAtStepHook(last_step=num_steps)
-    async with MonitoredSession([stop, *hooks], FunctionSessionCreator(noted)) as session:
+    creator = FunctionSessionCreator(noted)
+    async with another_task(), MonitoredSession([stop, *hooks], creator) as session:
         while not session.should_stop():
             await session.run("loss")
     return places

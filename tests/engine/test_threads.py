@@ -16,7 +16,7 @@ from asynchooks import FunctionSessionCreator, MonitoredSession, SharedSessionCr
 from asynchooks._engine.current import current_engine
 from asynchooks._engine.threads import StepRunner, StepTimes, WorkThread, check_runner, is_async
 
-from ..support.helpers import settle
+from ..support.helpers import another_task, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -52,10 +52,11 @@ async def left_loop(
 
 
 async def threads_of(name: Any, step: Callable[[], Any], calls: int) -> list[bool]:
-    """For each call whether it left the event loop's thread."""
+    """For each call whether it left the event loop's thread, where others could run meanwhile."""
     times = StepTimes()
-    with a_runner(name) as runner:
-        return [await left_loop(runner, step, times) for _ in range(calls)]
+    async with another_task():
+        with a_runner(name) as runner:
+            return [await left_loop(runner, step, times) for _ in range(calls)]
 
 
 def fast() -> None:
@@ -87,6 +88,58 @@ async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast
     left = await threads_of("auto", lambda: next(steps)(), 60)
     assert left[2:10] == [True] * 8
     assert left[-1] is False
+
+
+BACKENDS = pytest.mark.parametrize(
+    "backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
+)
+
+
+@BACKENDS
+def test_a_slow_step_stays_on_the_loop_while_its_task_is_the_only_one(backend: Any) -> None:
+    left: list[bool] = []
+
+    async def main() -> None:
+        times = StepTimes()
+        with a_runner() as runner:
+
+            async def run(num: int, kind: str = "step", step: Callable[[], Any] = slow) -> None:
+                left[:] = [await left_loop(runner, step, times, kind) for _ in range(num)]
+
+            await run(12)
+            assert left == [True] + [False] * 11
+            async with another_task():
+                await run(8)
+            assert left == [True] * 8, "another task could run meanwhile"
+            await run(40)
+            assert not any(left[16:]), "after 16 calls it looks again"
+            await run(4, "very slow", lambda: time.sleep(0.11))
+            assert left == [True, False, True, True], "timers would wait too long"
+
+    anyio.run(main, backend=backend[0], backend_options=backend[1])
+
+
+@BACKENDS
+def test_timers_and_cancellations_come_between_slow_steps_on_the_loop(backend: Any) -> None:
+    async def main() -> None:
+        times = StepTimes()
+        with a_runner() as runner, anyio.move_on_after(0.05) as scope:
+            for _ in range(200):
+                await left_loop(runner, slow, times)
+        assert scope.cancelled_caught
+
+    anyio.run(main, backend=backend[0], backend_options=backend[1])
+
+
+@BACKENDS
+def test_what_was_slow_once_and_is_not_forgiven_leaves_the_loop_also_alone(backend: Any) -> None:
+    async def main() -> None:
+        times = StepTimes(forgives=False)
+        with a_runner() as runner:
+            left = [await left_loop(runner, slow, times) for _ in range(6)]
+        assert left == [True, False] + [True] * 4
+
+    anyio.run(main, backend=backend[0], backend_options=backend[1])
 
 
 async def test_kinds_of_steps_are_measured_separately() -> None:

@@ -32,6 +32,15 @@ async def settle() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
+@asynccontextmanager
+async def another_task() -> AsyncIterator[None]:
+    """Within it, the running task is not the only one of its event loop."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep_forever)
+        yield
+        group.cancel_scope.cancel()
+
+
 async def cancelled_when_settled(fn: Callable[..., Awaitable[object]], *args: object) -> bool:
     """Cancel a call as soon as it waits; returns whether its cancellation left it."""
     with anyio.CancelScope() as scope:
