@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,25 @@ async def test_a_loss_with_its_gradient_needs_no_detaching(
     assert evaluation.latest is not None
     assert evaluation.latest["loss"] == pytest.approx(2 * 0.8**4)
     assert [str(each.message) for each in recwarn if "requires_grad" in str(each.message)] == []
+
+
+async def test_a_compiled_step_compiles_once_wherever_it_runs_next() -> None:
+    counters = pytest.importorskip("torch._dynamo.utils").counters
+    training, places = Training(), []
+    compiled = training.model
+    training.model = torch.compile(compiled, backend="eager")  # by inductor it would take 17 s
+    torch._dynamo.reset()
+    counters.clear()
+
+    def step() -> dict[str, float]:
+        places.append(threading.get_ident())
+        return training.step()
+
+    for runner in ("auto", "thread", "inline"):
+        async with MonitoredSession(
+            [], FunctionSessionCreator(step), step_runner=runner
+        ) as session:
+            for _ in range(4):
+                await session.run("loss")
+    assert len(set(places)) > 1
+    assert counters["stats"]["unique_graphs"] == 1
