@@ -36,6 +36,7 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
 
     Raises:
         BaseException: out of `train`: what a hook raised, with a note of which it was.
+        ValueError: out of `train`: the Trainer has another of these callbacks.
 
     Example:
         callback = TrainerHooks([NanTensorHook("loss"), StopAtStepHook(last_step=1000)])
@@ -50,8 +51,12 @@ class TrainerHooks(TrainingBlock, TrainerCallback, ExportableState):  # type: ig
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._logs, self._control = {}, control
         saved = (state.stateful_callbacks or {}).get(_STATE)
-        if isinstance(saved, list):
-            saved = saved[0]
+        num_callbacks = len(saved) if isinstance(saved, list) else 1  # a list of those of one type
+        if num_callbacks > 1:
+            raise ValueError(
+                f"the Trainer has {num_callbacks} TrainerHooks, whose states it cannot tell apart; "
+                "give all hooks to one"
+            )
         if state.global_step > 0 and saved is not None:
             self._driver.resume_from(saved["attributes"]["hooks"])
         self._driver.begin(

@@ -181,3 +181,13 @@ def test_what_is_no_engine_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"ignite\.engine\.Engine"):
         IgniteHooks([]).attach(3)
+
+
+def test_a_second_callback_in_one_trainer_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from asynchooks.adapters import TrainerHooks
+
+    training = LIBRARIES["transformers"](tmp_path)
+    training.more_callbacks = [TrainerHooks([])]
+    with pytest.raises(ValueError, match="2 TrainerHooks.*give all hooks to one"):
+        training.fit([Notes("loss")])

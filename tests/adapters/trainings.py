@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,7 @@ class InLightning:
 
 class InTransformers:
     fetch = "loss"
+    more_callbacks: Sequence[Any] = ()
 
     def __init__(self, path: Path, *, accumulate: int = 1, portal: Any = None) -> None:
         self._path, self._accumulate, self._portal = path, accumulate, portal
@@ -150,8 +151,9 @@ class InTransformers:
         rows = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
         with TrainerHooks(hooks, portal=self._portal) as callback:
             trainer = transformers.Trainer(
-                Module(), arguments, train_dataset=rows, callbacks=[callback]
-            )
+                Module(), arguments, train_dataset=rows,
+                callbacks=[callback, *self.more_callbacks],
+            )  # fmt: skip
             trainer.train(resume_from_checkpoint=resume)
         self.steps = trainer.state.global_step
 
