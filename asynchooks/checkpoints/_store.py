@@ -229,11 +229,8 @@ def object_store_of(value: object) -> ObjectStore | None:
 
 
 def is_address(value: object) -> bool:
-    """Whether it is the address of an object store, rather than a path."""
-    if not isinstance(value, str):
-        return False
-    scheme, found, _ = value.partition("://")
-    return bool(found) and scheme.lower() in _SCHEMES
+    """Whether it is an address, of whatever scheme, rather than a path."""
+    return isinstance(value, str) and re.match(r"[a-z][a-z0-9+.-]*://", value, re.I) is not None
 
 
 def is_obstore(value: object) -> bool:
@@ -262,10 +259,10 @@ def _checked_address(address: str) -> str:
             "credentials belong into the environment, or into an object of obstore: "
             "ObjectStore(obstore.store.S3Store('bucket', prefix='run', ...))"
         )
-    if not is_address(address):
+    if parts.scheme not in _SCHEMES:
         raise ValueError(
             f"{address!r} is no address of an object store; give one such as 's3://bucket/run', "
-            "with s3, gs, az or https"
+            "with s3, gs, az or https, or a local directory as a plain path"
         )
     return address.rstrip("/")
 
