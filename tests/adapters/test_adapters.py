@@ -116,6 +116,22 @@ def test_an_error_of_a_hook_leaves_as_itself_and_reaches_the_others(training: An
     assert notes.log[-1] == "end"
 
 
+def test_an_error_of_the_training_reaches_the_hooks(training: Any) -> None:
+    notes, num_calls = Notes(training.fetch), 0
+
+    def break_third(*_: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise BrokenError
+
+    training.module.register_forward_hook(break_third)
+    with pytest.raises(BrokenError) as caught:
+        training.fit([notes])
+    assert notes.errors == [caught.value]
+    assert notes.steps == [1, 2]
+
+
 def test_a_hook_that_feeds_is_refused(training: Any) -> None:
     with pytest.raises(ValueError, match="feeds its batches itself"):
         training.fit([FeedFnHook(lambda: {"x": 1})])
