@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 
+from asynchooks._engine.base import Slot
 from asynchooks._errors import ForeignAwaitError
 from asynchooks.simulation import Simulation
 
@@ -195,6 +196,46 @@ def test_a_value_that_may_equal_the_common_one_is_a_tasks_own_all_the_same(
         assert all(each is common for each in seen)
 
     copy_context().run(run)
+
+
+@pytest.mark.parametrize("keep_trace", [False, True])
+def test_what_a_task_sets_as_its_wait_is_cancelled_is_its_own_also_with_shuffled_ties(
+    backend: Any, keep_trace: bool
+) -> None:
+    seen: list[Any] = []
+
+    def run(seed: int) -> None:
+        simulation = Simulation(seed, backend, shuffle_ties=True, keep_trace=keep_trace)
+        slots: list[Slot] = []
+
+        async def look() -> None:
+            await simulation.sleep(0.5)
+            slots.append(Slot(simulation.kernel, "the end"))
+            await simulation.kernel.park(slots[0])
+            seen.append(variable.get())
+
+        async def end() -> None:
+            try:
+                with simulation.kernel.shielded(100.0):
+                    for _ in range(4):
+                        await simulation.sleep(0.25)  # cancelled meanwhile
+                await simulation.sleep(1.0)
+            finally:
+                variable.set("end")
+                slots[0].wake()
+
+        async def main() -> None:
+            task = simulation.start(end)
+            simulation.start(look)
+            await simulation.sleep(0.75)
+            task.cancel()
+            await simulation.sleep(5.0)
+
+        simulation.run(main)
+
+    for seed in range(20):
+        run(seed)
+    assert seen == [None] * 20
 
 
 def test_a_variable_is_reset_by_its_token_over_waits(simulation: Simulation) -> None:

@@ -268,6 +268,8 @@ class TurboKernel(Kernel):
                     self.forget(task)
                     if task.__class__ is TurboTask:
                         self._park(task, until)
+                        if self._owner is not None:  # cancelled there, it has set a variable
+                            return
             if self._is_released or self._owner is not None:
                 break
             target = self.next_target()
