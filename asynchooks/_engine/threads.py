@@ -429,7 +429,7 @@ class StepRunner:
     def _may_hold_loop(self, probe: Probe) -> bool:
         """Whether a slow step may run on the event loop: no other task could run meanwhile.
 
-        A step is slower in a thread, which the allocator gives memory of its own.
+        Then a thread would only cost: the hand-over, and caches that hold other things.
         """
         if not probe.forgives or probe.last_secs > ALONE_SECS:
             return False

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import anyio
+import anyio.lowlevel
 
 from asynchooks import (
     FeedHook,
@@ -32,6 +35,7 @@ BATCH_SIZE, NUM_FEATURES, NUM_WORKERS = 64, 256, 2
 
 AUTO = "4 hooks on a 5 ms torch step, auto / bare loop"
 INLINE = "4 hooks on a 5 ms torch step, inline / bare loop"
+SLEPT = "5 ms torch step after anyio.sleep(0) / bare loop"
 THREAD = "4 hooks on a 5 ms torch step, thread / bare loop"
 LOADED = "DataLoader under FeedHook, 5 ms step / torch's loop over it"
 BY_WORKERS = f"DataLoader with {NUM_WORKERS} workers under FeedHook / torch's loop over it"
@@ -39,6 +43,7 @@ MEASURES = [
     Measure(AUTO, "<= 1.02", peer="torch"),
     Measure(INLINE, peer="torch"),
     Measure(THREAD, peer="torch"),
+    Measure(SLEPT, peer="torch"),
     Measure(LOADED, "<= 1.1", peer="torch"),
     Measure(BY_WORKERS, "<= 1.1", peer="torch"),
 ]
@@ -91,15 +96,26 @@ def four_hooks() -> list[Any]:
     return [stop, nan, logging, StepCounterHook(every_n_steps=10**6)]
 
 
+def slept(step: Callable[[], Any]) -> Block:
+    """The bare loop, where the event loop gets its turn before each step: what is paid for that."""
+
+    async def block(num_steps: int) -> None:
+        for _ in range(num_steps):
+            await anyio.lowlevel.checkpoint()
+            step()
+
+    return block
+
+
 async def beside_bare_loop(training: Training) -> dict[str, str]:
     creator = FunctionSessionCreator(training.step)
-    names: dict[Any, str] = {"auto": AUTO, "inline": INLINE, "thread": THREAD}
+    names: dict[Any, str] = {"auto": AUTO, "inline": INLINE, "thread": THREAD, "slept": SLEPT}
     async with (
         MonitoredSession(four_hooks(), creator, step_runner="auto") as auto,
         MonitoredSession(four_hooks(), creator, step_runner="inline") as inline,
         MonitoredSession(four_hooks(), creator, step_runner="thread") as thread,
     ):
-        blocks: dict[str, Block] = {"bare": called(training.step)}
+        blocks: dict[str, Block] = {"bare": called(training.step), "slept": slept(training.step)}
         for name, session in (("auto", auto), ("inline", inline), ("thread", thread)):
             blocks[name] = run_by(session, "loss")
         secs = await secs_per_step(blocks, BLOCK_STEPS, NUM_ROUNDS)

@@ -90,6 +90,29 @@ async def test_auto_returns_to_the_loop_by_a_probe_when_the_step_has_become_fast
     assert left[-1] is False
 
 
+class Clock:
+    """In place of the engine's, so that steps take as long as the test says."""
+
+    def __init__(self) -> None:
+        self.secs = 0.0
+
+    def __enter__(self) -> Clock:
+        self._engine = current_engine()
+        self._now, self._engine.now = self._engine.now, lambda: self.secs
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.now = self._now
+
+    def pass_by(self, secs: float) -> Callable[[], None]:
+        """A step that takes so long."""
+
+        def step() -> None:
+            self.secs += secs
+
+        return step
+
+
 BACKENDS = pytest.mark.parametrize(
     "backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})]
 )
@@ -101,19 +124,20 @@ def test_a_slow_step_stays_on_the_loop_while_its_task_is_the_only_one(backend: A
 
     async def main() -> None:
         times = StepTimes()
-        with a_runner() as runner:
+        with a_runner() as runner, Clock() as clock:
 
-            async def run(num: int, kind: str = "step", step: Callable[[], Any] = slow) -> None:
-                left[:] = [await left_loop(runner, step, times, kind) for _ in range(num)]
+            async def run(num: int, secs: float) -> None:
+                step = clock.pass_by(secs)
+                left[:] = [await left_loop(runner, step, times, f"{secs} s") for _ in range(num)]
 
-            await run(12)
+            await run(12, 0.09)
             assert left == [True] + [False] * 11
             async with another_task():
-                await run(8)
+                await run(8, 0.09)
             assert left == [True] * 8, "another task could run meanwhile"
-            await run(40)
-            assert not any(left[16:]), "after 16 calls it looks again"
-            await run(4, "very slow", lambda: time.sleep(0.11))
+            await run(40, 0.09)
+            assert left == [True] * 9 + [False] * 31, "after 16 calls it looks again"
+            await run(4, 0.11)
             assert left == [True, False, True, True], "timers would wait too long"
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])
@@ -135,8 +159,8 @@ def test_timers_and_cancellations_come_between_slow_steps_on_the_loop(backend: A
 def test_what_was_slow_once_and_is_not_forgiven_leaves_the_loop_also_alone(backend: Any) -> None:
     async def main() -> None:
         times = StepTimes(forgives=False)
-        with a_runner() as runner:
-            left = [await left_loop(runner, slow, times) for _ in range(6)]
+        with a_runner() as runner, Clock() as clock:
+            left = [await left_loop(runner, clock.pass_by(0.003), times) for _ in range(6)]
         assert left == [True, False] + [True] * 4
 
     anyio.run(main, backend=backend[0], backend_options=backend[1])
