@@ -248,7 +248,7 @@ class SessionRunContext:
         await run_context.finish()
     """
 
-    __slots__ = ("_original_args", "_pending", "_session", "_step", "called_by")
+    __slots__ = ("_made", "_original_args", "_pending", "_session", "_step", "called_by")
 
     overlaps: ClassVar[bool] = False
     """Whether later runs may call `before_run` before this one calls `after_run`: see `in_flight`
@@ -262,6 +262,7 @@ class SessionRunContext:
         self._step: GlobalStep = session.global_step if global_step is None else global_step
         self.called_by: CalledBy | None = None  # the session's list of hooks; None by hand
         self._pending: Pending | None = None
+        self._made: int | None = None
 
     @property
     def original_args(self) -> SessionRunArgs:
@@ -278,6 +279,15 @@ class SessionRunContext:
     def global_step(self) -> GlobalStep:
         """The session's global step. Waiting for it here counts as the worker's own waiting."""
         return self._step
+
+    @property
+    def step(self) -> int:
+        """The global step that this run made, to which its values belong.
+
+        Other workers may have moved `global_step.value` since. Before the step is made, and where
+        the run cannot know (a graph's variable is read after the run), it is that value.
+        """
+        return self._step.value if self._made is None else self._made
 
     @property
     def step_is_made(self) -> bool:

@@ -205,6 +205,7 @@ class MonitoredSession(AsyncOnly):
                     context = _new_object(SessionRunContext)  # as calling it, in half the time
                     context._original_args, context._session = args, hooks.session
                     context._step, context.called_by, context._pending = self._run_step, hooks, None
+                    context._made = None
                     for call, method, group in hooks.before_runs:
                         hooks.current = call
                         if group:
@@ -229,6 +230,7 @@ class MonitoredSession(AsyncOnly):
                     outputs, results = merged.split(outputs)
                     values = merged.unasked()
                 if context is not None:
+                    context._made = self._raw_runs.made
                     for call, method, group in hooks.after_runs:
                         hooks.current = call
                         if group:

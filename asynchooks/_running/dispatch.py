@@ -117,6 +117,8 @@ class StepInThread:
     """A step that a thread makes."""
 
     is_made: bool = False
+    step: int | None = None
+    """The global step that it made, as of `Admission.settle`."""
 
 
 class _Blaming:

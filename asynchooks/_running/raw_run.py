@@ -44,6 +44,7 @@ class RawRuns:
     __slots__ = (
         "_call_lock", "_engine", "_fetches", "_handle", "_is_outdated", "_lifecycle",
         "_plain_times", "_probe", "_raw", "_runner", "_step", "_thread", "_tick", "_ticket",
+        "made",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,8 @@ class RawRuns:
         # the hooks of the run under way were called before a checkpoint was restored
         self._is_outdated = False
         self._ticket: Ticket | None = None  # the last one, to be used again
+        self.made: int | None = None
+        """The global step that the last run made, as of `Admission.settle`."""
         self._probe: Probe  # of the kind of step that ran last: these fetches of this raw session
 
     def forget(self) -> None:
@@ -110,8 +113,8 @@ class RawRuns:
         if type(result) is not tuple:
             raw.enter_run()
             self._ticket = admission.suspend_here(epoch, self._ticket)
-            return Unfinished(raw, self._step, self._ticket, result)
-        admission.end_here(epoch, result[1])
+            return Unfinished(raw, self._step, self._ticket, result, self)
+        self.made = admission.end_here(epoch, result[1])
         if probe.is_timed:
             elapsed = self._tick() - begun
             if elapsed > INLINE_SECS or probe.num_slow or self._runner.last_in_thread is probe:
@@ -152,7 +155,7 @@ class RawRuns:
                 raise
         made = self._lifecycle.hooks.step_in_thread = StepInThread()
         try:
-            call = hold.around(lambda: _run(raw, args, step, ticket, made))
+            call = hold.around(lambda: self._run(raw, args, ticket, made))
             outputs = await self._runner.run_probed(call, probe, lost_step, Unfinished.give_up)
         except BaseException:
             if hold.abandon():
@@ -160,11 +163,35 @@ class RawRuns:
             else:
                 admission.give_back(ticket)
             raise
-        self._lifecycle.hooks.step_in_thread, self._is_outdated = (
-            None,
-            False,
-        )  # since the step was made
+        self._lifecycle.hooks.step_in_thread = None
+        self._is_outdated = False  # since the step was made
+        self.made = made.step
         return outputs
+
+    def _run(self, raw: RawSession, args: RunArguments, ticket: Ticket, made: StepInThread) -> Any:
+        """Run the step in this thread; an `Unfinished` if it is a coroutine."""
+        settle = self._step.admission.settle
+        try:
+            raw.enter_run()
+        except BaseException:
+            settle(ticket)
+            raise
+        try:
+            result = raw.run_and_read_step(args)
+        except BaseException as error:
+            after = None
+            try:
+                after = raw.read_step_after(error)
+            finally:
+                settle(ticket, after)
+                raw.leave_run()
+            raise
+        if type(result) is not tuple:
+            return Unfinished(raw, self._step, ticket, result, self)
+        made.is_made = True  # before others may be alone with the model
+        made.step = settle(ticket, result[1])
+        raw.leave_run()
+        return result[0]
 
     def _raise_if_outdated(self) -> None:
         if self._is_outdated:
@@ -235,37 +262,6 @@ class RawRuns:
         return hold.around(fn)()
 
 
-def _run(
-    raw: RawSession,
-    args: RunArguments,
-    step: GlobalStep,
-    ticket: Ticket,
-    made: StepInThread,
-) -> Any:
-    """Run the step in this thread; an `Unfinished` if it is a coroutine."""
-    try:
-        raw.enter_run()
-    except BaseException:
-        step.admission.settle(ticket)
-        raise
-    try:
-        result = raw.run_and_read_step(args)
-    except BaseException as error:
-        after = None
-        try:
-            after = raw.read_step_after(error)
-        finally:
-            step.admission.settle(ticket, after)
-            raw.leave_run()
-        raise
-    if type(result) is not tuple:
-        return Unfinished(raw, step, ticket, result)
-    made.is_made = True  # before others may be alone with the model
-    step.admission.settle(ticket, result[1])
-    raw.leave_run()
-    return result[0]
-
-
 @dataclass(slots=True, eq=False)
 class Unfinished:
     """A step that turned out to be a coroutine, which the event loop goes on with.
@@ -277,6 +273,7 @@ class Unfinished:
     _step: GlobalStep
     _ticket: Ticket
     _result: Awaitable[tuple[Any, Any]]
+    _runs: RawRuns
 
     async def finish(self) -> Any:
         """Go on with it here."""
@@ -289,7 +286,7 @@ class Unfinished:
         finally:
             if worker is not None:
                 worker.step = None
-            self._step.admission.settle(self._ticket, after)
+            self._runs.made = self._step.admission.settle(self._ticket, after)
             self._raw.leave_run()
         return outputs
 

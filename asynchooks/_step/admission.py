@@ -188,8 +188,10 @@ class Admission:
             gate.value_here = gate.value if gate.unread_runs == gate.read_runs else None
         return epoch
 
-    def end_here(self, epoch: int, after: int | Sentinel | None) -> None:
+    def end_here(self, epoch: int, after: int | Sentinel | None) -> int | None:
         """Settle a step that `begin_here` began, with the step after it, None if it failed.
+
+        Returns what `settle` does.
 
         A step that only counts takes no lock: askers and waiters have joined before they look at
         the value, and this looks for them after it has moved it; between the look at the epoch and
@@ -197,17 +199,17 @@ class Admission:
         """
         gate = self.gate
         if after is ADVANCED and gate.stride and epoch == gate.epoch:
-            gate.value += 1  # what `move` would do; first, as until then the run counts
+            gate.value = made = gate.value + 1  # as `move`; first, as until then the run counts
             gate.is_running_here = False
-            if gate.askers or self.waiters.next_step <= gate.value:
+            if gate.askers or self.waiters.next_step <= made:
                 with self.lock:
                     news = self.news()
                 wake_all(news)
-            return
+            return made
         self.acquire()
         try:
             gate.is_running_here = False
-            gate.move(epoch, gate.value_here, after)
+            moved = gate.move(epoch, gate.value_here, after)
             news = self.news() if gate.askers or self.waiters.next_step <= gate.value else []
         finally:
             self.release()
@@ -215,6 +217,7 @@ class Admission:
             wake_all(news)
         if after is UNREAD and self.is_watched:  # since a moment ago
             self.refresh()
+        return moved
 
     def suspend_here(self, epoch: int, spare: Ticket | None = None) -> Ticket:
         """A ticket to settle, for a step that `begin_here` began and that is a coroutine.
@@ -277,15 +280,18 @@ class Admission:
             "credits below the limit. Keep the source open until the sessions have closed."
         )
 
-    def settle(self, ticket: Ticket, value: int | Sentinel | None = None) -> None:
+    def settle(self, ticket: Ticket, value: int | Sentinel | None = None) -> int | None:
         """Give a ticket back with the step read after the run, None if it failed.
 
         The step may also be `ADVANCED`, or `UNREAD` if nothing depends on it now.
+
+        Returns:
+            The step that the run made; None if it made none that counts, or that is known.
         """
         gate = self.gate
         self.acquire()
         try:
-            gate.settle(ticket, value)
+            made = gate.settle(ticket, value)
             news = self.news() if gate.askers or self.waiters.next_step <= gate.value else ()
         finally:
             self.release()
@@ -295,6 +301,7 @@ class Admission:
             self.look_again()
         if value is UNREAD and self.is_watched:  # since a moment ago
             self.refresh()
+        return made
 
     def give_back(self, ticket: Ticket) -> None:
         """Give a ticket back whose run has not begun: others may have it."""

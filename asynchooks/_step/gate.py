@@ -220,37 +220,45 @@ class Gate:
             and self.credits <= self.low_water and self.value < self.limit
         )  # fmt: skip
 
-    def settle(self, ticket: Ticket, value: int | Sentinel | None) -> None:
-        """Take the ticket back, with the step after its run (None: the run failed)."""
+    def settle(self, ticket: Ticket, value: int | Sentinel | None) -> int | None:
+        """Take the ticket back, with the step after its run (None: the run failed).
+
+        Returns what `move` does.
+        """
         if ticket.is_settled:
-            return
+            return None
         ticket.is_settled = True
         if ticket.epoch != self.epoch:  # its step was lost with its epoch, and so was its place
             was_lost = ticket.is_abandoned and ticket.lost_in < self.num_forgets
             if not (was_lost and ticket.epoch < self.kept_from):
                 self.num_void -= 1
                 self.num_lost -= ticket.is_abandoned
-            return
+            return None
         was_alone = ticket.lone_grant + 1 == self.grants
-        self.move(ticket.epoch, ticket.value if was_alone else None, value)
+        made = self.move(ticket.epoch, ticket.value if was_alone else None, value)
         self.tickets -= 1
         self.abandoned -= ticket.is_abandoned
+        return made
 
-    def move(self, epoch: int, before: int | None, after: int | Sentinel | None) -> None:
-        """Take note of the step after a run; `before` it, if that was known and it was alone."""
+    def move(self, epoch: int, before: int | None, after: int | Sentinel | None) -> int | None:
+        """Take note of the step after a run; `before` it, if that was known and it was alone.
+
+        Returns the step that the run made; None if it made none that counts, or that is known.
+        """
         if epoch != self.epoch or after is None:
-            return
+            return None
         if after is UNREAD:
             self.unread_runs += 1
-            return
+            return None
         if after is ADVANCED:
             self.value = after = self.value + 1
         else:
             after = self.learn(after)
-        if before is not None and after - before > (self.stride or 0):
-            if self.published_only or self.source is not None:  # others have moved it, too
-                return
+        # where others move it too, an advance says nothing of the run
+        counts_alone = not self.published_only and self.source is None
+        if counts_alone and before is not None and after - before > (self.stride or 0):
             self.stride = after - before
+        return after
 
     def learn(self, value: int | Sentinel) -> int:
         """Take note of a step that was published, perhaps late; returns it as a number."""
