@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -226,6 +227,21 @@ def test_a_wait_that_virtual_time_cannot_see_is_refused(act: Callable[[], Any]) 
 @pytest.mark.usefixtures("little_patience")
 def test_a_wait_is_refused_on_every_kernel(backend: Any) -> None:
     refused(lambda: threading.Event().wait(), "without an event in virtual time", backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_program_that_takes_turns_is_no_stall(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts its turns, however long they take on a machine that does other work."""
+    monkeypatch.setattr(_outside, "STALL_SECS", 0.05)
+
+    async def main() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    with pytest.raises(PlanError, match="spent no virtual time"):
+        PLAN.run(main, backend=backend)
 
 
 @pytest.mark.usefixtures("little_patience")
