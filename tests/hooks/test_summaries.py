@@ -26,6 +26,7 @@ from asynchooks import (
 )
 from asynchooks.data import prefetch
 
+from ..support.threads import threads_left
 from .event_files import scalars
 from .training import run_session
 
@@ -133,7 +134,7 @@ async def test_the_file_is_closed_after_a_failure_and_after_a_refused_begin(tmp_
             async with MonitoredSession(hooks, FunctionSessionCreator(step)) as session:
                 await session.run("loss")
                 raise ZeroDivisionError
-    assert "asynchooks-events" not in {each.name for each in threading.enumerate()}
+    assert threads_left("asynchooks-events") == []
 
 
 def test_event_loops_in_several_threads_share_the_file(tmp_path: Path, anyio_backend: str) -> None:

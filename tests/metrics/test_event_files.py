@@ -21,6 +21,7 @@ from asynchooks.metrics._event_files import (
     scalar_summary,
 )
 
+from ..support.threads import threads_left
 from .disks import Disk
 from .readers import steps_shown
 
@@ -53,7 +54,7 @@ def test_closing_writes_what_was_added_and_ends_the_thread(tmp_path: Path) -> No
     add(writer, 1, 500)
     writer.close()
     assert steps_shown(tmp_path) == list(range(1, 501))
-    assert "asynchooks-events" not in {each.name for each in threading.enumerate()}
+    assert threads_left("asynchooks-events") == []
     with pytest.raises(OSError, match="is closed"):
         add(writer, 501, 501)
 
