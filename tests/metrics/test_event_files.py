@@ -195,15 +195,19 @@ def test_summaries_may_be_given_as_bytes(tmp_path: Path) -> None:
     assert steps_shown(tmp_path) == [7]
 
 
-def test_a_purger_of_a_directory_is_known_by_each_spelling(
+def test_the_events_of_a_directory_begin_once_in_each_spelling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = EventFiles()
     monkeypatch.chdir(tmp_path)
-    files.add_purger("logs")
-    assert files.has_purger(str(tmp_path / "logs"))
-    files.add_purger(f"{tmp_path}/./logs", -1)
-    assert not files.has_purger("logs")
+    hidden: list[str] = []
+    files.begin("logs", lambda: hidden.append("first"))
+    files.begin(str(tmp_path / "logs"), lambda: hidden.append("second"))
+    assert files.has_begun(str(tmp_path / "logs"))
+    files.leave(f"{tmp_path}/./logs")
+    files.leave("logs")
+    assert not files.has_begun("logs")
+    assert hidden == ["first"]
 
 
 @pytest.mark.faults
