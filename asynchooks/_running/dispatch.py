@@ -492,6 +492,8 @@ class HookList:
                 error = None if is_swallowed else error
         self.current = None
         await self._records.aclose(error)
+        while self._shared is not None and self._shared.leave:
+            error = await self._shared.leave.pop()(error)
         return error
 
     def on_drop(self) -> None:

@@ -57,7 +57,7 @@ class PreemptionHook(SessionRunHook):
 
     One hook may be given to several sessions: all stop, and the signal leaves the last one. Put
     it first, so that it sees signals while the other hooks begin. The handlers that it replaces
-    are put back at the end.
+    are put back when `after_close` of every hook has returned.
 
     Where a host handles the signals (a web server, a notebook), give `signals=()` and have the host
     call `preempt`, from any thread or signal handler: the same orderly stop, after which the block
@@ -145,6 +145,7 @@ class PreemptionHook(SessionRunHook):
         watch = self._watch = self._watch or _Watch(engine, self._serve)
         watch.num_sessions += 1
         watch.sessions.append(shared)
+        shared.leave.append(self._leave)
         if not is_first:
             return
         if self._reason is not None:  # before there was a session
@@ -234,20 +235,15 @@ class PreemptionHook(SessionRunHook):
         return self._watch is not None and any(each.is_by_hand for each in self._watch.sessions)
 
     async def end(self, session: Any) -> None:
-        if self._is_by_hand:
-            await self.after_close(None)
+        if self._is_by_hand and (left := await self._leave(None)) is not None:
+            raise left
 
     async def on_error(self, session: Any, exception: BaseException) -> None:
         if self._is_by_hand:
             await self._leave(exception)
 
-    async def after_close(self, exception: BaseException | None) -> bool:
-        left = await self._leave(exception)
-        if left is not None and left is not exception:
-            raise left
-        return left is None
-
     async def _leave(self, error: BaseException | None) -> BaseException | None:
+        """The session's last moment: until then a second signal must find the handlers."""
         watch = self._watch_after_last()
         if watch is None:
             return error
