@@ -19,7 +19,6 @@ from asynchooks import (
     SessionRunContext,
     SessionRunHook,
     SharedSessionCreator,
-    SingularMonitoredSession,
     StepContext,
     StopAtStepHook,
     StopTraining,
@@ -197,6 +196,8 @@ async def test_groups_of_tensorflows_errors_count_as_these() -> None:
 @pytest.mark.tensorflow
 async def test_a_singular_session_recovers_from_no_group() -> None:
     tf = pytest.importorskip("tensorflow")
+    from asynchooks import SingularMonitoredSession  # it needs TensorFlow
+
     hook = FansOut("after_run")
     with tf.Graph().as_default():
         tf.compat.v1.train.get_or_create_global_step()
