@@ -19,6 +19,8 @@ _SAVES = (
     "session.request_stop(): both save the last step"
 )
 
+_DEEPEST = 8
+
 
 class UnsavedModels:
     """The models of this process that were left with steps in no checkpoint, while they live.
@@ -123,11 +125,12 @@ def _objects_of(saver: object) -> list[Any]:
     return found
 
 
-def _gather(values: Iterable[Any], found: list[Any]) -> None:
+def _gather(values: Iterable[Any], found: list[Any], depth: int = 0) -> None:
+    """Add what can be told apart; not from deep within, as a container may hold itself."""
     for each in values:
-        if isinstance(each, Mapping):
-            _gather(each.values(), found)
-        elif isinstance(each, (list, tuple)):
-            _gather(each, found)
+        if isinstance(each, Mapping) and depth < _DEEPEST:
+            _gather(each.values(), found, depth + 1)
+        elif isinstance(each, (list, tuple)) and depth < _DEEPEST:
+            _gather(each, found, depth + 1)
         elif type(each).__weakrefoffset__:
             found.append(each)

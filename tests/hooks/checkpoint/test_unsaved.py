@@ -66,10 +66,20 @@ class OwnSaver:
         self.model.w[:] = float(Path(path).read_text())
 
 
+class TangledSaver(OwnSaver):
+    """What it holds holds itself."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.parts: dict[str, Any] = {"model": model}
+        self.parts["all"] = [self.parts]
+
+
 SAVERS: dict[str, Callable[[Model], Any]] = {
     "an object": lambda model: StateDictSaver(model=model),
     "arrays": lambda model: StateDictSaver(state={"w": model.w, "nested": {"parts": [model.w]}}),
     "a saver of the program": OwnSaver,
+    "one that holds itself": TangledSaver,
 }
 savers = pytest.mark.parametrize("saver_of", SAVERS.values(), ids=SAVERS)
 
