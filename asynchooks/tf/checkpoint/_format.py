@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -315,7 +316,9 @@ def durable_checkpoints(directory: str, newest: str | None) -> CheckpointDirecto
         names = {os.path.basename(newest)}
     else:
         manifests = glob.glob(os.path.join(glob.escape(directory), "*", "manifest.json"))
-        names = {os.path.basename(os.path.dirname(each)) for each in manifests}
+        found = {os.path.basename(os.path.dirname(each)) for each in manifests}
+        # other programs have manifests, too; those that were rejected have a further number
+        names = {each for each in found if re.fullmatch(r"(?!.*\.rejected-\d+$).+-\d+", each)}
     basenames = {name.rpartition("-")[0] for name in names}
     if len(basenames) != 1:
         return None
