@@ -147,7 +147,7 @@ class TimedOutputHook(SessionRunHook):
         self._output.open()
 
     def state_dict(self) -> dict[str, Any]:
-        return TimerState(timer=self._timer.state_dict())
+        return TimerState({"timer": self._timer.state_dict()}, place=repr(self._timer))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
