@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from .._errors import CheckpointError, DamagedCheckpointError
 from ._ranks import Ranks
-from ._savers import StateDict, StateDictSaver, misfit
+from ._savers import SaverOfParts, StateDict, StateDictSaver, misfit
 
 _UNUSED = "unused"
 """The state of an optimizer that has made no step: how its groups are trained."""
 
 
-class DistributedCheckpointSaver:
+class DistributedCheckpointSaver(SaverOfParts):
     """Saves PyTorch modules and optimizers by `torch.distributed.checkpoint`.
 
     It is for modules that are sharded over ranks (FSDP, tensor parallel), which another number of
@@ -66,6 +66,12 @@ class DistributedCheckpointSaver:
         self.ranks = Ranks()
         """Of the process group that there is now; one rank without one."""
         self._stagers: list[Any] = []  # whose memory no snapshot uses now
+
+    @property
+    def parts(self) -> frozenset[Hashable]:
+        optimizers = [each for _, each in self._optimizers.values()]
+        own = frozenset(id(each) for each in [*self._modules.values(), *optimizers])
+        return own if self._others is None else own | self._others.parts
 
     def save(self, path: str) -> None:
         """Write the state as it is now; all ranks call it together.

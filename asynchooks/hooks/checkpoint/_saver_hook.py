@@ -210,6 +210,7 @@ class CheckpointSaverHook(SessionRunHook):
             timer=self._timer, metric=self._metric,
             path=f"{self._directory}/{self._basename}",
             is_background=self._is_background, when_busy=self._when_busy,
+            savers=_savers_of(shared),
         )  # fmt: skip
         self._is_by_hand = shared.is_by_hand
         await self._open.open()
@@ -330,7 +331,8 @@ class CheckpointSaverHook(SessionRunHook):
         if self._open is not None and self._open.due_step is not None:  # it is being saved
             timer = {"last_step": self._open.due_step, "secs_since_last": 0.0}
         metric = None if self._metric is None else self._metric.state_dict()
-        return TimerState(timer=timer, metric=metric)
+        place = f"{self._directory}/{self._basename}"
+        return TimerState({"timer": timer, "metric": metric}, place=place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._timer.load_state_dict(state["timer"])
@@ -378,6 +380,12 @@ class CheckpointSaverHook(SessionRunHook):
                 self._refusals.remove(refusal)
                 return True
         return False
+
+
+def _savers_of(shared: SessionHooks) -> list[Checkpointer]:
+    """The savers of the session's model; by hand there is no other."""
+    handle = None if shared.stops is None else shared.stops.handle
+    return [] if handle is None else handle.savers
 
 
 def _mirror_of(mirror: Any, store: ObjectStore | None) -> ObjectStore:

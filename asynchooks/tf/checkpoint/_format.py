@@ -111,7 +111,7 @@ class _GraphFiles(CheckpointFormat):
         meta_graph = v1.train.export_meta_graph(graph_def=graph_def, saver_def=saver_def)
         self._writer.add_meta_graph(meta_graph)
 
-    def restore(self, raw: RawSession) -> Restored | None:
+    def restored(self, raw: RawSession) -> Restored | None:
         """What was saved, in either format, with the model that the creator has restored."""
         prefix: str | None = getattr(raw.exposed, "asynchooks_restored", None)
         if prefix is None:
@@ -121,13 +121,13 @@ class _GraphFiles(CheckpointFormat):
             directory = CheckpointDirectory(os.path.dirname(place), name.rpartition("-")[0])
             for each in directory.checkpoints():
                 if each.prefix == os.path.abspath(prefix):
-                    return restored_from(directory, each, is_model=False)
+                    return restored_from(directory, each)
             return None
         path = f"{prefix}.{HOOKS}"
         if not tf.io.gfile.exists(path):
             return None
         facts = Facts(raw.read_step() or 0, 0.0, _read_hooks(path), None)
-        return Restored(path, facts, is_model=False)
+        return Restored(path, facts, None)
 
     def load(self, session: Any, checkpoint: Checkpoint) -> None:
         self._find_saver().restore(session, checkpoint.prefix)
@@ -273,10 +273,9 @@ class CopiedGraphFormat(_GraphFiles):
             self._meta = graph.version, meta.SerializeToString()
         return self._meta[1]
 
-    def reject(self, from_step: int, why: str) -> str | None:
-        newest = super().reject(from_step, why)
+    def reject(self, from_step: int, why: str) -> None:
+        super().reject(from_step, why)
         self._name_newest()
-        return newest
 
 
 def _read_hooks(path: str) -> bytes:
