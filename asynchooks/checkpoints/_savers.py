@@ -180,14 +180,15 @@ class StateDictSaver(SaverOfParts):
         """
         from ._state_file import write_state
 
-        write_state(path + _SUFFIX, self._state())
+        write_state(path + _SUFFIX, self._state(), self._kinds())
 
     def restore(self, path: str) -> None:
         """Read the state and put it back; if something does not fit, everything stays as it was.
 
         Names, shapes and types of mappings and PyTorch modules are compared before anything
-        changes. For other objects only their `load_state_dict` can do that; those come first, and
-        if one refuses, it and those before it may have changed.
+        changes, and so are the classes of PyTorch's optimizers, schedulers and gradient scalers.
+        For other objects only their `load_state_dict` can do that; those come first, and if one
+        refuses, it and those before it may have changed.
 
         Args:
             path: as it was given to `save`.
@@ -197,10 +198,11 @@ class StateDictSaver(SaverOfParts):
             DamagedCheckpointError: it is no file of a state, or a part of it is missing.
             OSError: the disk's; FileNotFoundError, too.
         """
-        from ._state_file import read_state
+        from ._state_file import read_state_and_kinds
+        from ._state_kinds import compare_kind
         from ._state_places import Put, compare, compare_arrays, compare_names, put_back
 
-        saved = read_state(path + _SUFFIX)
+        saved, kinds = read_state_and_kinds(path + _SUFFIX)
         puts: list[Put] = []
         faults: list[str] = []
         if not isinstance(saved, dict):
@@ -218,6 +220,7 @@ class StateDictSaver(SaverOfParts):
                 compare_arrays(name, each.state_dict(), saved[name], faults)
                 modules.append(name)
             else:
+                compare_kind(name, each, saved[name], kinds.get(name, ""), faults)
                 others.append(name)
         if faults:
             raise misfit(path + _SUFFIX, faults)
@@ -238,7 +241,7 @@ class StateDictSaver(SaverOfParts):
 
         spare, self._spare = self._spare, {}
         arrays: dict[str, Any] = {}
-        state = copied_state(self._state(), spare, arrays)
+        state, kinds = copied_state(self._state(), spare, arrays), self._kinds()
 
         def write(path: str) -> None:
             nonlocal state, arrays
@@ -246,7 +249,7 @@ class StateDictSaver(SaverOfParts):
                 raise RuntimeError(
                     "this snapshot is written already; take another: saver.snapshot()"
                 )
-            write_state(path + _SUFFIX, state)
+            write_state(path + _SUFFIX, state, kinds)
             self._spare, state, arrays = arrays, None, {}
 
         return write
@@ -267,6 +270,11 @@ class StateDictSaver(SaverOfParts):
                 "the state could not be put back after it was saved:\n  " + "\n  ".join(faults)
             )
         return state
+
+    def _kinds(self) -> dict[str, str]:
+        from ._state_kinds import kind_of
+
+        return {name: kind for name, each in self._objects.items() if (kind := kind_of(each))}
 
     def _load(self, name: str, state: Any, path: str) -> None:
         each = self._objects[name]
