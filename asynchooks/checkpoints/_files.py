@@ -171,6 +171,7 @@ _ADVICE = {
     errno.EPERM: f"give this process's user the right to write there, {_ELSEWHERE}",
     errno.ENOTDIR: f"move away the file that stands where a directory should, {_ELSEWHERE}",
     errno.EEXIST: f"move away the file that stands where a directory should, {_ELSEWHERE}",
+    errno.ENAMETOOLONG: f"give a shorter basename, {_ELSEWHERE}",
     errno.EMFILE: "close files, or raise the limit on open ones (ulimit -n)",
 }
 

@@ -15,6 +15,7 @@ from typing import SupportsFloat, SupportsIndex
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_note
 from ._files import digest, kind_of, sync_tree, walk
+from ._layout import ADDED_BYTES
 from ._manifest import MANIFEST, Checkpoint, Manifest
 from ._retention import Mode, Retention, best_first
 
@@ -358,6 +359,7 @@ def _checked_basename(basename: str) -> str:
             f"basename is {basename!r}; give a name without separators and without a leading dot, "
             "and the directory as the directory"
         )
+    _check.name_of_file("basename", basename, suffix=ADDED_BYTES)
     return basename
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from .. import _check
 from .._engine.current import current_engine
 from .._engine.recording import current_stand_in
 from .._engine.threads import run_blocking
@@ -74,7 +75,8 @@ class Output:
     """The output of one hook: a given writer, which stays open, or one in a directory, or none."""
 
     def __init__(self, directory: str | None, writer: Any) -> None:
-        self._directory = directory
+        self._given = directory
+        self._directory = _check.place("output_dir", directory) if directory else None
         self.writer: Any = writer
         self._own: EventFileWriter | None = None
         self._is_muted = False
@@ -92,7 +94,9 @@ class Output:
         if self.writer is not None or not self._directory or self._is_muted:
             return
         if begin_graph.get() is not None:
-            self.writer = tensorflows_writer(self._directory)
+            # which knows it by the name that it was given
+            given = _check.same_place(str(self._given), self._directory)
+            self.writer = tensorflows_writer(given)
         else:
             # relative names in the cache may belong to another working directory
             self.writer = cached_by_tensorflow(self._directory, only_absolute=True)

@@ -26,6 +26,7 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import timer_of
 from ...backends._raw_session import raw_session_of
 from ...checkpoints import CheckpointDirectory, CheckpointStore, Mode, Retention, check_saver
+from ...checkpoints._layout import ADDED_BYTES
 from ...checkpoints._mirror import MirroredDirectory
 from ...checkpoints._place import CheckpointPlace
 from ...checkpoints._ranks import RankedPlace
@@ -64,18 +65,20 @@ class CheckpointSaverHook(SessionRunHook):
 
     Except for TensorFlow's own files (on a graph, without `background`), each checkpoint is a
     separate directory that is either complete or absent, with sizes and hashes of all its files.
-    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it.
+    Only one run at a time may use `checkpoint_dir`, and two hooks must not share it. Of several
+    hooks of one model the newest checkpoint is restored; what its saver does not save comes from
+    the others' checkpoints of the same step.
 
     Args:
-        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file). On a step
-            function also an object store: an address such as "s3://bucket/run", an object of
+        checkpoint_dir: directory for the checkpoints (and, on a graph, an event file); a relative
+            one belongs to the working directory of now. On a step function also an object store: an address such as "s3://bucket/run", an object of
             obstore, or an `ObjectStore`, with the same guarantees.
         save_secs: seconds between two saves, >= 0.
         save_steps: steps between two saves, >= 0; exactly one of the two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
             `save(path)` and `restore(path)`, such as `StateDictSaver(model=model)`. One that has
             no `snapshot()` pauses training while it writes, even with `background`.
-        checkpoint_basename: checkpoints are named `<basename>-<global step>`.
+        checkpoint_basename: checkpoints are named `<basename>-<global step>`; at most 175 bytes.
         scaffold: on a graph, a Scaffold, whose saver is used. With neither, the saver is the one
             in the graph's collection SAVERS.
         listeners: `CheckpointSaverListener`s, ours or TensorFlow's, called in this order. They must
@@ -98,14 +101,15 @@ class CheckpointSaverHook(SessionRunHook):
             that is brought back. On a graph only with `background=True`.
 
     Raises:
-        ValueError: both saver and scaffold are given, or both or neither of the intervals.
+        ValueError: both saver and scaffold are given, or both or neither of the intervals; a name
+            in the directory, or the basename, is too long.
         TypeError: `checkpoint_dir` is not a path; `saver` is not a saver; `metric` is missing;
             `retention` is not a Retention.
         RuntimeError: when opening: no saver, or several in the collection; the EvaluationHook of
             `metric` is not in the session; another session has this hook now.
         CheckpointInUseError: when opening: another run uses the directory.
-        CheckpointError: the directory cannot be used, a checkpoint cannot be written, or none
-            there is intact.
+        CheckpointError: the directory cannot be used, a checkpoint cannot be written, none there is
+            intact, or which of several hooks' is the newest is not known.
         MetricError: from `run`: the metric is not a number.
         tf.errors.OpError: TensorFlow's own files cannot be read or written.
 
@@ -122,7 +126,7 @@ class CheckpointSaverHook(SessionRunHook):
     may_overlap = True
     _fetches_are = "the metric"
     _shown = (
-        ("checkpoint_dir", "_directory"),
+        ("checkpoint_dir", "_given"),
         ("save_secs", "_timer._every_secs"),
         ("save_steps", "_timer._every_steps"),
         ("saver", "_saver"),
@@ -158,9 +162,12 @@ class CheckpointSaverHook(SessionRunHook):
         self._store = object_store_of(checkpoint_dir)
         self._mirror = None if mirror is None else _mirror_of(mirror, self._store)
         if self._store is None:
-            self._directory = _check.path("checkpoint_dir", checkpoint_dir)
+            self._given = _check.path("checkpoint_dir", checkpoint_dir)
+            self._directory = _check.place("checkpoint_dir", checkpoint_dir)
         else:
-            self._directory = self._store.name
+            self._given = self._directory = self._store.name
+        if isinstance(checkpoint_basename, str):  # else its place says so
+            _check.name_of_file("checkpoint_basename", checkpoint_basename, suffix=ADDED_BYTES)
         self._basename = checkpoint_basename
         self._saver = saver
         self._scaffold = scaffold
@@ -243,7 +250,9 @@ class CheckpointSaverHook(SessionRunHook):
                     "mirror= the store, with background=True"
                 )
             return _format.make_graph_format(
-                self._directory, self._basename, self._saver, self._scaffold, self._save_graph_def,
+                # TensorFlow knows files and writers by the name that it was given
+                _check.same_place(self._given, self._directory),
+                self._basename, self._saver, self._scaffold, self._save_graph_def,
                 self._retention, background=self._is_background, mirror=self._mirror,
             )  # fmt: skip
         if self._saver is None:
