@@ -25,7 +25,7 @@ from asynchooks import (
     TraceHook,
 )
 from asynchooks.checkpoints import CheckpointDirectory
-from asynchooks.metrics import CsvSink, JsonLinesSink, TensorBoardSink
+from asynchooks.metrics import CsvSink, JsonLinesSink, MlflowSink, TensorBoardSink
 from asynchooks.planning import record
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +78,23 @@ async def test_a_relative_path_is_that_of_where_it_was_given(
         newest = CheckpointDirectory(places[0] / "out").newest_intact()
         assert newest is not None
         assert newest.step == 4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+async def test_a_relative_store_of_mlflow_is_that_of_where_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("alembic")  # for a database of MLflow's own
+    (tmp_path / "made").mkdir()
+    (tmp_path / "opened").mkdir()
+    monkeypatch.chdir(tmp_path / "made")
+    hook = MetricsHook(MlflowSink("e", tracking_uri="sqlite:///m.db"), "loss", every_n_steps=1)
+    assert "tracking_uri='sqlite:///m.db'" in repr(hook)
+    monkeypatch.chdir(tmp_path / "opened")
+    await train(hook, 1, lambda: None)
+    assert os.listdir(tmp_path / "made") == ["m.db"]
+    assert os.listdir(tmp_path / "opened") == []
 
 
 def test_a_recording_is_written_where_its_path_was_given(

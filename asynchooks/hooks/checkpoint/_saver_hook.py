@@ -71,8 +71,9 @@ class CheckpointSaverHook(SessionRunHook):
 
     Args:
         checkpoint_dir: directory for the checkpoints (and, on a graph, an event file); a relative
-            one belongs to the working directory of now. On a step function also an object store: an address such as "s3://bucket/run", an object of
-            obstore, or an `ObjectStore`, with the same guarantees.
+            one belongs to the working directory of now. On a step function also an object store:
+            an address such as "s3://bucket/run", an object of obstore, or an `ObjectStore`, with
+            the same guarantees.
         save_secs: seconds between two saves, >= 0.
         save_steps: steps between two saves, >= 0; exactly one of the two is given.
         saver: on a graph a `tf.compat.v1.train.Saver`; on a step function any object with
