@@ -31,7 +31,8 @@ from asynchooks import (
     StopAtStepHook,
 )
 from asynchooks.checkpoints import CheckpointDirectory
-from asynchooks.metrics import CsvSink, JsonLinesSink
+from asynchooks.metrics import CsvSink, JsonLinesSink, Point, Resume, Sink
+from asynchooks.simulation import Simulation
 
 from ..hooks.forwarding import Forwards, ForwardsAll, Wrap, bare, twice
 
@@ -338,6 +339,41 @@ async def test_sinks_of_one_class_go_on_in_their_own_files(
     assert rows_of(tmp_path / "b.csv") == [4, 5, 6, 7]
     assert rows_of(tmp_path / "c.csv") == [6, 7]
     assert "points are missing" not in caplog.text  # which the wrong position would mean
+
+
+class Kept(Sink):
+    """Has its own name as its position."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.resumed: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"Kept({self.name!r})"
+
+    def open(self, resume: Resume) -> None:
+        self.resumed.append(resume.position)
+
+    def write(self, point: Point) -> None:
+        pass
+
+    def flush(self) -> Any:
+        return self.name
+
+
+@pytest.mark.parametrize("is_one_hook", [True, False], ids=["one hook", "two hooks"])
+@pytest.mark.parametrize("names", ["ab", "ba", "cab", "b", "ac"])
+def test_each_sink_is_given_its_own_position(tmp_path: Path, is_one_hook: bool, names: str) -> None:
+    def hooks(sinks: list[Kept]) -> list[SessionRunHook]:
+        if is_one_hook:
+            return [MetricsHook(sinks, "loss", every_n_steps=1)]
+        return [MetricsHook(sink, "loss", every_n_steps=1) for sink in sinks]
+
+    # in virtual time, a checkpoint holds what is flushed by then
+    Simulation(seed=0).run(train, tmp_path, hooks([Kept("a"), Kept("b")]), 3)
+    sinks = [Kept(name) for name in names]
+    Simulation(seed=0).run(train, tmp_path, hooks(sinks), 4)
+    assert [each.resumed for each in sinks] == [[None if n == "c" else n] for n in names]
 
 
 async def test_a_sink_whose_file_was_moved_goes_on_in_it(
