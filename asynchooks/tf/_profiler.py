@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import timeline
 
+from .. import _check
 from .._engine.current import current_engine
 from .._engine.threads import run_blocking
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues, begin_graph
@@ -68,7 +69,9 @@ class ProfilerHook(SessionRunHook):
         show_memory: bool = False,
     ) -> None:
         self._timer = timer_of(save_secs=save_secs, save_steps=save_steps)
-        self._directory = os.fspath(output_dir)
+        self._given = os.fspath(output_dir)
+        self._place = _check.place("output_dir", output_dir)
+        self._directory = self._given
         self._show_dataflow = show_dataflow
         self._show_memory = show_memory
         self._writer: Any = None
@@ -79,6 +82,8 @@ class ProfilerHook(SessionRunHook):
                 f"{type(self).__name__} needs a session on a TensorFlow graph "
                 "(MonitoredSession(hooks, ChiefSessionCreator())); a step function has none"
             )
+        # which TensorFlow's cache knows by the name that it was given
+        self._directory = _check.same_place(self._given, self._place)
         self._writer = tensorflows_writer(self._directory)
         self._has_run = False
 
