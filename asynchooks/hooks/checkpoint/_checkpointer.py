@@ -200,6 +200,7 @@ class Checkpointer(ModelSaver):
             extra = _fields(facts.step)
             logger.info("Resuming from step %d of %s.", facts.step, its.path, extra=extra)
             each.timer.update_last_triggered_step(facts.step)
+            each.written_step = facts.step
             if its.load is not None:
                 each.is_just_restored, each.saved_step = True, facts.step
         for give in give_states:

@@ -292,8 +292,6 @@ class CheckpointSaverHook(SessionRunHook):
 
     async def restore_model(self, session: Any) -> int | None:
         restored = await self.checkpointer.restore(raw_session_of(session))
-        if restored is not None:
-            self.checkpointer.written_step = restored
         warn_of_replaced(self._directory, self._saver, restored)
         return restored
 
