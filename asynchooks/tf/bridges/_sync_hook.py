@@ -90,7 +90,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
             if last is not None:
                 last.restart(value)
         else:
-            _take_up_step(raw)  # an earlier hook may have moved it
+            raw.global_step.admission.reread()  # an earlier hook may have moved it
         self._raw = raw
         self._stop.clear()
         self._step = raw.global_step.bound(self._stop)
@@ -98,7 +98,6 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         self._coord = GraphCoordinator(clean_stop_exception_types=())
         self._coord.attach(self)
         self._call("after_create_session", session, self._coord)
-        _take_up_step(raw)
 
     def before_run(self, run_context: Any) -> Any:
         args = SessionRunArgs(*run_context.original_args)
@@ -113,7 +112,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
         return None if request is None else v1.train.SessionRunArgs(*request)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._read_step()
+        self._reread_step()
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context.has_last_calls:
@@ -156,16 +155,15 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
     def _poll(self) -> None:
         """Update step and stop while the hook waits."""
         if self._raw is not None and self._step.statistics().tasks_waiting_for_step:
-            self._read_step()
+            self._reread_step()
         if self._their_coord is not None and self._their_coord.should_stop():
             self._stop.set()
             if self._coord is not None:
                 self._coord.request_stop()
 
-    def _read_step(self) -> None:
-        step = None if self._raw is None else self._raw.read_step()
-        if step is not None:
-            self._step.publish(step)
+    def _reread_step(self) -> None:
+        if self._raw is not None:  # another process may have moved it
+            self._step.admission.reread()
 
     def _pass_on_stop(self, run_context: Any) -> None:
         # TensorFlow's session has no limit
@@ -193,15 +191,6 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def _name(self) -> str:
         return type(self._hook).__name__
-
-
-def _take_up_step(raw: RawSession) -> None:
-    """Take the step of the model, also where it has gone back."""
-    known, found = raw.global_step.value, raw.read_step()
-    if found is not None and found < known:
-        raw.global_step.restart(found)
-    elif found is not None:
-        raw.global_step.publish(found)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
