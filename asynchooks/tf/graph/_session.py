@@ -239,15 +239,16 @@ class GraphSession(RawSession):
         return getattr(fetches, "graph", self._graph) is not self._graph
 
     def feed_names(self, key: Any) -> tuple[Hashable, ...]:
-        if getattr(key, "graph", self._graph) is not self._graph:
-            raise ValueError(f"{key!r} is fed, but it is no element of the session's graph")
+        if isinstance(key, tf.Tensor) and key.graph is self._graph:
+            return (key.name,)
         if isinstance(key, tf.SparseTensor):
-            return (key.indices.name, key.values.name, key.dense_shape.name)
+            key = (key.indices, key.values, key.dense_shape)
         if isinstance(key, tuple):  # feeds of a tuple of values
             return tuple(name for each in key for name in self.feed_names(each))
-        if isinstance(key, (str, tf.Variable)):  # a variable stands for its value
+        try:  # a variable stands for its value
             return (self._graph.as_graph_element(key, allow_operation=False).name,)
-        return (getattr(key, "name", key),)
+        except (TypeError, ValueError, KeyError):  # as the run will say
+            return (key if isinstance(key, str) else id(key),)
 
     def merge_options(self, requests: list[Any]) -> Any:
         """Source: TensorFlow's `_HookedSession._merge_run_options`."""
