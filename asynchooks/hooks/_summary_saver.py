@@ -74,6 +74,7 @@ class SummarySaverHook(TimedOutputHook):
             self._output.claim(*(each for each in self._fetches() if isinstance(each, str)))
 
     async def after_create_session(self, session: Any, coord: Coordinator) -> None:
+        await super().after_create_session(session, coord)
         self._next_step = 0  # the one after this hook's last run in this session
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
