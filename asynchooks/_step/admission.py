@@ -17,7 +17,7 @@ from .._engine.current import current_engine
 from .._engine.stop import EndsAtStop, Stop
 from .._engine.sync import NO_LOCK, CallLock
 from .._errors import StepUnreachableError, StopTraining
-from .gate import ADVANCED, UNREAD, Answer, Asker, Gate, Ticket
+from .gate import ADVANCED, Answer, Asker, Gate, Ticket
 from .source import Demand, SourceState, StepSource
 from .waiters import Waiters
 

@@ -262,7 +262,7 @@ class Gate:
         if after is UNREAD:
             self.unread_runs += 1
             return None
-        if after is ADVANCED:
+        if isinstance(after, Sentinel):  # ADVANCED
             self.value = after = self.value + 1
         elif not self.take(after, epoch, num_taken):
             self.unread_runs += 1

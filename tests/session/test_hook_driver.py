@@ -54,7 +54,7 @@ async def test_what_a_hook_leaves_for_the_end_of_a_run_is_done() -> None:
 
             run_context.finish_with(note)
 
-    async with HookDriver(Late(), FunctionSessionCreator(lambda: {})) as driver:
+    async with HookDriver(Late(), FunctionSessionCreator(dict)) as driver:
         await driver.make_step()
         assert done == [1]
 
@@ -79,4 +79,4 @@ async def test_errors_and_feeds_are_the_caller_s() -> None:
 
 def test_what_is_no_hook_is_refused() -> None:
     with pytest.raises(TypeError, match="expected"):
-        HookDriver("hook", FunctionSessionCreator(lambda: {}))  # type: ignore[arg-type]
+        HookDriver("hook", FunctionSessionCreator(dict))  # type: ignore[arg-type]

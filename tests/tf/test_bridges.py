@@ -609,7 +609,7 @@ class OurRequest(SessionRunHook):
 
     async def after_run(self, run_context: Any, run_values: Any) -> None:
         self._theirs.after_run(run_context, run_values)
-        assert run_context.stop_requested or "after_run" != self._theirs._moment
+        assert run_context.stop_requested or self._theirs._moment != "after_run"
 
 
 @pytest.mark.parametrize("moment", ["before_run", "after_run"])

@@ -63,6 +63,18 @@ def driver_of(make: Make, train: Any, path: Path) -> tuple[Model, Any, HookDrive
         return model, hook, HookDriver(hook)
 
 
+def left_in(directory: Path) -> tuple[set[str], list[tuple[int, str]]]:
+    """The names of files, and step and tag of each summary."""
+    v1.summary.FileWriterCache.clear()
+    events = [
+        (event.step, value.tag)
+        for path in directory.glob("events*")
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    return {path.name for path in directory.iterdir()}, events
+
+
 @pytest.mark.parametrize("library", [asynchooks, v1.train], ids=["ours", "theirs"])
 @pytest.mark.parametrize("name", HOOKS)
 async def test_each_hook_of_tensorflows_list_is_driven(
@@ -74,14 +86,7 @@ async def test_each_hook_of_tensorflows_list_is_driven(
             run_context = await driver.make_step(model.train_op)
             assert run_context.step == driver.global_step.value == number
             assert run_context.stop_requested == (name == "StopAtStepHook" and number == 3)
-    v1.summary.FileWriterCache.clear()
-    files = {path.name for path in tmp_path.iterdir()}
-    events = [
-        (event.step, value.tag)
-        for path in tmp_path.glob("events*")
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    ]
+    files, events = left_in(tmp_path)
     match name:
         case "CheckpointSaverHook":
             assert {f"model.ckpt-{step}.index" for step in (0, 2, 3)} < files

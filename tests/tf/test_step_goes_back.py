@@ -142,12 +142,12 @@ def hooks_of(library: Any, model: Model, path: Path, saved: list[int], every: in
     ]
 
 
-def steps_in(directory: Path) -> list[int]:
+def values_in(directory: Path) -> list[tuple[int, float]]:
     return [
-        event.step
+        (event.step, value.simple_value)
         for path in sorted(directory.glob("events*"))
         for event in v1.train.summary_iterator(str(path))
-        if event.summary.value
+        for value in event.summary.value
     ]
 
 
@@ -212,7 +212,9 @@ class Script:
 
     def left(self, warnings: Warnings) -> Left:
         v1.summary.FileWriterCache.clear()
-        summaries, rates = (steps_in(self.path / each) for each in ("summaries", "rates"))
+        summaries, rates = (
+            [step for step, _ in values_in(self.path / each)] for each in ("summaries", "rates")
+        )
         return summaries, rates, self.saved, self.runs, warnings.num
 
 
@@ -421,12 +423,7 @@ async def test_the_rate_counts_the_steps_from_where_the_step_went_back(tmp_path:
         for op in (model.up, model.up, model.down, model.up):
             await session.run(op)
     v1.summary.FileWriterCache.clear()
-    rates = [
-        (event.step, np.sign(value.simple_value))
-        for path in tmp_path.glob("events*")
-        for event in v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    ]
+    rates = [(step, np.sign(value)) for step, value in values_in(tmp_path)]
     assert rates == [(2, 1), (-1, -1), (0, 1)]  # as TensorFlow's
 
 
