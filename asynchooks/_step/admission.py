@@ -118,16 +118,6 @@ class Admission:
         gate.find_free()
         return news
 
-    @property
-    def _has_news(self) -> bool:
-        """Whether a run that has ended may concern a task that waits; with the lock held."""
-        gate = self.gate
-        return (
-            bool(gate.askers)
-            or self.waiters.next_step <= gate.value
-            or gate.epoch != self._told_epoch
-        )
-
     @contextmanager
     def change(self) -> Iterator[Gate]:
         """Change the gate under the lock, and wake the tasks that this concerns."""
@@ -225,12 +215,13 @@ class Admission:
         try:
             gate.is_running_here = False
             moved = gate.move(epoch, gate.taken_here, gate.value_here, after)
-            news = self.news() if self._has_news else []
+            is_due = gate.askers or self.waiters.next_step <= gate.value
+            news = self.news() if is_due or gate.epoch != self._told_epoch else ()
         finally:
             self.release()
         if news:
             wake_all(news)
-        if gate.is_unread and self.is_watched:  # since a moment ago
+        if gate.unread_runs != gate.read_runs and self.is_watched:  # since a moment ago
             self.refresh()
         return moved
 
@@ -307,14 +298,15 @@ class Admission:
         self.acquire()
         try:
             made = gate.settle(ticket, value)
-            news = self.news() if self._has_news else ()
+            is_due = gate.askers or self.waiters.next_step <= gate.value
+            news = self.news() if is_due or gate.epoch != self._told_epoch else ()
         finally:
             self.release()
         if news:
             wake_all(news)
         if gate.needs_credits and gate.askers:  # the credit of a failed run is free again
             self.look_again()
-        if gate.is_unread and self.is_watched:  # since a moment ago
+        if gate.unread_runs != gate.read_runs and self.is_watched:  # since a moment ago
             self.refresh()
         return made
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -469,6 +470,18 @@ async def test_many_workers_stop_exactly_though_one_of_them_sets_the_step_back(
         assert (statistics.tickets, statistics.tasks_waiting_for_ticket) == (0, 0)
 
 
+@pytest.fixture
+def threads_take_turns_at_once() -> Iterator[None]:
+    """Other threads come between a read and what is done with it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("threads_take_turns_at_once")
 @pytest.mark.parametrize("limit", [None, 400])
 async def test_reads_of_many_threads_never_set_the_step_back(limit: int | None) -> None:
     model = Model()
