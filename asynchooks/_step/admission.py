@@ -216,7 +216,7 @@ class Admission:
             gate.is_running_here = False
             moved = gate.move(epoch, gate.taken_here, gate.value_here, after)
             is_due = gate.askers or self.waiters.next_step <= gate.value
-            news = self.news() if is_due or gate.epoch != self._told_epoch else ()
+            news = self.news() if is_due or gate.epoch != self._told_epoch else []
         finally:
             self.release()
         if news:
