@@ -49,7 +49,10 @@ class CurrentRun:
         self.begin(None)
 
     def has_ended(self) -> bool:
-        """Whether its step has ended, though not yet for all hooks."""
+        """Whether its step is made: for other hooks it may go on, or it was cancelled, or failed.
+
+        Whatever becomes of it, its items are used.
+        """
         return self._context is not None and self._context.step_is_made
 
 
@@ -386,7 +389,7 @@ class Consumer:
 
     @property
     def place_run(self) -> int:
-        """The place of the item in hand, if its run has ended, though not yet for all hooks; -1."""
+        """The place of the item in hand, if the step is made that used it; else -1."""
         taken = self._taken
         if taken is None or not self.run.has_ended():
             return -1
@@ -425,6 +428,11 @@ class Consumer:
         if taken is not None:
             self._consumers.use(taken)
 
+    def settle(self) -> None:
+        """Look whether the last run has used the item in hand, and may not have said so."""
+        if self.run.has_ended():
+            self.use()
+
     def give_back(self) -> None:
         """The item in hand will not be used."""
         taken, self._taken = self._taken, None
@@ -432,6 +440,7 @@ class Consumer:
             self._consumers.give_back(taken)
 
     async def leave(self) -> None:
+        self.settle()
         self.give_back()
         if self in self._consumers.members:
             await self._consumers.leave(self)

@@ -43,12 +43,14 @@ class FeedFnHook(SessionRunHook):
         self._stateful = feed_fn if isinstance(feed_fn, _HasState) else None
         self._is_coroutine = is_async(feed_fn) and self._stateful is None
         self._state_before: dict[str, Any] | None = None  # the present run, or one that failed
+        self._run: SessionRunContext | None = None  # that one
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data, where `feed_fn` has a `state_dict`.
 
         Values that were fed to a run that failed, or did not take place, come after it.
         """
+        self._settle()
         if self._state_before is not None:
             return self._state_before
         return {} if self._stateful is None else self._stateful.state_dict()
@@ -58,10 +60,17 @@ class FeedFnHook(SessionRunHook):
             self._state_before = None
             self._stateful.load_state_dict(state)
 
+    def _settle(self) -> None:
+        """What was fed to a step that is made is used, whatever becomes of its run."""
+        if self._run is not None and self._run.step_is_made:
+            self._state_before = self._run = None
+
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        self._state_before = None
+        self._state_before = self._run = None
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        self._settle()
+        self._run = run_context
         hooks = run_context.called_by
         if self._is_coroutine:
             feeds = self.feed_fn()
