@@ -105,7 +105,7 @@ class Consumers:
         self._returned: list[int] = []  # places of items that lie in the reader again, last first
         self._num_seen = -1  # items that had left the stage at the last take
         self._generation = 0
-        self._ended_in: object = None  # the training in which the last item was used
+        self._ended_in: object = None  # the training that has met the end
         self._rewind_to: Mapping[str, Any] | None = None  # where the next take is to go on
         # of items that loops had in hand at the rewind, whose runs are made again: the new places
         self._carried: set[int] = set()
@@ -213,6 +213,7 @@ class Consumers:
 
     async def _rewind(self, state: Mapping[str, Any]) -> None:
         reader, self._reader, self._rewind_to = self._reader, None, None
+        self._ended_in = None
         before, self.stage = self.stage, self.stage._restarted(self.stage._epoch)
         self._load(self.stage, state)
         try:
