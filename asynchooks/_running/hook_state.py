@@ -29,8 +29,12 @@ class TimerState(dict[str, Any]):
     """
 
 
-class SharedState(dict[str, Any]):
-    """A hook's state that other workers change as well, such as the position in a shared input.
+class PositionState(dict[str, Any]):
+    """A hook's state that is a position in the data, of which each rank reads its own part."""
+
+
+class SharedState(PositionState):
+    """The position in an input that other workers read as well.
 
     It is saved together with the model, while no worker runs a step.
     """
@@ -107,6 +111,19 @@ def have_more_than_timers(hooks: Iterable[Any]) -> bool:
     """Whether a hook has a state that is more than when it is due next."""
     states = [hook.state_dict() for _, hook in _named(hooks)]
     return any(state and not isinstance(state, TimerState) for state in states)
+
+
+def moved_positions(hooks: Iterable[Any], saved: bytes) -> list[str]:
+    """The hooks whose saved state is a position in the data, behind its beginning."""
+    states = _read(saved)
+    named = [(name, hook) for name, hook in _named(hooks) if name in states]
+
+    def state_of(hook: SessionRunHook) -> Mapping[str, Any] | None:
+        state = hook.state_dict()
+        return state if isinstance(state, PositionState) else None
+
+    begins, kept = _texts(named, state_of), json.loads(saved)
+    return [name for name, begin in begins.items() if kept[name] != begin]
 
 
 def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:

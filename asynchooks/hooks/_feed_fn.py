@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from .. import _check
 from .._engine.threads import is_async
 from .._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from .._running.hook_state import PositionState
 from ..backends._raw_session import raw_session_of
 
 Feeds = Mapping[Any, Any] | None
@@ -53,7 +54,12 @@ class FeedFnHook(SessionRunHook):
         self._settle()
         if self._state_before is not None:
             return self._state_before
-        return {} if self._stateful is None else self._stateful.state_dict()
+        return {} if self._stateful is None else self._position(self._stateful)
+
+    @staticmethod
+    def _position(stateful: _HasState) -> dict[str, Any]:
+        state = stateful.state_dict()
+        return PositionState(state) if isinstance(state, Mapping) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._stateful is not None:
@@ -87,7 +93,7 @@ class FeedFnHook(SessionRunHook):
 
     def _draw(self) -> Feeds | Awaitable[Feeds]:
         if self._state_before is None and self._stateful is not None:
-            self._state_before = copy.deepcopy(self._stateful.state_dict())
+            self._state_before = copy.deepcopy(self._position(self._stateful))
         return self.feed_fn()
 
 

@@ -19,11 +19,12 @@ from ..._engine.recording import Kind, begun_span, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
-from ..._errors import add_note, no_input_end
+from ..._errors import CheckpointError, add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     have_more_than_timers,
     load_hooks,
+    moved_positions,
     save_hooks,
     shared_states,
     with_states,
@@ -32,6 +33,7 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import SecondOrStepTimer
 from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
+from ...checkpoints._place import RankFiles
 from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
 from ._format import CheckpointFormat, Facts, Restored
@@ -142,7 +144,7 @@ class Checkpointer:
             self.is_just_restored = False
             self.saved_step, self._restored_metric = None, {}
             try:
-                restored = await raw.call_alone(lambda: self.form.restore(raw))
+                restored = await raw.call_alone(lambda: self._read(raw))
             except Exception as error:
                 add_note(error, "in restoring, by CheckpointSaverHook")
                 bug = no_input_end(error, "restoring, by CheckpointSaverHook,")
@@ -152,6 +154,32 @@ class Checkpointer:
             if restored is not None:
                 self._resume_from(raw, restored)
         return self.saved_step
+
+    def _read(self, raw: RawSession) -> Restored | None:
+        """Restore the model, and read what was saved with it; this blocks."""
+        restored = self.form.restore(raw)
+        if restored is not None and restored.ranks is not None:
+            self.form.directory.together(partial(self._check_ranks, restored, restored.ranks))
+        return restored
+
+    def _check_ranks(self, restored: Restored, ranks: RankFiles) -> None:
+        """Refuse positions in the data that other numbers of ranks had, but for the beginning."""
+        moved = {name for each in ranks.contents for name in moved_positions(self.hooks, each)}
+        saved = f"{ranks.num_saved} {'rank' if ranks.num_saved == 1 else 'ranks'}"
+        if moved:
+            raise CheckpointError(
+                f"{restored.path} was saved by {saved}, and there are {ranks.num_here}: the "
+                f"position of {', '.join(sorted(moved))} is one in the part of the data that each "
+                "rank had then, so that items would be lost, or trained twice. Resume on "
+                f"{saved}. Or begin the data anew: call restore({restored.prefix!r}) of the saver "
+                "before the session, and give CheckpointSaverHook a new directory"
+            )
+        if ranks.contents:
+            logger.warning(
+                "%s was saved by %s, and there are %d: each rank has the states of its hooks that "
+                "the rank of its number had, and a further one those of rank 0",
+                restored.path, saved, ranks.num_here, extra=_fields(restored.facts.step),
+            )  # fmt: skip
 
     def _resume_from(self, raw: RawSession, restored: Restored) -> None:
         facts = restored.facts
