@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .._engine.current import current_engine
 from .._engine.sync import Lock
-from .._errors import InputError
+from .._errors import InputError, InputStateError
 from .._hook import SessionRunContext
 from .._stopping.session_stop import Handle, SessionStop
 from ._prefetch import Buffered, Prefetch
@@ -112,6 +112,11 @@ class Consumers:
         self._carried_used: set[int] = set()
         # of a stage that gives other items after a restore: these items themselves, by new place
         self._kept: dict[int, Any] = {}
+        # what is not to come once more when the input goes back: places, and also below 0, before
+        # the position that was loaded; or items, where places say nothing
+        self._left_out: set[int] = set()
+        self._left_out_items: list[Any] = []
+        self._vouched = -1  # the last place whose run is known to have gone well
         # places of saved positions, by fingerprint; below 0 before the one that was loaded
         self._saved: dict[bytes, int] = {}
         self.num_epochs_ended: int | None = None
@@ -260,6 +265,34 @@ class Consumers:
             self._reader.put_back(taken.item)
             self._num_seen = self.stage._num_out
 
+    def vouch(self, taken: Taken) -> None:
+        """The run that used it went well."""
+        if taken.generation == self._generation:
+            self._vouched = max(self._vouched, taken.place)
+
+    def leave_out(self, taken: Taken) -> bool:
+        """Do not give it once more when the input goes back; says whether it is left out then.
+
+        Nor what others have used behind the last item that was vouched for: it may be to blame.
+        """
+        if taken.generation != self._generation:
+            return False
+        try:
+            self.stage._check_repeatable()
+            self.stage._check_alone()
+            self.state_dict()
+        except (InputStateError, TypeError):  # it goes on with the next items
+            return False
+        if self.stage.gives_others_after_restore:
+            self._left_out_items.append(taken.item)
+        else:
+            self._left_out.add(taken.place)
+            in_runs = {each.place_run for each in self.members}
+            for place in range(self._vouched + 1, self._num_taken if len(self.members) > 1 else 0):
+                if place < self._num_used or place in self._used_beyond or place in in_runs:
+                    self._left_out.add(place)
+        return True
+
     def is_current(self, taken: Taken) -> bool:
         """Whether there was no rewind since."""
         return taken.generation == self._generation
@@ -303,6 +336,7 @@ class Consumers:
                 )  # fmt: skip
                 return
             self._generation += 1
+            self._vouched = -1
             self._carry(state)
             self._rewind_to = state
         else:
@@ -318,12 +352,19 @@ class Consumers:
             for consumer in self.members:
                 if consumer.carry(self._generation, to=len(self._kept)) is not None:
                     self._kept[len(self._kept)] = consumer.item
+            for each in self._left_out_items:
+                if (item := self.stage._unfinished_in(state, each)) is not None:
+                    self._carried_used.add(len(self._kept))
+                    self._kept[len(self._kept)] = item
             return
         base = self._saved.get(fingerprint(state))
         if base is None:  # the place of that position is not known
             self._saved.clear()
+            self._left_out.clear()
             return
         self._saved = {key: place - base for key, place in self._saved.items()}
+        self._left_out = {place - base for place in self._left_out}
+        self._carried_used |= {place for place in self._left_out if place >= 0}
         for consumer in self.members:
             place = consumer.carry(self._generation, back_by=base)
             if place is not None:
@@ -360,6 +401,7 @@ class Consumer:
         self.wait_secs = 0.0
         self._consumers = consumers
         self._taken: Taken | None = None
+        self._last: Taken | None = None  # of the last run; its item only where places say nothing
 
     async def take(self, end: TrainingEnd | None) -> Any:
         """The item in hand, or the next one; raises as `Consumers.take`."""
@@ -427,7 +469,21 @@ class Consumer:
         """A run has used the item in hand, if there is one."""
         taken, self._taken = self._taken, None
         if taken is not None:
+            keeps_item = self.stage.gives_others_after_restore
+            self._last = taken if keeps_item else Taken(None, taken.place, taken.generation)
             self._consumers.use(taken)
+
+    def leave_out(self) -> bool:
+        """As `Consumers.leave_out`, what the last run was fed."""
+        if self.place_run >= 0:  # its run has not said so yet
+            self.use()
+        return self._last is not None and self._consumers.leave_out(self._last)
+
+    def vouch(self) -> None:
+        """As `Consumers.vouch`, for what the last run was fed."""
+        fed = self._taken or self._last  # the present run may not have said so yet
+        if fed is not None and len(self._consumers.members) > 1:
+            self._consumers.vouch(fed)
 
     def settle(self) -> None:
         """Look whether the last run has used the item in hand, and may not have said so."""

@@ -227,6 +227,18 @@ class FeedHook(SessionRunHook):
             self._run.end()
             self._consumer.use()
 
+    def leave_out(self) -> bool:
+        """Feed what the last run was fed no more, when model and input go back behind it.
+
+        Returns whether that is so: where the input has no position, it goes on as ever.
+        """
+        return self._consumer is not None and self._consumer.leave_out()
+
+    def vouch(self) -> None:
+        """What the last run was fed is not to blame for what comes."""
+        if self._consumer is not None:
+            self._consumer.vouch()
+
     def _feeds(self, item: Any, place: int) -> Mapping[Any, Any]:
         names = self._names
         if names is None:
