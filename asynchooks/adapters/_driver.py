@@ -162,6 +162,7 @@ class HookDriver:
 
     async def _after(self, outputs: dict[str, Any]) -> None:
         self._step.publish(self._session.read_step())
+        self._context._is_made = True
         try:
             picked = pick(outputs, self._merged.fetches)
         except FetchError as error:

@@ -148,7 +148,7 @@ class DistributedCheckpointSaver:
                 f"{path!r} was saved by {num_saved} ranks, and there are {self.ranks.size}: "
                 f"{', '.join(self._loaders)} would go on in another part of the data than it was "
                 f"in. Resume on {num_saved} ranks, or leave it out of the saver: its data then "
-                "begins anew"
+                "begins from its start"
             )
 
     def _write(self, path: str, state: Any, write_others: Callable[[str], object] | None) -> None:

@@ -171,8 +171,8 @@ class Checkpointer:
                 f"{restored.path} was saved by {saved}, and there are {ranks.num_here}: the "
                 f"position of {', '.join(sorted(moved))} is one in the part of the data that each "
                 "rank had then, so that items would be lost, or trained twice. Resume on "
-                f"{saved}. Or begin the data anew: call restore({restored.prefix!r}) of the saver "
-                "before the session, and give CheckpointSaverHook a new directory"
+                f"{saved}. Or begin the data from its start: call restore({restored.prefix!r}) of "
+                "the saver before the session, and give CheckpointSaverHook a new directory"
             )
         if ranks.contents:
             logger.warning(

@@ -113,6 +113,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._read_step()
+        self._context._is_made = True
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context.has_last_calls:
