@@ -138,9 +138,10 @@ class Guard:
         last, since = None, time.monotonic()
         while not self._done.acquire(timeout=STALL_SECS / 5):
             kernel = self._simulation.kernel_or_none
-            entry, now = kernel and kernel.entry, _CLOCKS["monotonic"]()
-            if entry is not last or kernel is None:
-                last, since = entry, now
+            # one that takes turns without spending time is refused by the kernel, which counts them
+            progress, now = kernel and kernel.progress, _CLOCKS["monotonic"]()
+            if progress != last or kernel is None:
+                last, since = progress, now
             elif now - since > STALL_SECS:
                 if self._give_up(can_signal):
                     return

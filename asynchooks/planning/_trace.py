@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,10 +132,12 @@ class Trace:
     """Whether the recorder was closed; a killed process lacks its last half second."""
 
     def __repr__(self) -> str:
-        counts = (f"{len(spans)} {name}" for each in self.spans.values()
-                  for name, spans in each.items())  # fmt: skip
-        shown = ", ".join(islice(counts, _MOST_SHOWN + 1))
-        rest = ", ..." if shown.count(", ") >= _MOST_SHOWN else ""
+        counts: Counter[str] = Counter()
+        for each in self.spans.values():
+            # a call that is recorded as two kinds of span counts once
+            counts |= Counter({name: len(spans) for name, spans in each.items()})
+        shown = ", ".join(f"{num} {name}" for name, num in counts.most_common(_MOST_SHOWN))
+        rest = ", ..." if len(counts) > _MOST_SHOWN else ""
         return f"<Trace of {self.ended - self.began:.3g} s: {shown}{rest}>"
 
     @classmethod

@@ -494,6 +494,11 @@ class Kernel(Engine):
             if is_over:
                 self.end()
 
+    @property
+    def progress(self) -> tuple[float, int, int]:
+        """Changes with each entry that fires, and each turn of the event loop; for any thread."""
+        return *self.entry[:2], self._turns_here
+
     def count_turn(self, time: float) -> None:
         """Count a turn at this time, which the turbo kernel may have reached without counting."""
         if time == self._turns_at:
