@@ -265,10 +265,10 @@ class Consumers:
             self._reader.put_back(taken.item)
             self._num_seen = self.stage._num_out
 
-    def vouch(self, taken: Taken) -> None:
-        """The run that used it went well."""
-        if taken.generation == self._generation:
-            self._vouched = max(self._vouched, taken.place)
+    def vouch(self, place: int, generation: int) -> None:
+        """The run that used what was there went well."""
+        if generation == self._generation:
+            self._vouched = max(self._vouched, place)
 
     def leave_out(self, taken: Taken) -> bool:
         """Do not give it once more when the input goes back; says whether it is left out then.
@@ -401,7 +401,8 @@ class Consumer:
         self.wait_secs = 0.0
         self._consumers = consumers
         self._taken: Taken | None = None
-        self._last: Taken | None = None  # of the last run; its item only where places say nothing
+        self._last: tuple[int, int] | None = None  # place and generation of what was used last
+        self._last_item: Any = None  # that itself, only where places say nothing
 
     async def take(self, end: TrainingEnd | None) -> Any:
         """The item in hand, or the next one; raises as `Consumers.take`."""
@@ -469,25 +470,30 @@ class Consumer:
         """A run has used the item in hand, if there is one."""
         taken, self._taken = self._taken, None
         if taken is not None:
-            keeps_item = self.stage.gives_others_after_restore
-            self._last = taken if keeps_item else Taken(None, taken.place, taken.generation)
+            item, place, generation = taken
+            self._last = (place, generation)
+            if self._consumers.stage.gives_others_after_restore:
+                self._last_item = item
             self._consumers.use(taken)
 
     def leave_out(self) -> bool:
         """As `Consumers.leave_out`, what the last run was fed."""
         if self.place_run >= 0:  # its run has not said so yet
             self.use()
-        return self._last is not None and self._consumers.leave_out(self._last)
+        if self._last is None:
+            return False
+        return self._consumers.leave_out(Taken(self._last_item, *self._last))
 
     def vouch(self) -> None:
         """As `Consumers.vouch`, for what the last run was fed."""
-        fed = self._taken or self._last  # the present run may not have said so yet
-        if fed is not None and len(self._consumers.members) > 1:
-            self._consumers.vouch(fed)
+        taken = self._taken  # the present run may not have said so yet
+        last = self._last if taken is None else (taken.place, taken.generation)
+        if last is not None and len(self._consumers.members) > 1:
+            self._consumers.vouch(*last)
 
     def settle(self) -> None:
         """Look whether the last run has used the item in hand, and may not have said so."""
-        if self.run.has_ended():
+        if self._taken is not None and self.run.has_ended():
             self.use()
 
     def give_back(self) -> None:
