@@ -53,8 +53,12 @@ class TimerState(HookState):
     """
 
 
-class SharedState(HookState):
-    """A hook's state that other workers change as well, such as the position in a shared input.
+class PositionState(HookState):
+    """A hook's state that is a position in the data, of which each rank reads its own part."""
+
+
+class SharedState(PositionState):
+    """The position in an input that other workers read as well.
 
     It is saved together with the model, while no worker runs a step.
     """
@@ -169,7 +173,7 @@ def _texts(
             if state and not is_taken_back:
                 raise TypeError("it has a state_dict, and no load_state_dict; write that, too")
             json.dumps(state, default=_encoded)  # says first what cannot be walked through
-            text = json.loads(json.dumps(_with_scalars(state), default=_encoded))
+            text = _text_of(state)
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"the state_dict of the hook {name} cannot be saved: {error}. Give values of JSON, "
@@ -204,6 +208,18 @@ def have_own_states(hooks: Iterable[Any]) -> bool:
     return any(state and not isinstance(state, (TimerState, SharedState)) for state in states)
 
 
+def moved_positions(hooks: Iterable[Any], saved: bytes) -> list[str]:
+    """The hooks whose saved state is a position in the data, behind its beginning."""
+    pairs, _, _ = _matched_states(hooks, saved)
+    return [
+        each.text
+        for each, its in pairs
+        if isinstance(each.state, PositionState)
+        and its.state is not None
+        and _text_of(its.state) != _text_of(each.state)
+    ]
+
+
 def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
     """Give the hooks their states back; states without a hook, and the reverse, are logged."""
     matched_hooks(hooks, saved)()
@@ -216,19 +232,7 @@ def matched_hooks(hooks: Iterable[Any], saved: bytes) -> Callable[[], None]:
         CheckpointError: some cannot be told apart, and there are more or fewer than there were.
         DamagedCheckpointError: they are not what was saved.
     """
-    states, live = _read(saved), [_Live(key, hook) for key, hook in _named(hooks)]
-    pairs: list[tuple[_Live, _Saved]] = []
-    of_class: dict[str, list[_Live]] = {}
-    for each in live:
-        of_class.setdefault(_class_of(each.key), []).append(each)
-    missed: list[_Saved] = []
-    for kind, kept in states.items():
-        there = of_class.get(kind, [])
-        found, left = _matched(kept, there)
-        pairs += found
-        missed += [each for each in left if each.state is not None]
-    has_one = {each.key for each, _ in pairs}
-    fresh = [each for each in live if each.key not in has_one and each.state]
+    pairs, missed, fresh = _matched_states(hooks, saved)
 
     def load() -> None:
         for each, its in pairs:
@@ -246,6 +250,24 @@ def matched_hooks(hooks: Iterable[Any], saved: bytes) -> Callable[[], None]:
             )
 
     return load
+
+
+def _matched_states(
+    hooks: Iterable[Any], saved: bytes
+) -> tuple[list[tuple[_Live, _Saved]], list[_Saved], list[_Live]]:
+    """Pairs of hooks and their saved states, states that are left over, and hooks without one."""
+    states, live = _read(saved), [_Live(key, hook) for key, hook in _named(hooks)]
+    pairs: list[tuple[_Live, _Saved]] = []
+    of_class: dict[str, list[_Live]] = {}
+    for each in live:
+        of_class.setdefault(_class_of(each.key), []).append(each)
+    missed: list[_Saved] = []
+    for kind, kept in states.items():
+        found, left = _matched(kept, of_class.get(kind, []))
+        pairs += found
+        missed += [each for each in left if each.state is not None]
+    has_one = {each.key for each, _ in pairs}
+    return pairs, missed, [each for each in live if each.key not in has_one and each.state]
 
 
 def _load(name: str, hook: SessionRunHook, state: Mapping[str, Any]) -> None:
@@ -366,6 +388,11 @@ def _in_order(kind: str, kept: Mapping[int, _Saved]) -> list[_Saved]:
         kept.get(number) or _Saved(f"{kind}#{number}", None, "", "")
         for number in range(1, max(kept) + 1)
     ]
+
+
+def _text_of(state: Mapping[str, Any]) -> Any:
+    """The state as it is in a file."""
+    return json.loads(json.dumps(_with_scalars(state), default=_encoded))
 
 
 def _with_scalars(state: Any) -> Any:

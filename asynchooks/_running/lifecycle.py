@@ -372,7 +372,9 @@ class SessionLifecycle:
             return
         runs = None if self.stops.worker is None else self.stops.worker.runs
         is_under_way = runs is not None and runs.is_under_way
-        if is_under_way and self.raw_runs is not None and not self.hooks.step_is_made:
+        context = self.hooks.context
+        is_made = context is not None and context.step_is_made
+        if is_under_way and self.raw_runs is not None and not is_made:
             self.raw_runs.outdate()
 
     @property

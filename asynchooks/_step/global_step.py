@@ -125,7 +125,7 @@ class GlobalStep:
 
     @property
     def training(self) -> object:
-        """Identifies one training of one model: the same object while any session on it is open."""
+        """Identifies the training that it counts, for all sessions that share it."""
         return self.admission.waiters.training
 
     @property

@@ -163,6 +163,7 @@ class HookDriver:
 
     async def _after(self, outputs: dict[str, Any]) -> None:
         await self._session.take_up_step()
+        self._context._is_made = True
         try:
             picked = pick(outputs, self._merged.fetches)
         except FetchError as error:

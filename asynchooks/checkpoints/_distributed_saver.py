@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,12 @@ class DistributedCheckpointSaver(SaverOfParts):
             name: each for name, each in objects.items() if not isinstance(each, kinds)
         }
         self._others = StateDictSaver(**others) if others else None
+        self._loaders = [
+            name
+            for name, each in others.items()
+            if hasattr(type(each), "__iter__") and not isinstance(each, Mapping)
+        ]
+        """What gives items, such as a data loader or a sampler."""
         self.ranks = Ranks()
         """Of the process group that there is now; one rank without one."""
         self._stagers: list[Any] = []  # whose memory no snapshot uses now
@@ -116,6 +123,7 @@ class DistributedCheckpointSaver(SaverOfParts):
             set_optimizer_state_dict,
         )
 
+        self._check_loaders(path)
         saved = self._kinds_in(path)
         self._compare_optimizers(path, saved)
         starts = {".".join(each.split(".", 2)[:2]) for each in saved}
@@ -138,6 +146,19 @@ class DistributedCheckpointSaver(SaverOfParts):
                 group.update(read)
         if self._others is not None:
             self._others.restore(self.ranks.own_or_first(path, ".safetensors"))
+
+    def _check_loaders(self, path: str) -> None:
+        """CheckpointError where another number of ranks has saved what reads a part of the data."""
+        num_saved = 0
+        while os.path.exists(f"{self.ranks.own(path, num_saved)}.safetensors"):
+            num_saved += 1
+        if self._loaders and num_saved not in (0, self.ranks.size):
+            raise CheckpointError(
+                f"{path!r} was saved by {num_saved} ranks, and there are {self.ranks.size}: "
+                f"{', '.join(self._loaders)} would go on in another part of the data than it was "
+                f"in. Resume on {num_saved} ranks, or leave it out of the saver: its data then "
+                "begins from its start"
+            )
 
     def _write(self, path: str, state: Any, write_others: Callable[[str], object] | None) -> None:
         import torch.distributed.checkpoint as dcp

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import SupportsFloat, SupportsIndex
+from typing import NamedTuple, SupportsFloat, SupportsIndex
 
 from .. import _check
 from .._errors import CheckpointError, DamagedCheckpointError, MetricError, add_note
@@ -20,6 +20,14 @@ from ._manifest import MANIFEST, Checkpoint, Manifest
 from ._retention import Mode, Retention, best_first
 
 logger = logging.getLogger("asynchooks")
+
+
+class RankFiles(NamedTuple):
+    """The extra files of one name in a checkpoint of several ranks."""
+
+    num_saved: int  # ranks that saved it
+    num_here: int
+    contents: list[bytes]  # of those ranks that have such a file
 
 
 class CheckpointPlace:
@@ -225,6 +233,14 @@ class CheckpointPlace:
             DamagedCheckpointError: it is not what was written, or the checkpoint is gone.
         """
         raise NotImplementedError
+
+    def ranks_of(self, checkpoint: Checkpoint, name: str) -> RankFiles | None:
+        """Where another number of ranks saved it than there are: what each has in such a file."""
+        return None
+
+    def together(self, fn: Callable[[], object]) -> None:
+        """Call it on all ranks that use the place; its error on one is raised on all."""
+        fn()
 
     def _save(
         self, draft: Manifest, write: Callable[[str], object], extra: Mapping[str, bytes]

@@ -550,6 +550,13 @@ class Rollouts(Buffered, RolloutStage):
         self._num_out += 1
         self._num_kept += 1
 
+    def _unfinished_in(
+        self, state: Mapping[str, Any], item: Sequence[Rollout]
+    ) -> Sequence[Rollout] | None:
+        begin, beyond = state["place"], set(state["beyond"])
+        places = ((each, each.place - begin) for each in item)
+        return [each for each, place in places if place >= 0 and place not in beyond] or None
+
     def _trim(self, num_out: int) -> None:
         self._places.trim(num_out)
         self._source._trim(self._places.frontier - self._places.begin)

@@ -22,6 +22,7 @@ from asynchooks import (
     NanLossDuringTrainingError,
     NanTensorHook,
     SessionRunArgs,
+    SessionRunContext,
     SessionRunHook,
     StepUnreachableError,
     StopAtStepHook,
@@ -467,6 +468,20 @@ def test_checkpoints_are_saved(tmp_path: Path) -> None:
     train(model, [sync_hook(hook)], runs=5)
     assert saved == [0, 2, 4, 5]
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-5")
+
+
+def test_a_hook_knows_in_after_run_that_the_step_is_made() -> None:
+    known: list[bool] = []
+
+    class Asks(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            known.append(run_context.step_is_made)
+
+        async def after_run(self, run_context: SessionRunContext, run_values: Any) -> None:
+            known.append(run_context.step_is_made)
+
+    train(counting_model(), [sync_hook(Asks())], runs=2)
+    assert known == [False, True] * 2
 
 
 def test_a_waiter_sees_steps_that_others_make() -> None:

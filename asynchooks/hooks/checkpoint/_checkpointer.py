@@ -19,12 +19,13 @@ from ..._engine.recording import Kind, begun_span, ended
 from ..._engine.stop import StopReason
 from ..._engine.sync import Lock
 from ..._engine.threads import run_blocking
-from ..._errors import add_note, no_input_end
+from ..._errors import CheckpointError, add_note, no_input_end
 from ..._log import fields
 from ..._running.hook_state import (
     have_more_than_timers,
     have_own_states,
     matched_hooks,
+    moved_positions,
     save_hooks,
     shared_states,
     with_states,
@@ -33,6 +34,7 @@ from ..._stopping.coordinator import Coordinator
 from ..._timer import SecondOrStepTimer
 from ...backends._creator import not_alone, take_alone
 from ...backends._raw_session import RawSession, raw_session_of
+from ...checkpoints._place import RankFiles
 from .._metrics import MetricReader
 from ._background import BackgroundWriter, WhenBusy
 from ._format import CheckpointFormat, Facts, Restored
@@ -178,7 +180,11 @@ class Checkpointer(ModelSaver):
             parts = newest_parts(savers, with_states, is_same_training=raw.replaces_lost)
             for each in savers if parts else ():  # it may save this step again, as it is here
                 metrics[each] = each.form.metric_of(parts[0][1].step)
-            return [(each, each.form.found(checkpoint)) for each, checkpoint in parts]
+            found = [(each, each.form.found(checkpoint)) for each, checkpoint in parts]
+            for each, its in found:
+                if its.ranks is not None:
+                    each.form.directory.together(partial(each._check_ranks, its, its.ranks))
+            return found
 
         parts = await raw.call_alone(find)
         if not parts:
@@ -206,6 +212,25 @@ class Checkpointer(ModelSaver):
         for give in give_states:
             give()
         return facts.step if loads else None
+
+    def _check_ranks(self, restored: Restored, ranks: RankFiles) -> None:
+        """Refuse positions in the data that other numbers of ranks had, but for the beginning."""
+        moved = {name for each in ranks.contents for name in moved_positions(self.hooks, each)}
+        saved = f"{ranks.num_saved} {'rank' if ranks.num_saved == 1 else 'ranks'}"
+        if moved:
+            raise CheckpointError(
+                f"{restored.path} was saved by {saved}, and there are {ranks.num_here}: the "
+                f"position of {', '.join(sorted(moved))} is one in the part of the data that each "
+                "rank had then, so that items would be lost, or trained twice. Resume on "
+                f"{saved}. Or begin the data from its start: call restore({restored.prefix!r}) of "
+                "the saver before the session, and give CheckpointSaverHook a new directory"
+            )
+        if ranks.contents:
+            logger.warning(
+                "%s was saved by %s, and there are %d: each rank has the states of its hooks that "
+                "the rank of its number had, and a further one those of rank 0",
+                restored.path, saved, ranks.num_here, extra=_fields(restored.facts.step),
+            )  # fmt: skip
 
     async def describe(self, session: Any, coord: Coordinator) -> None:
         """Write what all checkpoints of a new raw session have in common."""

@@ -281,9 +281,10 @@ class CheckpointSaverHook(SessionRunHook):
     def _shared_by_ranks(self, place: CheckpointPlace) -> CheckpointPlace:
         """The place as all ranks of a `DistributedCheckpointSaver` use it together."""
         ranks = getattr(self._saver, "ranks", None)
-        if ranks is None or ranks.size == 1:
+        if ranks is None:
             return place
-        if not self._saves_by_steps or self._when_busy is not WhenBusy.WAIT:
+        has_others = ranks.size > 1
+        if has_others and not (self._saves_by_steps and self._when_busy is WhenBusy.WAIT):
             raise ValueError(
                 f"CheckpointSaverHook has save_secs, or {self._when_busy}, on {ranks.size} ranks, "
                 "which would save different steps; give save_steps and WhenBusy.WAIT"

@@ -35,9 +35,8 @@ def sync_hook(hook: SessionRunHook, *, portal: BlockingPortal | None = None) -> 
     graph is their default one. The global step that it sees is read after each run, and ten times
     a second while it waits; waits end when TensorFlow's coordinator is asked to stop. Side tasks
     work, and end at `end`. TensorFlow reports no errors to hooks, and restores and closes by
-    itself: `on_error`, `restore_model`, `before_end`, `after_close`, `on_cancelled_run` and
-    `on_drop` are not called. Each moment runs in a task of its own: a task group or scope cannot be
-    held from one to another.
+    itself: `on_error`, `restore_model`, `before_end`, `after_close` and `on_drop` are not called.
+    Each moment runs in a task of its own: a task group or scope cannot be held from one to another.
 
     Args:
         hook: the hook, of asynchooks.
@@ -132,6 +131,7 @@ class _SyncHook(v1.train.SessionRunHook, CoordinatorOwner):  # type: ignore[misc
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._reread_step()
+        self._context._is_made = True
         try:
             self._call("after_run", self._context, SessionRunValues(*run_values))
             if self._context.has_last_calls:
