@@ -1,4 +1,7 @@
-"""Programs whose event loop starts tasks at once: `asyncio.eager_task_factory`, since Python 3.12."""
+"""Programs whose event loop starts tasks at once: `asyncio.eager_task_factory`, since Python 3.12.
+
+`python -m pytest --eager-tasks` runs all other tests so.
+"""
 
 from __future__ import annotations
 
@@ -125,6 +128,18 @@ async def test_rollouts_make_their_calls(fn: Callable[[int], Any]) -> None:
         async for each in batches:
             results += [rollout.result for rollout in each]
     assert sorted(results) == list(NUMBERS)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_option_makes_the_tasks_of_a_test_eager(pytestconfig: pytest.Config) -> None:
+    log: list[str] = []
+
+    async def begin() -> None:
+        log.append("begun")
+
+    task = asyncio.create_task(begin())
+    assert bool(log) == pytestconfig.getoption("--eager-tasks")
+    await task
 
 
 async def test_a_side_task_begins_once_its_starter_waits() -> None:
