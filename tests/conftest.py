@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .support.eager import make_tasks_eager
 from .support.threads import note_threads
 
 # how long an example takes depends on what else the machine does
@@ -119,7 +120,20 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return backend
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--eager-tasks"):
+        try:
+            make_tasks_eager()
+        except RuntimeError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--eager-tasks",
+        action="store_true",
+        help="start tasks at once in every event loop of asyncio (Python 3.12 and later)",
+    )
     parser.addoption(
         "--soak-secs", type=float, default=3600.0, help="how long the soaks of clusters go on"
     )

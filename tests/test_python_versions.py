@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .python_versions import ROOT, Result, count, find_python, requirements, table
+from .python_versions import ROOT, Result, chosen, count, find_python, requirements, table
 
 JUNIT = """<testsuites>
 <testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10" time="5.5"></testsuite>
@@ -29,6 +29,13 @@ def test_every_requirement_of_the_tests_is_a_distribution_s() -> None:
     found = requirements(project, "test")
     assert {"anyio", "pytest", "trio"} <= {each.partition(">")[0] for each in found}
     assert not [each for each in found if each.startswith("asynchooks")]
+
+
+def test_requirements_are_chosen_by_name_and_an_unknown_name_is_refused() -> None:
+    wanted = ["moto[s3,server]>=5.1", "trio>=0.31", "uvloop>=0.21; sys_platform != 'win32'"]
+    assert chosen(wanted, ["uvloop", "moto"]) == [wanted[2], wanted[0]]
+    with pytest.raises(ValueError, match=r"\['triou'\] are no requirements"):
+        chosen(wanted, ["triou"])
 
 
 @pytest.mark.faults

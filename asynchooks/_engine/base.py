@@ -213,7 +213,11 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
-        """Start `fn(*args)` as a task of its own. It must not raise: no caller could catch it."""
+        """Start `fn(*args)` as a task of its own. It must not raise: no caller could catch it.
+
+        It first runs once the caller suspends, also where the event loop's task factory is eager:
+        what the caller sets after the start is there.
+        """
 
     @abstractmethod
     def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:

@@ -92,6 +92,7 @@ class RealTimeEngine(Engine):
     def start(self, fn: Callable[..., Awaitable[None]], *args: Any) -> EngineTask:
         task = _RealTimeTask(self)
         self._spawn(task.run, fn, args)
+        task.may_run = True
         return task
 
     def shielded(self, seconds: float) -> AbstractContextManager[ShieldedScope]:
@@ -164,12 +165,15 @@ class RealTimeEngine(Engine):
 class _RealTimeTask(EngineTask):
     def __init__(self, engine: RealTimeEngine) -> None:
         self._engine = engine
+        self.may_run = False  # its start has returned
         self._scope = anyio.CancelScope()
         self._is_done = False
         self._waiting: list[Slot] = []
 
     async def run(self, fn: Callable[..., Awaitable[None]], args: tuple[Any, ...]) -> None:
         try:
+            if not self.may_run:  # the loop starts its tasks at once: asyncio.eager_task_factory
+                await self._engine.checkpoint()
             with self._scope:
                 try:
                     await fn(*args)
