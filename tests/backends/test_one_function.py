@@ -326,7 +326,7 @@ async def test_a_session_that_recovered_or_was_dropped_is_not_taken_for_another_
 
 async def test_a_step_function_lives_no_longer_than_its_creators_and_sessions() -> None:
     meter, step = Meter(), counting()
-    weak = [weakref.ref(meter), weakref.ref(step)]
+    weak: list[weakref.ref[Any]] = [weakref.ref(meter), weakref.ref(step)]
     step_functions: list[StepFunction] = [meter.step, step]
     for step_function in step_functions:
         async with MonitoredSession([], FunctionSessionCreator(step_function)) as session:
