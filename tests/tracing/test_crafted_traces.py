@@ -89,6 +89,7 @@ def trace(
 
 HUGE = [10**9, 2**63, 10**400]
 NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), 1e308, "1", None, True, [1], {"a": 1}]
+NO_OBJECTS: list[Any] = [None, 1, "x", [], [{}]]
 NO_COUNTS = [*NO_NUMBERS, -1, 1.5, 10**400]
 
 CRAFTED: dict[str, bytes] = {
@@ -121,7 +122,7 @@ CRAFTED: dict[str, bytes] = {
     **{
         f"{name} {each!r}": trace({**STAGE, name: each})
         for name in ("settings", "machine", "server", "parameter server", "stage map_concurrent")
-        for each in (None, 1, "x", [], [{}])
+        for each in NO_OBJECTS
     },
     **{
         f"{name} of rollouts {each!r}": trace({"stage rollouts": {**ROLLOUTS, name: each}})
