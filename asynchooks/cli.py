@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, Protocol
 
 from ._cli import HelpFormatter, launch, plan, simulate
-from ._errors import PlanError, SimulationError
+from ._errors import PlanError, SimulationError, TraceError
 from ._version import __version__
 
 INTERRUPTED = 130
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(prog, error, 2)
         try:
             return run()
-        except (SimulationError, PlanError, OSError) as error:
+        except (SimulationError, PlanError, TraceError, OSError) as error:
             return _fail(prog, error, 1)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

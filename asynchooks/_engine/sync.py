@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn, Protocol
 
 from .._errors import OverlappingCallError, StopTraining
@@ -103,6 +104,10 @@ class Counter(Protocol):
     def is_running_here(self) -> bool: ...
 
 
+_under_way: ContextVar[tuple[Hold, ...]] = ContextVar("asynchooks_calls_under_way", default=())
+"""Of the calls that the running code is part of, in its thread or in tasks that it started."""
+
+
 class Hold:
     """One call's place in the queue, then its lock on the model until `end`. `CallLock` makes it.
 
@@ -128,6 +133,10 @@ class Hold:
             if self.is_over:
                 raise OverlappingCallError(f"a call was abandoned before it began: {lock.what}")
             self.thread = threading.get_ident()
+
+    def is_of(self, lock: CallLock) -> bool:
+        """Whether it keeps others from this lock."""
+        return self._lock is lock and not self.is_over
 
     def end(self) -> None:
         """The call has returned, or is not made; from any thread, and more than once."""
@@ -157,16 +166,21 @@ class Hold:
 
         def call() -> Any:
             self.begin()
+            token = _under_way.set((*_under_way.get(), self))
             try:
                 return fn()
             finally:
+                _under_way.reset(token)
                 self.end()
 
         return call
 
 
 class CallLock:
-    """First come, first served. Cancellation safe. A creator makes it, for all that it makes.
+    """First come, first served. Cancellation safe. Creators of one function have one: see `Callee`.
+
+    A call within a call, such as a run of a session that a step function itself opens, takes no
+    turn: it would wait for its own end.
 
     A step on the one event loop of all users takes no hold, as no task there can ask meanwhile:
     once it counts as running, it looks at `is_free`. A call from another thread unsets that first,
@@ -187,8 +201,8 @@ class CallLock:
         self.mutex = threading.Lock()  # guards all below; `here` and `is_free` are read without it
         self._holder: Hold | None = None
         self._queue: deque[Hold] = deque()
-        # the thread of each event loop, and how many sessions there are on a step of it
-        self._users: dict[tuple[int, Counter], int] = {}
+        # by the thread of each event loop: how many sessions there are on a step of it
+        self._users: dict[int, dict[Counter, int]] = {}
         self._one_loop = 0  # the thread of the event loop of all users, if there is one
         self._has_warned = False
         self.is_free = True  # no hold is taken or waited for, and all users are of one event loop
@@ -206,9 +220,13 @@ class CallLock:
 
     @property
     def _is_mine(self) -> bool:
-        """Whether the running thread makes the call that is under way."""
+        """Whether the running code is part of the call that is under way."""
         ident, holder = threading.get_ident(), self._holder
-        return self.here == ident or (holder is not None and holder.thread == ident)
+        return (
+            self.here == ident
+            or (holder is not None and holder.thread == ident)
+            or any(hold.is_of(self) for hold in _under_way.get())
+        )
 
     @property
     def _is_here_elsewhere(self) -> bool:
@@ -216,25 +234,28 @@ class CallLock:
         ident = threading.get_ident()
         if ident == self._one_loop:
             return False
-        users = list(self._users)  # in one piece
-        return any(step.is_running_here for thread, step in users if thread != ident)
+        users = list(self._users.items())  # in one piece, as the steps of each
+        steps = [step for thread, each in users if thread != ident for step in list(each)]
+        return any(step.is_running_here for step in steps)
 
     def join(self, step: Counter) -> int:
         """A session on this step uses it from now on, in this thread; what to give to `leave`."""
         thread = threading.get_ident()
-        key = thread, step
         with self.mutex:
-            self._users[key] = self._users.get(key, 0) + 1
+            steps = self._users.setdefault(thread, {})
+            steps[step] = steps.get(step, 0) + 1
             self._find_free()
         return thread
 
     def leave(self, step: Counter, thread: int) -> None:
         """It uses it no more."""
-        key = thread, step
         with self.mutex:
-            num_others = self._users.pop(key, 1) - 1
+            steps = self._users.get(thread, {})
+            num_others = steps.pop(step, 1) - 1
             if num_others:
-                self._users[key] = num_others
+                steps[step] = num_others
+            elif not steps:
+                self._users.pop(thread, None)
             self._find_free()
 
     def pass_on(self) -> None:
@@ -245,7 +266,9 @@ class CallLock:
             self._find_free()
 
     def take_nowait(self) -> Hold | None:
-        """A hold, if no call is under way and none waits."""
+        """A hold, if no call is under way and none waits, or the running code is part of it."""
+        if not self.is_free and self._is_mine:
+            return NO_HOLD
         with self.mutex:
             if self._holder is not None or self._queue:
                 return None
@@ -346,7 +369,7 @@ class CallLock:
 
     def _take_blocking(self, grace_secs: float) -> Hold:
         ident = threading.get_ident()
-        if any(thread == ident for thread, _ in list(self._users)):
+        if ident in self._users:
             if (hold := self.take_nowait()) is not None:
                 return hold
             raise OverlappingCallError(
@@ -399,8 +422,7 @@ class CallLock:
             hold.wake()
 
     def _find_free(self) -> None:
-        threads = {thread for thread, _ in self._users}
-        self._one_loop = threads.pop() if len(threads) == 1 else 0
+        self._one_loop = next(iter(self._users)) if len(self._users) == 1 else 0
         self.is_free = bool(self._one_loop) and self._holder is None and not self._queue
 
     def _until(self, begun: float, grace_secs: float) -> float:

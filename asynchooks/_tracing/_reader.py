@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .._engine.recording import Kind
 from .._errors import TraceError
 from . import _format
+from ._about import check_about
 from ._format import ABOUT_FIELD, HEADER_FIELD, TRACK_BITS, Layout, Widths
 from ._tracks import Label
 
@@ -27,6 +28,8 @@ Table = NDArray[np.float64]
 LABEL, TRACK, BEGUN, ENDED, IDENT, VALUE, IS_CUT = range(7)
 _IDENT_BITS = 44
 _ANY_SEQUENCE = 1 << 18  # as wide as each
+_WIDTHS = range(1, 10)
+"""Bytes of a varint of 63 bits."""
 _SPANS = (_format.SPAN, _format.FLOW_SPAN, _format.VALUE_SPAN, _format.FLOW_VALUE_SPAN)
 _BEGINS, _ENDS = (_format.BEGIN, _format.FLOW_BEGIN), (_format.END, _format.VALUE_END)
 _OF_KIND = {each.value: each for each in Kind}
@@ -95,26 +98,22 @@ def _contents(data: bytes, source: str) -> list[Content]:
         )
     for field_number, body, place in _packets(data, source):
         if field_number == ABOUT_FIELD:
-            about = json.loads(bytes(body))
-            if (version := about.get("version", _format.VERSION)) != _format.VERSION:
+            about = check_about(json.loads(bytes(body)), source)
+            version = about.get("version")
+            if version is not None and version != _format.VERSION:
                 raise TraceError(
                     f"{source} is a trace of version {version}, and this release reads version "
                     f"{_format.VERSION}; read it with the release that wrote it"
                 )
             readers.setdefault(about["file"], _Reader()).add_about(about)
         elif field_number == HEADER_FIELD:
-            numbers = dict(_varints(body))
-            if numbers.get(1) not in _format.SHAPES or 3 not in numbers:
-                raise TraceError(
-                    f"{source} is a trace of another version; record it again with this release"
-                )
-            widths = Widths(numbers[3], numbers[4], numbers[5])
-            layout = Layout(_format.SHAPES[numbers[1]], widths, _ANY_SEQUENCE)
-            num = min(numbers[2], (len(data) - place) // layout.width)
+            header = _header_of(body, source)
+            width = header.layout.width
+            num = min(header.num, (len(data) - place) // width)
             if num:
-                columns = layout.decode(view[place : place + num * layout.width], num)
+                columns = header.layout.decode(view[place : place + num * width], num)
                 file = int(columns["track"][0]) >> TRACK_BITS
-                readers.setdefault(file, _Reader()).add(numbers[1], columns, num)
+                readers.setdefault(file, _Reader()).add(header.shape, columns, num)
         elif field_number == 60:
             file, track, name = _track_of(body)
             if name is not None:
@@ -177,10 +176,27 @@ def _packets(data: bytes, source: str) -> Iterator[tuple[int, memoryview, int]]:
             body = view[at : at + length]
             yield tag >> 3, body, place
             if tag >> 3 == HEADER_FIELD:
-                numbers = dict(_varints(body))
-                widths = Widths(numbers.get(3, 9), numbers.get(4, 2), numbers.get(5, 0))
-                width = Layout(_format.SHAPES[numbers[1]], widths, _ANY_SEQUENCE).width
-                place += numbers[2] * width
+                header = _header_of(body, source)
+                place += header.num * header.layout.width
+
+
+class _Header(NamedTuple):
+    """Of a segment of records."""
+
+    shape: int
+    num: int
+    layout: Layout
+
+
+def _header_of(body: memoryview, source: str) -> _Header:
+    numbers = dict(_varints(body))
+    shape, widths = numbers.get(1), Widths(*(numbers.get(each, -1) for each in (3, 4, 5)))
+    is_narrow = all(each in _WIDTHS for each in (widths.time, widths.name, widths.value or 1))
+    if shape not in _format.SHAPES or 2 not in numbers or not is_narrow:
+        raise TraceError(
+            f"{source} is damaged, or a trace of another version; record it again with this release"
+        )
+    return _Header(shape, numbers[2], Layout(_format.SHAPES[shape], widths, _ANY_SEQUENCE))
 
 
 def _varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
@@ -238,12 +254,13 @@ class _Reader:
         if (flushed := about.get("flushed")) is not None:
             self.content.secs_back = max(self.content.secs_back, self._flushed - flushed)
             self._flushed = flushed
-            if "cpu" in about:
+            if about.get("cpu") is not None:
                 self.content.cpu.append((flushed, about["cpu"]))
-        for number, (name, kind, worker, on_session, is_cut) in about.get("labels", {}).items():
+        labels = about.get("labels") or {}
+        for number, (name, kind, worker, on_session, is_cut) in labels.items():
             label = Label(name, _OF_KIND.get(kind), worker, on_session, is_cut)
             self.content.labels[int(number)] = label
-        self.content.about |= about.get("about", {})
+        self.content.about |= about.get("about") or {}
         self.content.about |= {
             key: value for key, value in about.items() if key in ("process", "name")
         }
@@ -271,13 +288,9 @@ class _Reader:
         content = self.content
         rows = np.concatenate([*self._spans, np.zeros((0, 7))])
         cut_at = self._cut_at(rows)
-        is_cut = np.array([False, *(False for _ in range(max(content.labels, default=0)))])
-        for number, label in content.labels.items():
-            is_cut[number] = label.is_cut
-        rows[:, IS_CUT] = is_cut[rows[:, LABEL].astype(np.int64)] if len(rows) else 0.0
-        is_note = np.isin(
-            rows[:, LABEL], [n for n, each in content.labels.items() if not each.kind]
-        )
+        labels = content.labels.items()
+        rows[:, IS_CUT] = np.isin(rows[:, LABEL], [n for n, each in labels if each.is_cut])
+        is_note = np.isin(rows[:, LABEL], [n for n, each in labels if not each.kind])
         rows = np.concatenate([rows[~is_note], self._joined(cut_at)])
         content.spans = rows[np.lexsort((-rows[:, ENDED], rows[:, BEGUN]))]
         content.uses, content.marks = (

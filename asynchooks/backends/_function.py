@@ -15,6 +15,7 @@ from .._engine.threads import is_async
 from .._errors import FeedError, FetchError, StepFunctionError, shown
 from .._step.gate import ADVANCED
 from .._step.global_step import GlobalStep
+from ._callee import callee_of
 from ._creator import SessionCreator, SessionHandle
 from ._raw_session import RawSession
 
@@ -39,11 +40,12 @@ class FunctionSessionCreator(SessionCreator):
         global_step: the global step to use, in place of a new one. If it is `published_only`,
             runs do not move it, whatever the outputs contain.
         thread_safe: whether calls of a sync `step_fn` may overlap in several threads. By default
-            they never do, in any session of this creator: calls of the workers, their plain hook
+            they never do, in any session of the process: calls of the workers, their plain hook
             methods, plain functions that evaluate, and savers take turns, first come, first
-            served. With an async `step_fn`, all of these but its calls take turns. So a call that
-            waits for another worker's call never returns (after 30 s the log says so). If a call
-            was cancelled or given up and does not return, the next one raises
+            served. Methods of one object take turns with each other, and a `functools.partial` with
+            what it wraps. With an async `step_fn`, all of these but its calls take turns. So a call
+            that waits for another worker's call never returns (after 30 s the log says so). If a
+            call was cancelled or given up and does not return, the next one raises
             OverlappingCallError after the grace period.
         in_flight: how many steps of one session may be under way at once, >= 1. `step_fn` may
             have two phases: it is async, submits its work, and returns an awaitable of its
@@ -87,7 +89,8 @@ class FunctionSessionCreator(SessionCreator):
         instance("global_step", global_step, (GlobalStep, NoneType), "a GlobalStep, or None")
         self._global_step = global_step
         instance("thread_safe", thread_safe, bool, "True or False")
-        self._call_lock = NO_LOCK if thread_safe else CallLock(f"the step function {step_fn!r}")
+        self._callee = callee_of(step_fn)
+        self._call_lock = NO_LOCK if thread_safe else self._callee.lock
         expected = "an integer number of steps >= 1"
         self._in_flight = integer("in_flight", in_flight, least=1, expected=expected)
 
@@ -131,6 +134,7 @@ class FunctionSession(RawSession):
         self.call_lock = call_lock
         self._in_flight = in_flight
         self._step_function = step_function
+        self._callee = callee_of(step_function)
         self.is_async = is_async(step_function)
         self._parameters = _Parameters(step_function)
         self._initial_step = initial_step
@@ -148,6 +152,7 @@ class FunctionSession(RawSession):
 
     def attach(self, global_step: GlobalStep) -> None:
         self.global_step = global_step
+        self._callee.has_opened(self, self._step_function)
         self._epoch = global_step.epoch
         self._may_go_back = self.replaces_lost or self._epoch > 0
         self._counts = not global_step.published_only
@@ -307,6 +312,7 @@ class FunctionSession(RawSession):
 
     def close(self) -> None:
         """Nothing to free: the function belongs to the caller."""
+        self._callee.has_closed(self)
 
 
 class _Parameters:

@@ -458,7 +458,8 @@ def _remove_old(parent: str, start: str) -> None:
     """Remove the staging directories of processes that have ended."""
     for name in os.listdir(parent):
         pid, path = name.removeprefix(start).partition("-")[0], os.path.join(parent, name)
-        if name.startswith(start) and pid.isdigit() and not _is_running(int(pid)):
+        is_ours = name.startswith(start) and pid.isascii() and pid.isdecimal()
+        if is_ours and not _is_running(int(pid)):
             with suppress(OSError):
                 if stat.S_ISDIR(os.lstat(path).st_mode):  # no link, which another user may set
                     remove_tree(path)
@@ -469,7 +470,7 @@ def _is_running(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter: no process has such a number
         return False
     except OSError:
         return True

@@ -126,9 +126,9 @@ class Lease:
     def _read(self, entry: Entry) -> dict[str, Any] | None:
         """What a lease says; None if it is gone, or was not written here."""
         raw = self._store.get(entry.key)
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             content = json.loads(raw or b"")
-            if isinstance(content, dict):
+            if isinstance(content, dict) and isinstance(content.get("run", ""), str):
                 return content
         return None
 
@@ -175,7 +175,7 @@ class Lease:
 
 def _generation_of(entry: Entry) -> int:
     text = entry.key.rpartition("/")[2]
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _this_process() -> dict[str, Any]:

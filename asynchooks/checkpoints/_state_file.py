@@ -21,7 +21,7 @@ import numpy as np
 
 from .._errors import CheckpointVersionError, DamagedCheckpointError
 from .._later import is_a
-from ._tensor_file import Block, read_blocks, write_blocks
+from ._tensor_file import Block, are_sizes, read_blocks, write_blocks
 
 _VERSION = 1
 _TEXT = "asynchooks.state"
@@ -288,12 +288,16 @@ def to_block(value: Any) -> tuple[dict[str, Any], Block]:
 
 def from_block(about: dict[str, Any], block: Block) -> Any:
     """The array or tensor, in the block's memory; any Exception, if the two do not fit."""
+    if not are_sizes(about["shape"]):
+        raise ValueError(f"a shape is {about['shape']!r:.100}")
     shape = tuple(about["shape"])
     if "tensor" in about:
         import torch
 
         dtype = getattr(torch, about["tensor"])
         if not block.data.nbytes:
+            if math.prod(shape):
+                raise ValueError(f"no bytes do not make a tensor of shape {shape}")
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(block.data).view(dtype).reshape(shape)
     dtype = _dtype_of(about["array"])

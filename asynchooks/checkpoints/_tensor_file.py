@@ -21,6 +21,8 @@ from ._files import NotAFileError, open_file
 
 _CHUNK_BYTES = 4 << 20
 """What is written or read in one call, during which the GIL is free."""
+_MOST_DIMENSIONS = 64  # of NumPy's arrays
+_END_OF_SIZES = 1 << 63
 
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
@@ -99,11 +101,11 @@ def _checked_header(
     for name, entry in header.items():
         match entry:
             case {"dtype": str(kind), "shape": list(shape), "data_offsets": [begin, end]} if (
-                kind in ITEM_BITS and _are_sizes(shape) and _are_sizes([begin, end])
+                kind in ITEM_BITS and are_sizes(shape) and are_sizes([begin, end])
             ):
                 pass
             case _:
-                raise _damaged(path, f"its header describes {name!r} as {entry!r}")
+                raise _damaged(path, f"its header describes {name!r:.200} as {entry!r:.200}")
         if (end - begin) * 8 != math.prod(shape) * ITEM_BITS[kind]:
             raise _damaged(path, f"{name!r} has {end - begin} bytes for {kind} of shape {shape}")
         found.append((begin, end, name, kind, tuple(shape)))
@@ -118,8 +120,10 @@ def _checked_header(
     return texts, [(name, kind, shape, end - begin) for begin, end, name, kind, shape in found]
 
 
-def _are_sizes(values: list[Any]) -> bool:
-    return all(type(each) is int and each >= 0 for each in values)
+def are_sizes(values: Any) -> bool:
+    """Whether it is a shape, as a file may give it: the product of others would take too long."""
+    is_short = isinstance(values, list) and len(values) <= _MOST_DIMENSIONS
+    return is_short and all(type(each) is int and 0 <= each < _END_OF_SIZES for each in values)
 
 
 def _write(file: FileIO, data: memoryview) -> None:

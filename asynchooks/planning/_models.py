@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._engine.recording import Kind
-from .._errors import PlanError
+from .._errors import PlanError, TraceError
 from .._session import MonitoredSession
 from .._step.global_step import GlobalStep
 from ..backends._function import FunctionSessionCreator
@@ -29,6 +29,8 @@ from ._trace import STEP, Trace
 
 _MOST_STEPS = 1000
 """Of one planned run."""
+_MOST_UNSEEN = 1000
+"""Workers, calls and items of a planned run that a trace asks for without a span of each."""
 
 
 def built_in(traces: Sequence[Trace]) -> tuple[Plan, Main]:
@@ -40,6 +42,7 @@ def built_in(traces: Sequence[Trace]) -> tuple[Plan, Main]:
 
     Raises:
         PlanError: neither rollouts, nor `map_concurrent`, nor a parameter server was recorded.
+        TraceError: the trace asks for a much greater run than the one that it has the spans of.
     """
     about = traces[0].about
     num_steps = min(_MOST_STEPS, max(10, traces[0].figures().num_updates))
@@ -61,6 +64,10 @@ def _learner(traces: Sequence[Trace], kind: str, num_steps: int) -> tuple[Plan, 
     is_map = kind == "map_concurrent"
     batch_size = about.get("stage batch", {}).get("batch_size") if is_map else None
     buffer_size = about.get("stage prefetch", {}).get("buffer_size", 0)
+    sizes = {"batch_size": batch_size, "buffer_size": buffer_size, **recorded}
+    _check_sizes(
+        traces[0], {k: v for k, v in sizes.items() if k not in ("max_staleness", "ordered")}
+    )
     calls = [_without_waits(each, name) for each in traces]
     steps = [each.find(STEP, Kind.RUN) for each in traces]
     work = timed("rollout", returns=0)(_nothing)
@@ -115,6 +122,11 @@ def _cluster(
         (timed(name, worker=_worker if name in own else None)(_of_worker), name)
         for name in sorted(names, key=lambda name: (name not in own, name))
     ]
+    _check_sizes(traces[0], {"num_workers": recorded["num_workers"]})
+    try:
+        parse_protocol(recorded["protocol"], recorded["num_workers"])
+    except ValueError as error:
+        raise TraceError(f"the trace names a protocol that cannot be planned: {error}") from error
     settings = {"workers": recorded["num_workers"], "protocol": recorded["protocol"]}
 
     async def cluster(**given: Any) -> None:
@@ -135,6 +147,19 @@ def _cluster(
         name: fit([each.find(name) for each in traces], name, is_input_size=False) for name in names
     }
     return Plan([_as(each, settings) for each in traces], services=services), cluster
+
+
+def _check_sizes(trace: Trace, sizes: Mapping[str, int | None]) -> None:
+    """Refuse what would plan for hours, or fill memory, as a crafted trace asks for."""
+    num_spans = sum(len(each) for by_name in trace.spans.values() for each in by_name.values())
+    most = max(_MOST_UNSEEN, num_spans)
+    for name, size in sizes.items():
+        if size is not None and size > most:
+            raise TraceError(
+                f"the trace says that {name} was {size}, and has {num_spans} spans; expected a "
+                f"span of each, or at most {_MOST_UNSEEN}. Record the run for longer, or give your "
+                "own program: --program learner.py:main"
+            )
 
 
 async def _work(

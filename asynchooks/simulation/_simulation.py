@@ -54,7 +54,8 @@ class Simulation:
         backend: "asyncio" and "trio" run an event loop, in which all that is built on anyio works
             (sleep, timeouts, task groups, streams). "turbo" runs none: it is several times
             faster, and takes programs that wait through asynchooks only.
-        shuffle_ties: serve equal times in an order drawn from the seed, to explore schedules.
+        shuffle_ties: serve equal times, and run the tasks that are ready at one time, in an order
+            drawn from the seed, to explore schedules.
         max_turns: how often a task may run at one virtual time before that is an error, >= 1.
         keep_trace: record what happens in `trace`.
 
@@ -85,7 +86,8 @@ class Simulation:
         self.streams = Streams(seed)
         self.recording = Recording() if keep_trace else None
         orders = _shuffled(self.streams) if shuffle_ties else None
-        self._kernel_arguments = (orders, max_turns, self.recording)
+        choose = _chooser(self.streams) if shuffle_ties else None
+        self._kernel_arguments = (orders, max_turns, self.recording, choose)
         self._kernel: Kernel | None = None
         self._value: Any = None
         self._num_clusters = self._num_queues = 0  # made so far
@@ -352,3 +354,9 @@ def _shuffled(streams: Streams) -> Iterator[int]:
     for number in itertools.count(0, 1024):
         for place, key in enumerate(generator.integers(1, 1 << 62, 1024).tolist()):
             yield key << 64 | number + place
+
+
+def _chooser(streams: Streams) -> Callable[[int], int]:
+    """What draws one of so many tasks that are ready."""
+    integers = streams.generator(0, "ready").integers
+    return lambda num: int(integers(num))

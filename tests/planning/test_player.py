@@ -43,12 +43,14 @@ async def async_step() -> dict[str, float]:
 STEPS = plan_of(service_of("sync", [0.5]), service_of("async", [0.5]))
 
 
-async def two_sessions(step: Any, runner: Any = "auto", num: int = 4) -> None:
+async def two_sessions(
+    step: Any, runner: Any = "auto", num: int = 4, *, thread_safe: bool = True
+) -> None:
     """Two sessions side by side, of 4 steps each."""
 
     async def one() -> None:
         hooks = [StopAtStepHook(last_step=num)]
-        creator = FunctionSessionCreator(step)
+        creator = FunctionSessionCreator(step, thread_safe=thread_safe)
         async with MonitoredSession(hooks, creator, step_runner=runner) as session:
             while not session.should_stop():
                 await session.run("loss")
@@ -127,6 +129,11 @@ def test_sync_steps_in_threads_overlap(runner: str, num_held: int, backend: Any)
     # "auto" tries the second step on the event loop, which that holds up
     assert trace.ended == (4 + num_held) * 0.5
     assert trace.find("sync").is_on_session.all()
+
+
+def test_sync_steps_of_one_function_take_turns(backend: Any) -> None:
+    program = partial(two_sessions, sync_step, "thread", thread_safe=False)
+    assert STEPS.run(program, backend=backend).ended == 2 * 4 * 0.5
 
 
 def test_a_fast_sync_step_leaves_its_thread_as_in_reality() -> None:

@@ -24,6 +24,7 @@ from ..._engine.real_time import TASK_CANCELLED
 from ..._engine.stacks import frames_of
 from ..._errors import SimulationError
 from ._kernel import Call, Kernel, KernelTask, check_secs
+from ._ready import Ready
 
 _current: ContextVar[LoopTask | None] = ContextVar("asynchooks_simulated_task", default=None)
 
@@ -56,6 +57,7 @@ class AnyioKernel(Kernel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._seen: object = None
+        self.ready: Ready[Any] | None = None  # where ties are shuffled
 
     def _new_task(self, name: str | int) -> KernelTask:
         return LoopTask(self, name)
@@ -135,6 +137,8 @@ class AnyioKernel(Kernel):
 
     def look_at_turns(self) -> None:
         """Count a turn of the event loop that fires no entry: there may be endlessly many."""
+        if self.ready is not None and self.ready.left_of_round:
+            return
         if self._seen is not self.entry:
             self._seen = self.entry
             return

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import math
 import selectors
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -17,6 +20,7 @@ from ..._engine.real_time import is_of_task_on_asyncio
 from ..._errors import OutsideWorkError, SimulationError
 from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
+from ._ready import Ready
 
 _OWN_FILES = 1
 """The event loop's own pipe, by which threads wake it."""
@@ -138,7 +142,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.num_in_executors = 0
         self._executor: Any = None  # the default one
         self.tasks: set[asyncio.Task[None]] = set()
-        super().__init__(_Selector(kernel))
+        self._ready: deque[asyncio.Handle]
+        self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        self._next_number = itertools.count().__next__
+        if kernel.choose is not None:
+            kernel.ready = Ready(kernel.choose, self._number_of)
+        super().__init__(_Selector(kernel, self))
 
     def time(self) -> float:
         return self.kernel.entry[0]
@@ -153,6 +162,33 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if when < math.inf:
             self.kernel.push(max(when, self.kernel.time), timer)
         return timer
+
+    def create_task(self, *args: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(*args, **options)
+        if self.kernel.ready is not None:
+            self._numbers[task] = self._next_number()
+        return task
+
+    def _number_of(self, step: asyncio.Handle) -> int:
+        task = _task_of(step)
+        return -1 if task is None else self._numbers.get(task, -1)
+
+    def choose_ready(self) -> bool:
+        """Leave one step of a task in the queue, where several are ready; whether there is any.
+
+        What is no step of a task keeps its order, and all of it runs: it may be what delivers a
+        cancellation, again and again until the tasks are over.
+        """
+        ready, queue = self.kernel.ready, self._ready
+        if ready is None:
+            return bool(queue)
+        steps = [each for each in queue if _task_of(each) is not None]
+        if ready or len(steps) > 1:
+            others = [each for each in queue if _task_of(each) is None]
+            ready.add(steps)
+            queue.clear()
+            queue.extend((*others, ready.take()))
+        return bool(queue)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
@@ -190,12 +226,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class _Selector(selectors.DefaultSelector):
     """Fires the next entry where it would sleep; sleeps only while outside work is under way."""
 
-    def __init__(self, kernel: AsyncioKernel) -> None:
+    def __init__(self, kernel: AsyncioKernel, loop: VirtualLoop) -> None:
         super().__init__()
-        self._kernel = kernel
+        self._kernel, self._loop = kernel, loop
 
     def select(self, timeout: float | None = None) -> Any:
-        if timeout is not None:  # tasks are ready: only poll for wake-ups
+        # tasks are ready, or the event loop stops: only poll for wake-ups
+        if self._loop.choose_ready() or timeout is not None:
             self._kernel.look_at_turns()
             return super().select(0)
         target = self._kernel.next_target()
@@ -210,6 +247,12 @@ class _Selector(selectors.DefaultSelector):
             self._kernel.end(error)  # itself, rather than an exception group of the program
             raise error
         return super().register(fileobj, events, data)
+
+
+def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+    """The task of which a handle is a step; asyncio's own errors find it by the same attribute."""
+    owner = getattr(getattr(handle, "_callback", None), "__self__", None)
+    return owner if isinstance(owner, asyncio.Task) else None
 
 
 def _busy_workers() -> int:

@@ -183,12 +183,14 @@ class Kernel(Engine):
         orders: Iterator[int] | None,  # of each asking: they decide among equal times
         max_turns: int,  # at one virtual time, per task
         recording: Recording | None,
+        choose: Callable[[int], int] | None = None,  # a place below a number, among ready tasks
     ) -> None:
         # fired last: its time is the current one
         self.entry: tuple[float, int, Any] = (0.0, 0, None)
         self.fires_freely_until = math.inf  # entries up to this time fire without `next_target`
         self.live: dict[KernelTask, None] = {}  # in order of starting
         self.recording = recording
+        self.choose = choose
         self.error: BaseException | None = None  # the first; it leaves the run as itself
         self._num_later = 0  # errors that came after it
         self.is_ending = False

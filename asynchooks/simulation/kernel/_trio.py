@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..._engine.real_time import probe_on_trio
 from ..._errors import OutsideWorkError
 from ._anyio import REAL_IO, AnyioKernel, LoopTask, Waiter
 from ._kernel import KernelTask
+from ._ready import Ready
 
 _TRIOS_OWN = ("trio.", "<")
 """How trio names its own tasks."""
@@ -65,6 +67,9 @@ class TrioKernel(AnyioKernel):
         # not public in trio; without it, `wait_all_tasks_blocked` ends when time has passed
         context = getattr(trio._core._run, "GLOBAL_RUN_CONTEXT", None)
         self._runner = getattr(context, "runner", None)
+        if self.choose is not None and self._runner is not None:
+            self.ready = Ready(self.choose, lambda task: task._counter)
+            self._runner.runq = _ReadyQueue(self.ready, self._runner.runq)
 
     async def _until_released(self) -> None:
         await self._event.wait()
@@ -150,6 +155,30 @@ class _TaskWaiter(Waiter):
         task, self._trio_task = self._trio_task, None
         if task is not None:
             trio.lowlevel.reschedule(task, outcome.Error(error))
+
+
+class _ReadyQueue(deque[trio.lowlevel.Task]):
+    """Trio's queue of the tasks that are ready, which it copies and clears: one goes on a turn.
+
+    Of several it would run half of the times the last one first, whatever the seed.
+    """
+
+    def __init__(self, ready: Ready[trio.lowlevel.Task], tasks: deque[trio.lowlevel.Task]) -> None:
+        super().__init__(tasks)
+        self._tasks_ready = ready
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or bool(self._tasks_ready)
+
+    def __iter__(self) -> Iterator[trio.lowlevel.Task]:
+        if not self:
+            return
+        new = [self.popleft() for _ in range(len(self))]
+        self._tasks_ready.add(new)
+        yield self._tasks_ready.take()
+
+    def clear(self) -> None:
+        """What was not taken goes on later."""
 
 
 class _Clock(trio.abc.Clock):
