@@ -20,6 +20,8 @@ from .._hook import SessionRunHook
 logger = logging.getLogger("asynchooks")
 
 _ARRAY = "asynchooks.ndarray"
+_OF_OTHER_SHAPE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a hook raises of a state that is not what it has saved."""
 
 
 class TimerState(dict[str, Any]):
@@ -120,7 +122,8 @@ def load_hooks(hooks: Iterable[Any], saved: bytes) -> None:
         try:
             hook.load_state_dict(states.pop(name))
         except Exception as error:
-            raise CheckpointError(
+            kind = DamagedCheckpointError if isinstance(error, _OF_OTHER_SHAPE) else CheckpointError
+            raise kind(
                 f"the hook {name} cannot go on from its saved state: {error!r}. Was it saved by a "
                 "hook of another kind, or version?"
             ) from error

@@ -13,7 +13,7 @@ from .._errors import shown
 from .._stopping.coordinator import Coordinator
 from .._stopping.tasks import OnFailure
 from ..backends._raw_session import raw_session_of
-from ..metrics._outlet import Outlet
+from ..metrics._outlet import Outlet, restored
 from ..metrics._sink import FunctionSink, Resume, Sink
 from ._values import KeepsValues, Wanted
 
@@ -172,8 +172,9 @@ class MetricsHook(KeepsValues):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        states = _checked(state["sinks"])
         if not self._is_open:  # else the sinks are told the step that the session is set back to
-            self._states = state["sinks"]
+            self._states = states
 
     def _note_error(self, error: BaseException) -> None:
         """In the thread of a sink."""
@@ -207,6 +208,17 @@ _NO_STATE: Mapping[str, Any] = {"position": None, "pending": ()}
 
 def _kind(sink: Sink) -> str:
     return type(sink).__qualname__
+
+
+def _checked(states: object) -> list[Mapping[str, Any]]:
+    """The states of sinks; TypeError, ValueError, LookupError: they are none."""
+    found = _check.instance("the saved states of sinks", states, (list, tuple), "a list")
+    for state in found:
+        _check.instance("the saved state of a sink", state, Mapping, "a mapping")
+        _check.instance("the saved class of a sink", state["sink"], str, "its name")
+        restored(state["pending"])
+        state["position"]
+    return list(found)
 
 
 def _taken(states: list[Any], sink: Sink) -> Mapping[str, Any]:
