@@ -282,13 +282,17 @@ def _rows(saved: object) -> list[dict[str, Any]]:
         numbers = _array(name, values, "iu" if name == "step" else "f")
         indices = range(num) if places is None else _array(name, places, "iu")
         if name in columns or len(numbers) != len(indices):
-            raise ValueError(f"the saved column {name!r} has {len(numbers)} values, or is there twice")
+            raise ValueError(
+                f"there are {len(numbers)} saved values of {name!r} for {len(indices)} rows, or "
+                "they are there twice; give one for each row"
+            )
         columns[name] = (indices, numbers)
     if num == 0 and not columns:
         return []
-    steps, secs = columns["step"], columns["secs"]
-    if steps[0] != range(num) or secs[0] != range(num) or any(step <= last for last, step in pairwise([-1, *steps[1]])):
-        raise ValueError(f"{num} saved rows have the steps {steps[1]}; each row needs a later one")
+    (of_steps, steps), (of_secs, _) = columns["step"], columns["secs"]
+    rises = all(before < step for before, step in pairwise([-1, *steps]))
+    if of_steps != range(num) or of_secs != range(num) or not rises:
+        raise ValueError(f"{num} saved rows have the steps {shown(steps)}; give each a later one")
     rows: list[dict[str, Any]] = [{} for _ in range(num)]
     for name, (indices, numbers) in columns.items():
         for place, value in zip(indices, numbers, strict=True):

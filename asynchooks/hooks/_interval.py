@@ -18,7 +18,7 @@ class Interval:
     passed by other workers' runs is made up for by the next run.
     """
 
-    __slots__ = ("every_secs", "every_steps", "_next_step", "_next_time", "_now", "_saved_secs")
+    __slots__ = ("_next_step", "_next_time", "_now", "_saved_secs", "every_secs", "every_steps")
 
     def __init__(
         self,

@@ -333,7 +333,7 @@ class KeepsValues(SessionRunHook):
         self._is_by_hand = False  # before `begin`, and where a class's own `begin` fails
         self._args: SessionRunArgs | None = None  # for the next run
         self._is_planned = self._asks_for_all = True  # it is due at the next run, and asks for that
-        self._idle_until = 0  # below this step there is nothing to do after a run,
+        self._idle_until: float = 0  # below this step there is nothing to do after a run,
         self._idle_until_secs = -math.inf  # or before this time
         self._given = Given()
         self._last_step: int | None = None  # of the last run
@@ -391,11 +391,7 @@ class KeepsValues(SessionRunHook):
         if step < self._idle_until:
             return
         results = run_values.results
-        if (
-            results is None
-            and step < self._last_runs_from
-            and self._now() < self._idle_until_secs
-        ):
+        if results is None and step < self._last_runs_from and self._now() < self._idle_until_secs:
             return
         if results is not None:
             self._values.take(results)

@@ -1,7 +1,8 @@
 """Outlet: a bounded queue by step, and the thread that writes what is in it to one sink.
 
-A point keeps its step, also where it comes after points of later steps. Putting a point never waits. What the sink does not take in time is thinned out and counted, and a
-thread that hangs in the sink is left alone at the end. It knows nothing of hooks and sessions.
+A point keeps its step, also where it comes after points of later steps. Putting one never waits.
+What the sink does not take in time is thinned out and counted, and a thread that hangs in the sink
+is left alone at the end. It knows nothing of hooks and sessions.
 """
 
 from __future__ import annotations
@@ -455,7 +456,7 @@ def restored(pending: object) -> tuple[int | None, list[_Queued]]:
         TypeError, ValueError, LookupError: it is no such state.
     """
     set_back_to: int | None = None
-    points = []
+    points: list[_Queued] = []
     for saved in _check.instance("saved points", pending, (list, tuple), "a list"):
         _check.instance("a saved point", saved, Mapping, "a mapping")
         if "rewind" in saved:

@@ -247,7 +247,9 @@ async def test_threads_may_log_at_once() -> None:
             each.join()
     assert steps(history) == sorted(set(steps(history)))
     for i in range(4):
-        logged = [value for row in history.rows for name, value in row.items() if f"thread {i}" in name]
+        logged = [
+            value for row in history.rows for name, value in row.items() if f"thread {i}" in name
+        ]
         assert logged == list(range(200))
 
 
