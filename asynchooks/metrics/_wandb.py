@@ -148,7 +148,8 @@ class WandbSink(Sink):
         return {"id": self._run.id, "ahead": self._last_row - self._last_step, "rows": rows}
 
     def rewind(self, step: int) -> None:
-        self._rows = {at: row for at, row in self._rows.items() if at <= step}
+        for at in [at for at in self._rows if at > step]:
+            self._steps.forget(at, self._rows.pop(at))
 
     def close(self) -> None:
         run = self._run
