@@ -29,6 +29,7 @@ from asynchooks import (
 )
 from asynchooks.testing import RecordingHook
 
+from ..support.threads import own_threads
 from .models import Model, counting_model, saver_of
 from .test_event_files import read
 
@@ -65,7 +66,7 @@ def train(model: Model, hooks: list[Any], runs: int = 100) -> list[int]:
 
 
 def hook_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "asynchooks-hooks"]
+    return own_threads("asynchooks-hooks")
 
 
 @pytest.fixture(autouse=True)
