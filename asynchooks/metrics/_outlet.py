@@ -214,6 +214,10 @@ class Outlet:
         self.num_dropped += len(dropped)
         return len(dropped)
 
+    def _waiting(self) -> list[_Queued]:
+        """What waits, in the order in which it is written, in this process or in the next one."""
+        return [*self._again, *sorted(self._queue.values(), key=_step_of)]
+
     def _drop_queue(self) -> None:
         self.num_dropped += len(self._again) + len(self._queue)
         self._again = []
@@ -243,7 +247,7 @@ class Outlet:
         with self._lock:
             set_back_to = _least(self._set_back_to, self._unflushed_set_back)
             first = [] if set_back_to is None else [{"rewind": set_back_to}]
-            points = [*self._unflushed, *self._again, *self._queue.values()]
+            points = [*self._unflushed, *self._waiting()]
             pending = [*first, *map(_saved, points)] if self._has_position else []
             return {"position": self._position, "pending": pending}
 
@@ -341,7 +345,7 @@ class Outlet:
         while not self._is_abandoned:
             with self._lock:  # once for all of them: to wait for it may cost milliseconds
                 self._is_resting = False
-                items = [*self._again, *sorted(self._queue.values(), key=_step_of)]
+                items = self._waiting()
                 self._again, self._queue, self._num_bytes = [], {}, 0
                 self._unflushed += items
                 set_back_to, self._set_back_to = self._set_back_to, None
