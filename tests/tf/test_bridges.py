@@ -347,6 +347,13 @@ def test_plain_hooks_and_a_second_fit_work() -> None:
     assert hook.num_begun == 2
 
 
+def test_each_fit_runs_so_many_steps() -> None:
+    model, callback = linear_model(), HooksCallback([StopAtStepHook(num_steps=4)])
+    for num in (1, 2, 3):
+        model.fit(INPUTS, TARGETS, verbose=0, callbacks=[callback])
+        assert int(model.optimizer.iterations) == 4 * num
+
+
 def test_wrong_requests_are_errors() -> None:
     with pytest.raises(asynchooks.FetchError, match="'nope' is not among") as caught:
         fit(linear_model(), [Losses("nope")])
