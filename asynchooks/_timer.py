@@ -42,6 +42,16 @@ class SecondOrStepTimer:
         self._last_step: int | None = None
         self._last_time = 0.0
 
+    def begin_session(self, step: int) -> None:
+        """A session opens at this step; call it where the timer will be asked.
+
+        A last trigger that lies ahead of it, by the step or by the clock, is of another training,
+        or of another clock, and is forgotten: else the hook would not be due until both have come
+        so far again.
+        """
+        if self._last_step is not None and (self._last_step > step or self._last_time > now()):
+            self.reset()
+
     def should_trigger_for_step(self, step: int) -> bool:
         """Whether the hook is due at this step.
 

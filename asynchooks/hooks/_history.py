@@ -132,7 +132,8 @@ class HistoryHook(KeepsValues):
         secs = self._now() - self._began_at
         with self._lock:
             rows = self.rows
-            place = bisect_left(rows, step, key=_step_of)
+            is_newest = not rows or rows[-1]["step"] < step
+            place = len(rows) if is_newest else bisect_left(rows, step, key=_step_of)
             if place < len(rows) and rows[place]["step"] == step:
                 rows[place] = {**rows[place], **(numbers | rows[place])}
                 return

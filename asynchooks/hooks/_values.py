@@ -280,30 +280,34 @@ class ValueReader:
 class Given:
     """Which values there are of each step: a later one of the same name changes none.
 
-    It remembers the steps that were given values last, `_MOST_GIVEN` of them. Any thread may ask.
+    It remembers the steps that were given values last, `_MOST_GIVEN` of them or more. Any thread
+    may ask.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._names: dict[int, set[str]] = {}  # by step, in the order of their first values
+        self._names: dict[int, tuple[str, ...]] = {}  # by step
+        self._earlier: dict[int, tuple[str, ...]] = {}  # what was in its place before
 
     def new(self, step: int, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those of the values that the step does not have yet; it has them from now on."""
         with self._lock:
-            names = self._names.get(step)
-            if names is None:
-                self._names[step] = set(values)
-                if len(self._names) > _MOST_GIVEN:
-                    del self._names[next(iter(self._names))]
+            if step in self._names or step in self._earlier:
+                names = self._names.get(step) or self._earlier[step]
+                values = {name: value for name, value in values.items() if name not in names}
+                self._names[step] = (*names, *values)
                 return values
-            new = {name: value for name, value in values.items() if name not in names}
-            names.update(new)
-            return new
+            if len(self._names) >= _MOST_GIVEN:
+                self._names, self._earlier = {}, self._names
+            self._names[step] = tuple(values)
+            return values
 
     def set_back(self, step: int) -> None:
         """The session was set back to this step: later ones have no values."""
         with self._lock:
-            self._names = {at: names for at, names in self._names.items() if at <= step}
+            for given in (self._names, self._earlier):
+                for later in [each for each in given if each > step]:
+                    del given[later]
 
 
 class KeepsValues(SessionRunHook):
@@ -336,8 +340,8 @@ class KeepsValues(SessionRunHook):
         self._idle_until: float = 0  # below this step there is nothing to do after a run,
         self._idle_until_secs = -math.inf  # or before this time
         self._given = Given()
-        self._last_step: int | None = None  # of the last run
-        self._read_step: int | None = None  # of the last run at which it was due
+        self._last_step = -1  # of the last run; -1 before the first
+        self._read_step = -1  # of the last run at which it was due
         self._last_results: Sequence[Any] | None = None  # of the last run, if it was asked for all
         self._last_runs_from = math.inf  # from this step on each run may be the last one
 
@@ -365,7 +369,7 @@ class KeepsValues(SessionRunHook):
         self._now = current_engine().now
         self._interval.reset()
         self._given = Given()
-        self._last_step = self._read_step = self._last_results = None
+        self._last_step, self._read_step, self._last_results = -1, -1, None
         self._live = session.live
         self._live.loggers += (self._take,)
 
@@ -373,7 +377,7 @@ class KeepsValues(SessionRunHook):
         self._step = session.global_step
         step = self._step.value
         self._forget_after(step)
-        self._last_step = self._read_step = self._last_results = None
+        self._last_step, self._read_step, self._last_results = -1, -1, None
         self._interval.begin(step, self._now)
         self._values.begin_session(self._now(), step)
         self._plan(step, overlaps=True)  # perhaps: the first run is asked for all in any case
@@ -382,8 +386,8 @@ class KeepsValues(SessionRunHook):
         return self._args
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        step, last = run_context.step, self._last_step
-        if last is not None and step < last:  # a graph's variable, which the program has set
+        step = run_context.step
+        if step < self._last_step:  # a graph's variable, which the program has set
             self._interval.set_back(step)
             self._forget_after(step - 1)
             self._idle_until = 0
@@ -417,7 +421,7 @@ class KeepsValues(SessionRunHook):
     def _publish_last(self) -> None:
         """Give what the last run has given, unless the hook was due at it."""
         step = self._last_step
-        if step is None or step == self._read_step:
+        if step == self._read_step:
             return
         self._read_step = step
         values = self._values.read_last(self._last_results)
