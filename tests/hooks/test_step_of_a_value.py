@@ -127,7 +127,7 @@ async def test_a_late_value_of_a_step_without_a_row_gets_its_own_row_in_its_plac
 
 async def test_an_evaluation_that_was_overtaken_does_not_become_the_newest_value() -> None:
     evaluation = LateEvaluation({2: 9, 4: 6}, every_n_steps=2, max_at_once=2)
-    sink, newest = Kept(), {}
+    sink, newest = Kept(), dict[int, Any]()
     metrics = MetricsHook(sink, ["loss", evaluation.metric], every_n_steps=100)
 
     class Looks(SessionRunHook):
