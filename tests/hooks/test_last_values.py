@@ -153,9 +153,12 @@ async def test_a_session_that_goes_on_from_the_end_has_the_means_of_an_uninterru
             last_step,
             step,
         )
+    assert points_of(histories[0])[-1] == (14, {"loss": 12.5})
     assert points_of(histories[1]) == [
-        (1, {"loss": 1.0}), (10, {"loss": 6.0}), (14, {"loss": 12.5}), (20, {"loss": 15.5}),
-    ]  # fmt: skip
+        (1, {"loss": 1.0}),
+        (10, {"loss": 6.0}),
+        (20, {"loss": 15.5}),
+    ]
 
 
 async def test_a_mean_begins_anew_in_the_next_session_of_the_hook() -> None:
