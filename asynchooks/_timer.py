@@ -96,8 +96,9 @@ class SecondOrStepTimer:
                 then, >= 0; both None before the first.
 
         Raises:
-            ValueError: it holds something else.
+            TypeError, ValueError: it is no mapping, or holds something else.
         """
+        _check.instance("a timer's state", state, Mapping, "what state_dict() returned")
         step, secs = state.get("last_step"), state.get("secs_since_last")
         is_first = step is None and secs is None
         is_step = isinstance(step, int) and not isinstance(step, bool)

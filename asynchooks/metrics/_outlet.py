@@ -34,6 +34,7 @@ ms late, in which a session without pauses takes 20,000 steps."""
 _JOIN_SECS = 0.1
 """A thread that has waked the session ends within microseconds, unless others hold Python."""
 _VIRTUAL_BATCH = 256
+_LARGEST_STEP = (1 << 63) - 1
 _UNFLUSHED_SECS = 1.0
 """A sink that always has more to write is flushed this often."""
 _ARRAY_BYTES = 32 << 20
@@ -474,6 +475,8 @@ def restored(pending: object) -> tuple[int | None, list[_Queued]]:
 
 def _restored(saved: Mapping[str, Any]) -> _Queued:
     step = _check.integer("a saved step", saved["step"], least=0)
+    if step > _LARGEST_STEP:
+        raise ValueError(f"a saved step is {step}; give one of 64 bits")
     time = _check.number("a saved time", saved["time"])
     values = {}
     saved_values = _check.instance("saved values", saved["values"], Mapping, "a mapping")
