@@ -61,8 +61,8 @@ HOOKS: dict[str, Callable[[Path], SessionRunHook]] = {
 }  # fmt: skip
 
 VALUES: list[Any] = [
-    None, -1, 10**30, 2**63, -(2**63), 1e308, 0.5, True, "NaN", "\ud800", "/etc/passwd", [], {}, [[[]]],
-    {"rewind": "x"}, np.zeros(2), np.array(["a"]), np.zeros((2, 2), np.int64),
+    None, -1, 10**30, 2**63, -(2**63), 1e308, 0.5, True, "NaN", "\ud800", "/etc/passwd", [], {},
+    [[[]]], {"rewind": "x"}, np.zeros(2), np.array(["a"]), np.zeros((2, 2), np.int64),
 ]  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -203,6 +205,24 @@ async def test_rows_come_back_from_a_state_as_they_were() -> None:
     load_hooks([other], save_hooks([history]))
     assert other.rows == history.rows
     assert all(type(row["step"]) is int and type(row["secs"]) is float for row in other.rows)
+
+
+@pytest.mark.parametrize("copied", [lambda each: pickle.loads(pickle.dumps(each)), copy.deepcopy])
+async def test_a_copy_has_the_rows_and_goes_on_in_a_session_of_its_own(
+    copied: Callable[[HistoryHook], HistoryHook],
+) -> None:
+    """Also one that crosses to another process."""
+    history = HistoryHook(["loss"], every_n_steps=4, max_rows=50)
+    await train(history, 8)
+    other = copied(history)
+    assert (other.rows, other.names) == (history.rows, ["loss"])
+    before = copy.deepcopy(history.rows)
+    await train(other, 6)
+    assert steps(other) == [1, 4, 6]
+    assert history.rows == before
+    async with MonitoredSession([history], FunctionSessionCreator(Model().step)) as session:
+        await session.run([])
+        assert copied(history).rows == history.rows, "while it is open, too"
 
 
 async def test_of_too_many_rows_every_second_is_dropped_but_rare_ones() -> None:
