@@ -35,12 +35,16 @@ class HistoryHook(KeepsValues):
     """Keeps metrics in memory, a row for each step: for pandas, plots and notebooks.
 
     It takes them after the run of step 1 and of each multiple of `every_n_steps`, labelled with the
-    step after the run, and all numbers that `session.log_metrics` is given meanwhile; histograms
-    are left out. `rows` stays after the session, and `pandas.DataFrame(hook.rows)` is a table.
+    step that the run made, at the end of the session as `MetricsHook` does, and all numbers that
+    `session.log_metrics` is given meanwhile; histograms are left out. A value that comes late joins
+    the row of its step, or gets one in its place; of two of one name the first stays. One that is
+    called step or secs is kept as `step_` or `secs_`. `rows` stays after the session, and
+    `pandas.DataFrame(hook.rows)` is a table.
 
     A checkpoint holds the rows, of which 10,000 numbers are 107 kB, so a resumed training goes on
     with those up to its step. Where a session is set back, and where the hook is used by a second
-    session, later rows are dropped in the same way.
+    session, later rows are dropped in the same way. A copy, also by `pickle`, has the rows, and
+    nothing of a session.
 
     Args:
         values: what to take, as for `MetricsHook`, save `histogram(...)`. None: only what is

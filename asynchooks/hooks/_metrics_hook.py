@@ -26,7 +26,12 @@ class MetricsHook(KeepsValues):
     """Gives metrics to sinks: TensorBoard, a file, a tracker, or a function.
 
     It takes them after the run of step 1 and of each multiple of `every_n_steps`, labelled with the
-    step after the run, and all that `session.log_metrics` is given meanwhile. Each sink has a queue
+    step that the run made, and all that `session.log_metrics` is given meanwhile. A value keeps its
+    step however late it comes; of two values of one name at one step the first stays. At the end of
+    the session the last step comes, too: means since the last point, functions, and outputs if
+    training has reached its limit.
+
+    Each sink has a queue
     of 4,096 points and a thread of its own, in which its library is imported, initialised and
     called: a sink that hangs or fails costs training nothing. If the queue is full, every second
     point in it is dropped; that is logged once, and their number at the end. At the end of the
