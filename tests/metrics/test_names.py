@@ -51,9 +51,7 @@ async def test_a_logged_name_that_no_file_can_hold_is_refused_and_costs_no_other
     async with MonitoredSession([hook], creator()) as session:
         for _ in range(5):
             await session.run([])
-            with pytest.raises(
-                MetricError, match="has half of a surrogate pair"
-            ):
+            with pytest.raises(MetricError, match="has half of a surrogate pair"):
                 session.log_metrics({HALF: 1.0})
     assert [int(line["step"]) for line in read(tmp_path / "m")] == [1, 2, 3, 4, 5]
     assert hook.num_dropped == 0
