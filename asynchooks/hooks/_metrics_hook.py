@@ -137,6 +137,12 @@ class MetricsHook(KeepsValues):
                 await outlet.open(engine, Resume(step, state["position"]), state["pending"])
             self._values.begin_session(engine.now(), step)  # opening sinks is no training
 
+    def _forget_after(self, step: int) -> None:
+        super()._forget_after(step)
+        if self._is_open:  # what sinks have of the old steps, they keep
+            for outlet in self._outlets:
+                outlet.complete()
+
     def _keep(self, step: int, values: Mapping[str, Any]) -> None:
         for outlet in self._outlets:
             outlet.put(step, dict(values))

@@ -93,7 +93,7 @@ class Outlet:
         # as many wake the thread at once: at 100,000 steps a second there are 35 ms left for that
         self._crowd = max(1, capacity // 8)
         self._lock = threading.Lock()  # guards the next eleven
-        self._again: list[_Queued] = []  # of a checkpoint, in their order; before the queue
+        self._again: list[_Queued] = []  # written before the queue: of a checkpoint, or complete
         self._queue: dict[int, _Queued] = {}  # by step, in the order of coming
         self._unflushed: list[_Queued] = []  # the sink may have them, but not durably
         # the sink is first to forget what is of later steps than this,
@@ -228,6 +228,11 @@ class Outlet:
         """Keep the points of these steps."""
         self._queue = {step: each for step, each in self._queue.items() if step in steps}
         self._num_bytes = sum([each.num_bytes for each in self._queue.values()])
+
+    def complete(self) -> None:
+        """Let no value join the points that wait: the steps that follow are other ones."""
+        with self._lock:
+            self._again, self._queue, self._num_bytes = self._waiting(), {}, 0
 
     def rewind(self, step: int) -> None:
         """The session was set back to this step: what was put of later ones is to be forgotten."""

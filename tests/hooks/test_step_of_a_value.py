@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from asynchooks import (
     CheckpointSaverHook,
     EvaluationHook,
     FunctionSessionCreator,
+    GlobalStep,
     HistoryHook,
     LoggingTensorHook,
     MetricsHook,
@@ -286,3 +288,23 @@ async def test_a_resumed_training_has_each_late_value_once_at_its_step(
     assert read(kind, tmp_path, "loss") == [1, *range(3, 31, 3)]
     # those of steps 5 to 20 are of the model that was restored; that of step 25 came again
     assert sorted(read(kind, tmp_path, "eval/at")) == [5, 10, 15, 20, 25]
+
+
+async def test_where_a_program_sets_the_step_back_values_are_those_of_the_new_steps() -> None:
+    """As of a curriculum that begins again; sinks keep what they were given before, too."""
+    step, sink = GlobalStep(), Kept()
+    history = HistoryHook("loss", every_n_steps=2)
+    metrics = MetricsHook(sink, "loss", every_n_steps=2)
+    creator = FunctionSessionCreator(counting(), global_step=step)
+    async with MonitoredSession([metrics, history], creator) as session:
+        for _ in range(6):
+            await session.run([])
+        step.restart(3)
+        for _ in range(4):
+            await session.run([])
+        status = session.status()
+    # the run of step 4 was not asked, because that of step 7 was expected: step 5 makes up for it
+    assert of_rows(history, "loss") == [(1, 1.0), (2, 2.0), (5, 8.0), (6, 9.0)]
+    assert [value for _, value in sorted(sink.of("loss"), key=itemgetter(1))] == [1, 2, 4, 6, 8, 9]
+    assert {(5, 8.0), (6, 6.0), (6, 9.0)} <= set(sink.of("loss"))
+    assert (status.metrics["loss"], status.metrics_step) == (9.0, 6)
