@@ -169,12 +169,12 @@ async def test_a_checkpoint_with_such_a_state_is_damaged(damage: str, tmp_path: 
         state = {"interval": {}, "values": {"means": {}}, **state}
     of_that_name = type(kind.__name__, (StateOf,), {})
     await train([saver(tmp_path), of_that_name(state)])
-    hook = {
-        MetricsHook: lambda: MetricsHook(lambda step, values: None, "loss"),
-        HistoryHook: lambda: HistoryHook("loss"),
-        EvaluationHook: lambda: EvaluationHook(evaluate, every_n_steps=2),
-    }[kind]()
+    hooks: dict[Any, SessionRunHook] = {
+        MetricsHook: MetricsHook(lambda step, values: None, "loss"),
+        HistoryHook: HistoryHook("loss"),
+        EvaluationHook: EvaluationHook(evaluate, every_n_steps=2),
+    }
     with pytest.raises(
         DamagedCheckpointError, match=f"{kind.__name__} cannot go on from its saved"
     ):
-        await train([saver(tmp_path), hook])
+        await train([saver(tmp_path), hooks[kind]])

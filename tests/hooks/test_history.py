@@ -110,7 +110,7 @@ async def test_the_first_number_of_a_name_and_step_is_kept() -> None:
 
 async def test_histograms_are_left_out_and_numbers_called_as_the_rows_own_are_renamed() -> None:
     history = HistoryHook()
-    values = {"step": 9, "step_": 8, "secs": 7, "weights": Histogram.of([1.0, 2.0])}
+    values: dict[str, Any] = {"step": 9, "step_": 8, "secs": 7, "weights": Histogram.of([1.0, 2.0])}
     await train(history, 1, log=lambda session: session.log_metrics(values))
     [row] = history.rows
     assert (row.pop("step"), row.pop("secs") < 7) == (1, True)
